@@ -1,0 +1,342 @@
+"""Messages as columns: what appends take, reads return, and blocks and record sets carry.
+
+A `Batch` holds n messages as columns of length n; `Message` is one row of it. Rows are for the edge
+(a test, a tool, a single send); everything on the way moves whole columns, because work per message
+in Python is what is slow here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_io.position import Int64s, Position, Positions
+
+Which: TypeAlias = "NDArray[np.bool_] | NDArray[np.intp] | slice"
+"""A choice of rows: a mask, a column of row numbers, or a slice."""
+
+ABSENT = -1
+NO_TIME = 0
+
+
+class Message(NamedTuple):
+    """One message: key or none, value or none (none: the key is deleted), properties, event time.
+
+    `event_time` is in milliseconds since 1970 and 0 where there is none.
+    """
+
+    key: bytes | None = None
+    value: bytes | None = b""
+    properties: Mapping[str, str] = {}
+    event_time: int = NO_TIME
+
+
+class Blobs:
+    """A column of byte strings, each of which may be absent.
+
+    `data[offsets[i]:offsets[i + 1]]` is the i-th string; `absent` is a mask, or None where all are there.
+    """
+
+    __slots__ = ("absent", "data", "offsets")
+
+    def __init__(self, data: bytes | memoryview, offsets: NDArray[np.int32], absent: NDArray[np.bool_] | None) -> None:
+        self.data = data
+        self.offsets = offsets
+        self.absent = absent
+
+    @classmethod
+    def of(cls, values: Sequence[bytes | None]) -> Blobs:
+        absent: NDArray[np.bool_] | None = None
+        if None in values:
+            absent = np.fromiter((value is None for value in values), np.bool_, len(values))
+        present = [value or b"" for value in values]
+        offsets = np.zeros(len(present) + 1, np.int32)
+        np.cumsum(np.fromiter(map(len, present), np.int64, len(present)), out=offsets[1:])
+        return cls(b"".join(present), offsets, absent)
+
+    @classmethod
+    def none(cls, count: int) -> Blobs:
+        """A column in which every string is absent."""
+        return cls(b"", np.zeros(count + 1, np.int32), np.ones(count, np.bool_))
+
+    @classmethod
+    def concat(cls, columns: Sequence[Blobs]) -> Blobs:
+        packed = [column.packed() for column in columns]
+        offsets = np.zeros(sum(map(len, packed)) + 1, np.int32)
+        at, base = 1, 0
+        for column in packed:
+            offsets[at : at + len(column)] = column.offsets[1:] + base
+            at += len(column)
+            base += len(column.data)
+        absent: NDArray[np.bool_] | None = None
+        if any(column.absent is not None for column in packed):
+            absent = np.concatenate([column.absent_mask() for column in packed])
+        return cls(b"".join(column.data for column in packed), offsets, absent)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> bytes | None:
+        if self.absent is not None and self.absent[index]:
+            return None
+        return bytes(self.data[int(self.offsets[index]) : int(self.offsets[index + 1])])
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.to_list())
+
+    def to_list(self) -> list[bytes | None]:
+        data, offsets = bytes(self.data), self.offsets.tolist()
+        strings: list[bytes | None] = [data[a:b] for a, b in itertools.pairwise(offsets)]
+        if self.absent is not None:
+            for index in np.flatnonzero(self.absent).tolist():
+                strings[index] = None
+        return strings
+
+    def lengths(self) -> NDArray[np.int32]:
+        return np.diff(self.offsets)
+
+    def absent_mask(self) -> NDArray[np.bool_]:
+        return self.absent if self.absent is not None else np.zeros(len(self), np.bool_)
+
+    def take(self, which: Which) -> Blobs:
+        if isinstance(which, slice):
+            start, stop, step = which.indices(len(self))
+            if step == 1:
+                stop = max(start, stop)
+                return Blobs(
+                    self.data, self.offsets[start : stop + 1], None if self.absent is None else self.absent[start:stop]
+                )
+            which = np.arange(start, stop, step)
+        rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
+        starts, ends = self.offsets[:-1][rows].tolist(), self.offsets[1:][rows].tolist()
+        offsets = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(self.lengths()[rows], out=offsets[1:])
+        data = b"".join([self.data[a:b] for a, b in zip(starts, ends, strict=True)])
+        return Blobs(data, offsets, None if self.absent is None else self.absent[rows])
+
+    def packed(self) -> Blobs:
+        """The same column with `data` holding nothing but its strings."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        if first == 0 and last == len(self.data):
+            return self
+        return Blobs(self.data[first:last], self.offsets - np.int32(first), self.absent)
+
+
+class PropertyColumn(Protocol):
+    """One property over all rows of a batch: text, or absent."""
+
+    def __len__(self) -> int: ...
+
+    def get(self, index: int) -> str | None: ...
+
+    def to_list(self) -> list[str | None]: ...
+
+    def take(self, which: Which) -> PropertyColumn: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """A property with few different texts: `values[codes[i]]`, absent where the code is -1."""
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    @classmethod
+    def constant(cls, value: str, count: int) -> Labels:
+        return cls(np.zeros(count, np.int32), (value,))
+
+    @classmethod
+    def of(cls, texts: Iterable[str | None]) -> Labels:
+        seen: dict[str, int] = {}
+        codes = [ABSENT if text is None else seen.setdefault(text, len(seen)) for text in texts]
+        return cls(np.array(codes, np.int32), tuple(seen))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def get(self, index: int) -> str | None:
+        code = int(self.codes[index])
+        return None if code == ABSENT else self.values[code]
+
+    def to_list(self) -> list[str | None]:
+        table: tuple[str | None, ...] = (*self.values, None)
+        return [table[code] for code in self.codes.tolist()]
+
+    def take(self, which: Which) -> Labels:
+        return Labels(self.codes[which], self.values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """A property whose texts are all whole numbers written in the usual way; `present` None: all are there."""
+
+    values: Int64s
+    present: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get(self, index: int) -> str | None:
+        return None if self.present is not None and not self.present[index] else str(self.values[index])
+
+    def to_list(self) -> list[str | None]:
+        texts: list[str | None] = [*map(str, self.values.tolist())]
+        if self.present is not None:
+            for index in np.flatnonzero(~self.present).tolist():
+                texts[index] = None
+        return texts
+
+    def take(self, which: Which) -> Numbers:
+        return Numbers(self.values[which], None if self.present is None else self.present[which])
+
+
+def property_column(texts: Sequence[str | None]) -> PropertyColumn:
+    """The smaller of the two forms for one property: numbers where they differ from row to row, else labels."""
+    present = [text for text in texts if text is not None]
+    if len(set(present)) * 2 > len(present) and all(map(_is_plain_number, present)):
+        values = np.array([0 if text is None else int(text) for text in texts], np.int64)
+        mask = None if len(present) == len(texts) else np.array([text is not None for text in texts], np.bool_)
+        return Numbers(values, mask)
+    return Labels.of(texts)
+
+
+def _is_plain_number(text: str) -> bool:
+    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 19):
+        return False
+    return str(int(text)) == text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """n messages as columns of length n.
+
+    Shapes: `keys`, `values` n strings; each property a column of n texts; `event_times` int64[n] in
+    milliseconds, or None where no message has one.
+    """
+
+    keys: Blobs
+    values: Blobs
+    properties: Mapping[str, PropertyColumn] = field(default_factory=dict)
+    event_times: Int64s | None = None
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> Batch:
+        rows = list(messages)
+        names = dict.fromkeys(name for row in rows for name in row.properties)
+        times = np.array([row.event_time for row in rows], np.int64)
+        return cls(
+            Blobs.of([row.key for row in rows]),
+            Blobs.of([row.value for row in rows]),
+            {name: property_column([row.properties.get(name) for row in rows]) for name in names},
+            times if times.any() else None,
+        )
+
+    @classmethod
+    def concat(cls, batches: Sequence[Batch]) -> Batch:
+        if len(batches) == 1:
+            return batches[0]
+        names = dict.fromkeys(name for batch in batches for name in batch.properties)
+        timed = any(batch.event_times is not None for batch in batches)
+        return cls(
+            Blobs.concat([batch.keys for batch in batches]),
+            Blobs.concat([batch.values for batch in batches]),
+            {name: _concat_property([(batch.properties.get(name), len(batch)) for batch in batches]) for name in names},
+            np.concatenate([batch.times() for batch in batches]) if timed else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Message:
+        texts = ((name, column.get(index)) for name, column in self.properties.items())
+        return Message(
+            self.keys[index],
+            self.values[index],
+            {name: text for name, text in texts if text is not None},
+            NO_TIME if self.event_times is None else int(self.event_times[index]),
+        )
+
+    def __iter__(self) -> Iterator[Message]:
+        rows: list[dict[str, str]] = [{} for _ in range(len(self))]
+        for name, column in self.properties.items():
+            for row, text in zip(rows, column.to_list(), strict=True):
+                if text is not None:
+                    row[name] = text
+        return map(Message, self.keys.to_list(), self.values.to_list(), rows, self.times().tolist())
+
+    def times(self) -> Int64s:
+        return np.zeros(len(self), np.int64) if self.event_times is None else self.event_times
+
+    def take(self, which: Which) -> Batch:
+        return Batch(
+            self.keys.take(which),
+            self.values.take(which),
+            {name: column.take(which) for name, column in self.properties.items()},
+            None if self.event_times is None else self.event_times[which],
+        )
+
+    def sizes(self) -> Int64s:
+        """Bytes of each message as the size limit counts them: key, value and property texts."""
+        sizes = self.keys.lengths().astype(np.int64) + self.values.lengths()
+        for name, column in self.properties.items():
+            texts = column.to_list()
+            sizes += np.fromiter((0 if text is None else len(name) + len(text) for text in texts), np.int64, len(texts))
+        return sizes
+
+
+def _concat_property(parts: Sequence[tuple[PropertyColumn | None, int]]) -> PropertyColumn:
+    columns = [column for column, _ in parts]
+    if all(isinstance(column, Numbers) and column.present is None for column in columns):
+        return Numbers(np.concatenate([column.values for column in columns if isinstance(column, Numbers)]))
+    if not any(isinstance(column, Numbers) for column in columns):
+        return _concat_labels(parts)
+    texts: list[str | None] = []
+    for column, count in parts:
+        texts += [None] * count if column is None else column.to_list()
+    return property_column(texts)
+
+
+def _concat_labels(parts: Sequence[tuple[PropertyColumn | None, int]]) -> Labels:
+    seen: dict[str, int] = {}
+    codes: list[NDArray[np.int32]] = []
+    for column, count in parts:
+        if isinstance(column, Labels):
+            renamed = [seen.setdefault(value, len(seen)) for value in column.values]
+            codes.append(np.array([*renamed, ABSENT], np.int32)[column.codes])
+        else:
+            codes.append(np.full(count, ABSENT, np.int32))
+    return Labels(np.concatenate(codes), tuple(seen))
+
+
+class PlacedMessage(NamedTuple):
+    """One message as it stands in a log; `publish_time` is in milliseconds since 1970."""
+
+    position: Position
+    publish_time: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedBatch:
+    """n messages as they stand in one ledger of a log, in log order.
+
+    `positions` and `publish_times` (int64[n], milliseconds) are columns beside those of `messages`.
+    """
+
+    positions: Positions
+    publish_times: Int64s
+    messages: Batch
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[PlacedMessage]:
+        return map(PlacedMessage, self.positions, self.publish_times.tolist(), self.messages)
+
+    def take(self, which: Which) -> PlacedBatch:
+        return PlacedBatch(self.positions.take(which), self.publish_times[which], self.messages.take(which))

@@ -1,0 +1,148 @@
+"""The root of the one error tree, and what a broker can raise.
+
+Every error says whose fault it is, carries the exit code that `txnbuf` ends with, whether trying the
+same again can help, and the name of the gRPC status that stands for it; its message names the thing
+and tells what to do. `txnbuffer.errors` and `snapshots.errors` grow from here.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Fault(enum.Enum):
+    """Whose fault an error is, and so who can mend it."""
+
+    CALLER = "caller"
+    PEER = "peer"
+    STORAGE = "storage"
+    ENVIRONMENT = "environment"
+
+
+class Error(Exception):
+    """Root of every error that txnbuffer raises on purpose."""
+
+    fault: ClassVar[Fault] = Fault.ENVIRONMENT
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+    grpc_status: ClassVar[str] = "INTERNAL"
+
+
+class CallerError(Error):
+    """The request can't be served as it stands; the caller has to change it."""
+
+    fault = Fault.CALLER
+    exit_code = 2
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class PeerError(Error):
+    """Another process took over, went away, or speaks differently."""
+
+    fault = Fault.PEER
+    exit_code = 3
+    grpc_status = "UNAVAILABLE"
+
+
+class StorageError(Error):
+    """What is stored is damaged, or can't be stored."""
+
+    fault = Fault.STORAGE
+    exit_code = 4
+    grpc_status = "DATA_LOSS"
+
+
+class EnvironmentFault(Error):
+    """This machine or installation lacks something."""
+
+    fault = Fault.ENVIRONMENT
+    exit_code = 5
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class InvalidTopicName(CallerError):
+    """A topic name that can't be."""
+
+
+class InvalidAddress(CallerError):
+    """A broker address whose scheme or path can't be understood."""
+
+
+class TopicNotFound(CallerError):
+    """No topic of that name."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class MessageTooLarge(CallerError):
+    """A message over the size limit; nothing of its batch was appended."""
+
+
+class PositionTrimmed(CallerError):
+    """A read from a position whose messages are gone; skipping them silently would be a hole."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
+class Closed(CallerError):
+    """A call on something that was closed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class Fenced(PeerError):
+    """Another exclusive writer opened the topic: ownership is lost, open anew only on evidence."""
+
+    grpc_status = "ABORTED"
+
+
+class Damaged(StorageError):
+    """Bytes that are not what was written; names the file and the offset."""
+
+    def __init__(self, path: str, offset: int, what: str) -> None:
+        super().__init__(f"{path}, offset {offset}: {what}")
+        self.path = path
+        self.offset = offset
+        self.what = what
+
+
+class ForeignDirectory(StorageError):
+    """A directory that holds something else than an embedded log."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class UnsupportedFormat(StorageError):
+    """A file of another format version than this release reads."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class DiskFailed(StorageError):
+    """A write or fsync failed: the log has stopped; nothing acknowledged is lost, reopen to go on."""
+
+    grpc_status = "UNAVAILABLE"
+
+
+class DiskFull(DiskFailed):
+    """No space was left: the log has stopped; nothing acknowledged is lost, free space and reopen."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class DiskWatermark(StorageError):
+    """Less free space than the watermark: appends are refused until there is more; nothing stopped."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class Locked(EnvironmentFault):
+    """Another process owns the directory."""
+
+    grpc_status = "ALREADY_EXISTS"
+
+
+class MissingDependency(EnvironmentFault):
+    """An optional package is not installed."""

@@ -1,0 +1,147 @@
+"""The broker port: topics of messages, written, read, trimmed and compacted.
+
+Four backends stand behind it and pass one contract suite (`broker_io.testing.contract`). A broker
+knows nothing of transactions.
+
+Rules that every backend keeps:
+- An append is acknowledged once it is durable, in order; what a failed append leaves behind is a
+  prefix of it, and its fate is unknown to the writer until the log is read.
+- Opening an exclusive writer fences every older writer of that topic: each later append of theirs
+  fails with `Fenced`. While an exclusive writer is open nobody else can append.
+- Messages come back in position order, each exactly where it was acknowledged. Positions grow and are
+  never used twice; they need not be dense.
+- A reader never jumps silently: a start position whose messages are gone is `PositionTrimmed`.
+- Compaction keeps at least the newest message of each key, at its own position, unless that is a
+  delete; what it keeps besides is the backend's business, so whoever reads a compacted topic keeps a
+  map of its own. Messages without a key don't survive compaction.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.errors import InvalidTopicName
+from broker_io.position import EARLIEST, Position, Positions
+
+MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+"""The default limit of one message: key, value and properties together."""
+
+MAX_TOPIC_NAME = 400
+
+
+def check_topic_name(name: str) -> str:
+    """Return the name, or raise InvalidTopicName that says what is wrong with it."""
+    if not name:
+        raise InvalidTopicName("a topic needs a name of at least one character")
+    if len(name.encode(errors="replace")) > MAX_TOPIC_NAME:
+        raise InvalidTopicName(f"topic name {name[:40]!r}… is longer than {MAX_TOPIC_NAME} bytes of UTF-8")
+    if not name.isprintable() or name != name.strip():
+        raise InvalidTopicName(f"topic name {name!r} holds an unprintable character, or white space at an end")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One ledger of a topic that still exists.
+
+    `entries` counts its messages ever written (next entry number), `bytes` its size in storage;
+    `closed` says that nothing will be added.
+    """
+
+    ledger: int
+    entries: int
+    bytes: int
+    closed: bool
+
+
+class Writer(Protocol):
+    def append(self, batch: Batch) -> Future[Positions]:
+        """Add messages at the end, in order; the future gives their positions once they are durable.
+
+        Raises MessageTooLarge before anything of the batch is written. The future fails with Fenced,
+        Closed, DiskFull, DiskFailed or DiskWatermark.
+        """
+
+    def close(self) -> None:
+        """Wait for what is under way and give up writing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Reader(Protocol):
+    def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
+        """The next messages, at least one and at most about `limit`; None if none came in `timeout` seconds.
+
+        Never more than one ledger's in one batch. Raises PositionTrimmed if what comes next is gone,
+        Damaged if it can't be read.
+        """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Broker(Protocol):
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted."""
+
+    def create_topic(self, topic: str) -> None:
+        """Make a topic; one that exists is left as it is."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic and all its messages. Made again, it has another incarnation."""
+
+    def incarnation(self, topic: str) -> str:
+        """A text that no other topic has, nor this name once it was deleted and made again."""
+
+    def writer(self, topic: str, *, exclusive: bool = False) -> Writer:
+        """Open a writer. Raises Fenced if another holds the topic exclusively and this one is shared."""
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> Reader:
+        """Open a reader at a position, or behind it if not inclusive; EARLIEST takes what there still is.
+
+        `compacted` reads the topic as its last compaction left it.
+        """
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        """The ledgers that still exist, ascending; at least one."""
+
+    def first_position(self, topic: str) -> Position | None:
+        """Position of the first message that still exists; None for an empty topic."""
+
+    def last_position(self, topic: str) -> Position | None:
+        """Position of the last acknowledged message of the raw log; None if there never was one."""
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        """Position of the first message published at or after a time; None if there is none."""
+
+    def roll(self, topic: str) -> None:
+        """Close the newest ledger and begin another; nothing happens if it is empty."""
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        """Drop all closed ledgers below `first_ledger`; the newest always stays."""
+
+    def compact(self, topic: str) -> None:
+        """Keep the newest message of each key of all closed ledgers, and of the newest where the backend can."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

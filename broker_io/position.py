@@ -1,0 +1,102 @@
+"""Where a message stands in one topic's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s: TypeAlias = NDArray[np.int64]
+
+NO_INDEX = -1
+"""The batch index of a message that is no member of a set."""
+
+
+class Position(NamedTuple):
+    """`(ledger, entry, batch)`, ordered; printed and parsed as `ledger:entry` or `ledger:entry:batch`.
+
+    In the embedded log a ledger is a segment and an entry a message of it. `batch` tells the records
+    of one message apart and is -1 where a message is one record.
+    """
+
+    ledger: int
+    entry: int
+    batch: int = NO_INDEX
+
+    def __str__(self) -> str:
+        text = f"{self.ledger}:{self.entry}"
+        return text if self.batch == NO_INDEX else f"{text}:{self.batch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read what `str` printed. Raises ValueError that quotes the text."""
+        parts = text.split(":")
+        try:
+            if len(parts) not in (2, 3):
+                raise ValueError
+            return cls(*map(int, parts))
+        except ValueError:
+            raise ValueError(f"{text!r} is no position: write ledger:entry or ledger:entry:batch") from None
+
+
+EARLIEST = Position(-1, -1, -1)
+"""Below every message; a reader that starts here takes whatever the log still holds."""
+
+LATEST = Position(2**63 - 1, 2**63 - 1, -1)
+"""Above every message."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Positions:
+    """Positions of a run of messages as three columns of one length, ascending."""
+
+    ledgers: Int64s
+    entries: Int64s
+    indexes: Int64s
+
+    @classmethod
+    def run(cls, ledger: int, first_entry: int, count: int) -> Positions:
+        """`count` single messages that follow one another in one ledger."""
+        return cls(
+            np.full(count, ledger, np.int64),
+            np.arange(first_entry, first_entry + count, dtype=np.int64),
+            np.full(count, NO_INDEX, np.int64),
+        )
+
+    @classmethod
+    def of(cls, positions: list[Position]) -> Positions:
+        columns = np.array(positions, np.int64).reshape(-1, 3).T
+        return cls(columns[0].copy(), columns[1].copy(), columns[2].copy())
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> Position:
+        return Position(int(self.ledgers[index]), int(self.entries[index]), int(self.indexes[index]))
+
+    def __iter__(self) -> Iterator[Position]:
+        return map(Position, self.ledgers.tolist(), self.entries.tolist(), self.indexes.tolist())
+
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Positions:
+        """The positions that a mask, an index column or a slice chooses."""
+        return Positions(self.ledgers[which], self.entries[which], self.indexes[which])
+
+    def search(self, position: Position, *, right: bool = False) -> int:
+        """How many of these stand before `position` (`right`: before or at it)."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            before = self[middle] <= position if right else self[middle] < position
+            low, high = (middle + 1, high) if before else (low, middle)
+        return low
+
+    @property
+    def first(self) -> Position:
+        return self[0]
+
+    @property
+    def last(self) -> Position:
+        return self[-1]

@@ -1,0 +1,1 @@
+"""What proves a broker: the contract suite, faults on demand, and a simulated disk."""

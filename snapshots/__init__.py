@@ -1,0 +1,1 @@
+"""Keyed snapshots of transaction buffers."""

@@ -1,0 +1,1 @@
+"""Transactions for Apache Pulsar from Python."""
