@@ -1,0 +1,9 @@
+"""Hypothesis profiles, chosen by the environment variable HYPOTHESIS_PROFILE: `dev` (default) or `ci`."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
