@@ -1,0 +1,67 @@
+# Everything is built, run and proved from here. `make` alone tells what there is.
+.DEFAULT_GOAL := help
+.SILENT:
+.ONESHELL:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
+SOURCES := txnbuffer snapshots broker_io bench tests requirements
+
+.PHONY: help setup demo test test-fast lint typecheck mutants bench golden lock clean
+
+help: ## show this list
+	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install everything, pinned and hashed
+
+$(STAMP): requirements/build.txt requirements/dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+	    echo "txnbuffer needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): say make PYTHON=python3.12" >&2
+	    exit 1
+	}
+	echo "installing into .venv (a minute, once)" >&2
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) -r requirements/build.txt >&2
+	$(PIP) --no-build-isolation -r requirements/dev.txt >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e . >&2
+	touch $(STAMP)
+
+demo: $(STAMP) ## see it work in under a minute; ARGS="--output json" for a machine
+	$(BIN)/txnbuf demo $(ARGS)
+
+test: lint typecheck ## lint, types and all tests, as CI runs them
+	HYPOTHESIS_PROFILE=ci $(PYTEST)
+
+test-fast: $(STAMP) ## the tests alone, fewer examples; ARGS="tests/buffer -k trim"
+	$(PYTEST) $(ARGS)
+
+lint: $(STAMP) ## style and format
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
+
+typecheck: $(STAMP) ## types
+	$(BIN)/mypy --no-error-summary
+
+mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text for some
+	$(BIN)/python tests/mutants/run.py $(ONLY)
+
+bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some
+	$(BIN)/python -m bench $(ONLY)
+
+golden: $(STAMP) ## write the golden files anew; ONLY when a format changed on purpose
+	echo "Golden files pin formats that others have on disk. A diff here is a new format version." >&2
+	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k golden
+	git status --short tests/golden >&2
+
+lock: ## resolve the lock files anew (Python 3.11)
+	$(PYTHON) requirements/lock.py
+
+clean: ## remove everything that was made here
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
