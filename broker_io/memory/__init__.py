@@ -1,0 +1,34 @@
+"""Topics in memory: the reference that other backends are compared with, with faults on demand.
+
+The address `memory:` is a broker with topics of its own; `memory:NAME` shares them with whoever opens
+that name in this process.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from broker_io.environment import SystemClock
+from broker_io.memory.broker import LEDGER_ENTRIES, MemoryBroker
+from broker_io.memory.faults import Faults, Held
+from broker_io.memory.log import MemoryLog
+from broker_io.memory.reader import MemoryReader
+from broker_io.memory.writer import MemoryWriter
+from broker_io.port import MAX_MESSAGE_BYTES
+
+__all__ = ["Faults", "Held", "MemoryBroker", "MemoryLog", "MemoryReader", "MemoryWriter", "open_memory"]
+
+_named: dict[str, MemoryLog] = {}
+_lock = threading.Lock()
+
+
+def open_memory(name: str = "") -> MemoryBroker:
+    """A handle on the topics of that name, made when it is first asked for; an empty name is never shared."""
+    if not name:
+        return MemoryBroker()
+    with _lock:
+        if name not in _named:
+            _named[name] = MemoryLog(
+                clock=SystemClock(), ledger_entries=LEDGER_ENTRIES, max_message_bytes=MAX_MESSAGE_BYTES
+            )
+        return MemoryBroker(log=_named[name])

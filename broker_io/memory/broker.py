@@ -1,0 +1,161 @@
+"""The simplest honest broker: lists in memory, shared by as many handles as there are processes to play.
+
+A `MemoryLog` is the cluster, a `MemoryBroker` one process's connection to it: closing the handle loses
+nothing, `connect()` opens another one, and faults belong to a handle. Ledger numbers are given across
+all topics, so that they grow but are not dense. Compaction leaves the raw log as it is; the compacted
+view outlives the trimming of the raw ledgers below it.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from broker_io.batch import Batch
+from broker_io.environment import Clock, SystemClock
+from broker_io.errors import Closed, Fenced
+from broker_io.memory.faults import Faults
+from broker_io.memory.log import Connection, MemoryLog
+from broker_io.memory.reader import MemoryReader
+from broker_io.memory.topic import TopicLog
+from broker_io.memory.writer import MemoryWriter
+from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
+from broker_io.position import EARLIEST, LATEST, Position, Positions
+
+LEDGER_ENTRIES = 100_000
+
+
+class MemoryBroker:
+    """A handle on topics in memory; `MemoryBroker()` has topics of its own.
+
+    `ledger_entries` messages fill a ledger; `max_message_bytes` limits one message.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        ledger_entries: int = LEDGER_ENTRIES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        log: MemoryLog | None = None,
+    ) -> None:
+        self.log = log or MemoryLog(
+            clock=clock or SystemClock(), ledger_entries=ledger_entries, max_message_bytes=max_message_bytes
+        )
+        self.faults = Faults()
+        self._connection = Connection(self.log, self.faults)
+
+    def connect(self) -> MemoryBroker:
+        """Another process's handle on the same topics."""
+        return MemoryBroker(log=self.log)
+
+    def topics(self) -> list[str]:
+        with self.log.changed:
+            self._check_open()
+            return sorted(self.log.topics)
+
+    def create_topic(self, topic: str) -> None:
+        with self.log.changed:
+            self._check_open()
+            self.log.create(check_topic_name(topic))
+
+    def delete_topic(self, topic: str) -> None:
+        with self.log.changed:
+            log = self._topic(topic)
+            log.deleted = True
+            del self.log.topics[topic], self.log.writers[log]
+            self.log.changed.notify_all()
+
+    def incarnation(self, topic: str) -> str:
+        with self.log.changed:
+            return self._topic(topic).incarnation
+
+    def writer(self, topic: str, *, exclusive: bool = False) -> MemoryWriter:
+        with self.log.changed:
+            log = self._topic(topic)
+            writers = self.log.writers[log]
+            if exclusive:
+                for older in [*writers]:
+                    older.fence(Fenced(f"another exclusive writer opened topic {topic!r}"))
+            elif any(writer.exclusive for writer in writers):
+                raise Fenced(f"topic {topic!r} is held by an exclusive writer: wait until it closes")
+            writer = MemoryWriter(self._connection, topic, log, exclusive=exclusive)
+            writers.append(writer)
+            return writer
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> MemoryReader:
+        with self.log.changed:
+            log = self._topic(topic)
+            floor = EARLIEST
+            if start == EARLIEST:
+                floor = log.lost
+            elif start == LATEST:
+                start = max(log.last or EARLIEST, log.lost)
+            elif inclusive:
+                start = start._replace(batch=start.batch - 1)  # right below it
+            return MemoryReader(self._connection, topic, log, start, floor, compacted=compacted)
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        with self.log.changed:
+            return [ledger.describe() for ledger in self._topic(topic).ledgers]
+
+    def first_position(self, topic: str) -> Position | None:
+        with self.log.changed:
+            return self._topic(topic).first_position()
+
+    def last_position(self, topic: str) -> Position | None:
+        with self.log.changed:
+            return self._topic(topic).last
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        with self.log.changed:
+            return self._topic(topic).position_at(time_ms)
+
+    def roll(self, topic: str) -> None:
+        with self.log.changed:
+            self._topic(topic).roll()
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        with self.log.changed:
+            self._topic(topic).trim(first_ledger)
+
+    def compact(self, topic: str) -> None:
+        with self.log.changed:
+            self._topic(topic).compact()
+
+    def repeat(self, topic: str, first: Position, last: Position) -> Positions:
+        """Append the messages from `first` to `last` again at the end, as a broker that crashed can."""
+        with self.log.changed:
+            log = self._topic(topic)
+            before = first._replace(batch=first.batch - 1)
+            runs = [run.take(slice(0, run.positions.search(last, right=True))) for run in log.runs_after(before)]
+            positions = log.append(Batch.concat([run.messages for run in runs]), self.log.clock.now_ms())
+            self.log.changed.notify_all()
+            return positions
+
+    def close(self) -> None:
+        with self.log.changed:
+            self._connection.closed = True
+            for writers in self.log.writers.values():
+                for writer in [*writers]:
+                    if writer.connection is self._connection:
+                        writer.close()
+            self.log.changed.notify_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _topic(self, name: str) -> TopicLog:
+        self._check_open()
+        return self.log.topic(name)
+
+    def _check_open(self) -> None:
+        if self._connection.closed:
+            raise Closed("this broker is closed: open another one")

@@ -1,0 +1,133 @@
+"""Faults on demand: what a broker does to its clients on a bad day, asked for one by one.
+
+Each fault hits the next append (or read) of this broker handle that matches its topic, once, in the
+order in which they were asked for. As on Pulsar, a writer whose append failed is done: later appends
+fail with the same error, unless it is one that says trying again can help.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from broker_io.batch import Batch
+from broker_io.errors import DiskFailed, Fenced
+from broker_io.position import Positions
+
+
+@dataclass(slots=True)
+class AppendFault:
+    """What happens to one append: `copies` times its first `written` messages (None: all), then `error`."""
+
+    topic: str | None
+    error: Exception | None = None
+    written: int | None = None
+    copies: int = 1
+    fences: bool = False
+
+
+@dataclass(slots=True)
+class ReadFault:
+    topic: str | None
+    error: Exception
+
+
+class Holder(Protocol):
+    """The writer of a held append."""
+
+    @property
+    def topic(self) -> str: ...
+
+    def land(self, held: Held) -> None: ...
+
+    def settle(self, held: Held, outcome: Positions | Exception) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """An append whose acknowledgement waits. `positions` is None until it has landed in the log."""
+
+    writer: Holder
+    batch: Batch
+    future: Future[Positions]
+    positions: Positions | None = None
+
+    @property
+    def topic(self) -> str:
+        return self.writer.topic
+
+    def land(self) -> None:
+        """Write it to the log, still without an acknowledgement. One writer's appends land in their order."""
+        self.writer.land(self)
+
+    def acknowledge(self) -> None:
+        """Give its positions to the writer, landing it first if need be."""
+        if self.positions is None:
+            self.land()
+        if self.positions is not None and not self.future.done():  # else fencing has failed it
+            self.writer.settle(self, self.positions)
+
+    def fail(self, error: Exception) -> None:
+        """Fail it, landed or not: the writer can't tell."""
+        self.writer.settle(self, error)
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults of one broker handle."""
+
+    held: list[Held] = field(default_factory=list)
+    appends: list[AppendFault] = field(default_factory=list)
+    reads: list[ReadFault] = field(default_factory=list)
+    holds: dict[str | None, bool] = field(default_factory=dict)
+
+    def fail_append(self, error: Exception | None = None, *, written: int = 0, topic: str | None = None) -> None:
+        """Write the first `written` messages of the next append, then fail it."""
+        self.appends.append(AppendFault(topic, error or DiskFailed("a fault was asked for: reopen to go on"), written))
+
+    def lose_acknowledgement(self, error: Exception | None = None, *, topic: str | None = None) -> None:
+        """Write the whole next append, then fail it all the same."""
+        self.appends.append(AppendFault(topic, error or DiskFailed("a fault was asked for: reopen to go on")))
+
+    def duplicate_append(self, *, topic: str | None = None) -> None:
+        """Write the next append twice; its acknowledgement names the second copy."""
+        self.appends.append(AppendFault(topic, copies=2))
+
+    def fence_append(self, *, written: int = 0, topic: str | None = None) -> None:
+        """Fence the writer during its next append, of which the first `written` messages get in."""
+        error = Fenced("another exclusive writer opened the topic: a fault was asked for")
+        self.appends.append(AppendFault(topic, error, written, fences=True))
+
+    def fail_read(self, error: Exception, *, topic: str | None = None) -> None:
+        self.reads.append(ReadFault(topic, error))
+
+    def hold(self, *, topic: str | None = None, landing: bool = True) -> None:
+        """Keep back acknowledgements from now on; not `landing`: the messages too."""
+        self.holds[topic] = landing
+
+    def release(self) -> None:
+        """Land and acknowledge all that is held, and hold no more."""
+        self.holds.clear()
+        for held in [*self.held]:
+            held.acknowledge()
+
+    def holding(self, topic: str) -> bool | None:
+        """Whether a held append of this topic lands at once; None if it isn't held."""
+        return self.holds.get(topic, self.holds.get(None))
+
+    def take_append(self, topic: str) -> AppendFault | None:
+        return _take(self.appends, topic)
+
+    def take_read(self, topic: str) -> ReadFault | None:
+        return _take(self.reads, topic)
+
+
+Fault = TypeVar("Fault", AppendFault, ReadFault)
+
+
+def _take(faults: list[Fault], topic: str) -> Fault | None:
+    for index, fault in enumerate(faults):
+        if fault.topic in (None, topic):
+            return faults.pop(index)
+    return None

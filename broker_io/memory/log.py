@@ -1,0 +1,62 @@
+"""The cluster of a memory broker, and what one process's connection to it consists of."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from broker_io.environment import Clock, SystemClock
+from broker_io.errors import TopicNotFound
+from broker_io.memory.faults import Faults
+from broker_io.memory.topic import TopicLog
+from broker_io.port import check_topic_name
+
+if TYPE_CHECKING:
+    from broker_io.memory.writer import MemoryWriter
+
+POLL_SECONDS = 0.01
+
+
+class MemoryLog:
+    """The topics, and who writes them."""
+
+    def __init__(self, *, clock: Clock, ledger_entries: int, max_message_bytes: int) -> None:
+        self.clock = clock
+        self.max_message_bytes = max_message_bytes
+        self.topics: dict[str, TopicLog] = {}
+        self.writers: dict[TopicLog, list[MemoryWriter]] = {}
+        self.changed = threading.Condition(threading.RLock())
+        self._ledger_entries = ledger_entries
+        self._ledgers = count(1)
+        self._incarnations = count(1)
+
+    def create(self, name: str) -> None:
+        if name not in self.topics:
+            incarnation = f"memory-{id(self):x}-{next(self._incarnations)}"
+            log = TopicLog(incarnation, lambda: next(self._ledgers), self._ledger_entries)
+            self.topics[name] = log
+            self.writers[log] = []
+
+    def topic(self, name: str) -> TopicLog:
+        log = self.topics.get(check_topic_name(name))
+        if log is None:
+            raise TopicNotFound(f"there is no topic {name!r}: create it first")
+        return log
+
+    def wait(self, seconds: float) -> None:
+        """Wait, with the lock held, for an append or for a while."""
+        if isinstance(self.clock, SystemClock):
+            self.changed.wait(seconds)
+        else:
+            self.clock.sleep(min(seconds, POLL_SECONDS))
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """What the readers and writers of one broker handle share."""
+
+    log: MemoryLog
+    faults: Faults = field(default_factory=Faults)
+    closed: bool = False

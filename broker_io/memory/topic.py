@@ -1,0 +1,152 @@
+"""One topic in memory: a raw log that keeps everything until it is trimmed, and a compacted view beside it.
+
+Not thread-safe; `MemoryBroker` calls it under the lock of the log.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from broker_io.batch import Batch, PlacedBatch, PlacedMessage
+from broker_io.port import Ledger
+from broker_io.position import EARLIEST, Int64s, Position, Positions
+
+
+@dataclass(slots=True)
+class LedgerLog:
+    """One ledger: runs of messages that were appended together."""
+
+    number: int
+    runs: list[PlacedBatch] = field(default_factory=list)
+    entries: int = 0
+    bytes: int = 0
+    closed: bool = False
+
+    def describe(self) -> Ledger:
+        return Ledger(self.number, self.entries, self.bytes, self.closed)
+
+
+class TopicLog:
+    """The messages of one incarnation of a topic."""
+
+    def __init__(self, incarnation: str, new_ledger: Callable[[], int], ledger_entries: int) -> None:
+        self.incarnation = incarnation
+        self.deleted = False
+        self.ledgers = [LedgerLog(new_ledger())]
+        self.last: Position | None = None
+        self.lost = EARLIEST  # the last message that trimming dropped
+        self.horizon = EARLIEST  # compaction saw everything up to here
+        self._compacted: list[PlacedBatch] = []
+        self._new_ledger = new_ledger
+        self._ledger_entries = ledger_entries
+
+    def append(self, batch: Batch, now_ms: int) -> Positions:
+        """Add messages, in as many ledgers as they need, and return where they stand."""
+        parts: list[Positions] = []
+        sizes = batch.sizes()
+        start = 0
+        while start < len(batch):
+            newest = self.ledgers[-1]
+            if newest.entries >= self._ledger_entries:
+                self.roll()
+                continue
+            stop = min(len(batch), start + self._ledger_entries - newest.entries)
+            positions = Positions.run(newest.number, newest.entries, stop - start)
+            times = np.full(stop - start, now_ms, np.int64)
+            newest.runs.append(PlacedBatch(positions, times, batch.take(slice(start, stop))))
+            newest.entries += stop - start
+            newest.bytes += int(sizes[start:stop].sum())
+            parts.append(positions)
+            start = stop
+        if parts:
+            self.last = parts[-1].last
+        return _concat_positions(parts)
+
+    def roll(self) -> None:
+        if self.ledgers[-1].entries:
+            self.ledgers[-1].closed = True
+            self.ledgers.append(LedgerLog(self._new_ledger()))
+
+    def trim(self, first_ledger: int) -> None:
+        while len(self.ledgers) > 1 and self.ledgers[0].number < first_ledger:
+            ledger = self.ledgers.pop(0)
+            self.lost = ledger.runs[-1].positions.last
+
+    def compact(self) -> None:
+        """Make the compacted view of everything there is; the raw log stays as it is, and so does what was trimmed."""
+        newest: dict[bytes, PlacedMessage] = {}
+        runs = [*self.runs_after(EARLIEST, compacted=True)]
+        for run in runs:
+            for placed in run:
+                if placed.message.key is not None:
+                    newest[placed.message.key] = placed
+        kept = {placed.position for placed in newest.values() if placed.message.value is not None}
+        survivors = (run.take(np.array([position in kept for position in run.positions], np.bool_)) for run in runs)
+        self._compacted = [run for run in survivors if len(run)]
+        self.horizon = self.last or EARLIEST
+
+    def runs_after(self, cursor: Position, *, compacted: bool = False) -> Iterator[PlacedBatch]:
+        """Everything behind `cursor`, one run after the other."""
+        if compacted:
+            yield from _cut(self._compacted, cursor)
+            cursor = max(cursor, self.horizon)
+        first = bisect.bisect_left(self.ledgers, cursor.ledger, key=lambda ledger: ledger.number)
+        for ledger in self.ledgers[first:]:
+            yield from _cut(ledger.runs, cursor)
+
+    def read(self, cursor: Position, limit: int, *, compacted: bool) -> PlacedBatch | None:
+        """Up to `limit` messages behind `cursor`, all of one ledger; None if there is none."""
+        gathered: list[PlacedBatch] = []
+        missing = limit
+        for run in self.runs_after(cursor, compacted=compacted):
+            if missing <= 0 or (gathered and run.positions.first.ledger != gathered[0].positions.first.ledger):
+                break
+            gathered.append(run if len(run) <= missing else run.take(slice(0, missing)))
+            missing -= len(run)
+        if len(gathered) < 2:
+            return gathered[0] if gathered else None
+        return PlacedBatch(
+            _concat_positions([run.positions for run in gathered]),
+            _concat_times([run.publish_times for run in gathered]),
+            Batch.concat([run.messages for run in gathered]),
+        )
+
+    def lost_behind(self, cursor: Position, *, compacted: bool) -> bool:
+        """Whether a message behind `cursor` is gone, that the compacted view does not stand for."""
+        return cursor < self.lost and not (compacted and self.lost <= self.horizon)
+
+    def first_position(self) -> Position | None:
+        return next((run.positions.first for run in self.runs_after(EARLIEST)), None)
+
+    def position_at(self, time_ms: int) -> Position | None:
+        for run in self.runs_after(EARLIEST):
+            if run.publish_times[0] >= time_ms:  # a run was published at one time
+                return run.positions.first
+        return None
+
+
+def _cut(runs: list[PlacedBatch], cursor: Position) -> Iterator[PlacedBatch]:
+    first = bisect.bisect_right(runs, cursor, key=lambda run: run.positions.last)
+    for run in runs[first:]:
+        before = run.positions.search(cursor, right=True)
+        yield run.take(slice(before, len(run))) if before else run
+
+
+def _concat_positions(parts: list[Positions]) -> Positions:
+    if not parts:
+        return Positions.of([])
+    if len(parts) == 1:
+        return parts[0]
+    return Positions(
+        np.concatenate([part.ledgers for part in parts]),
+        np.concatenate([part.entries for part in parts]),
+        np.concatenate([part.indexes for part in parts]),
+    )
+
+
+def _concat_times(parts: list[Int64s]) -> Int64s:
+    return np.concatenate(parts)
