@@ -1,0 +1,36 @@
+"""Avro without a schema in front, of one record from and to bytes; whoever reads has the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+
+Schema = Any
+"""A schema as `schema` parsed it."""
+
+
+def schema(definition: Mapping[str, Any]) -> Schema:
+    return parse_schema(dict(definition))
+
+
+def encode(parsed: Schema, record: Mapping[str, Any]) -> bytes:
+    out = BytesIO()
+    schemaless_writer(out, parsed, record)
+    return out.getvalue()
+
+
+def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:
+    """Read one record. Raises ValueError if the payload is not exactly one."""
+    source = BytesIO(payload)
+    try:
+        record = schemaless_reader(source, parsed, None)
+    except Exception as error:  # the decoder raises whatever it stumbles over
+        raise ValueError(f"no Avro record of this schema: {type(error).__name__} {error}".strip()) from None
+    if source.tell() != len(payload):
+        raise ValueError(f"{len(payload) - source.tell()} bytes too many behind the Avro record")
+    if not isinstance(record, dict):
+        raise ValueError("the schema is not one of a record")  # noqa: TRY004
+    return record

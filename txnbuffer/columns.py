@@ -1,0 +1,108 @@
+"""Property columns of a batch read as numbers, transaction ids and masks, without a step per message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_io.batch import Labels, Numbers, PropertyColumn
+from txnbuffer.model import TxnId
+
+ABSENT = -1
+UNREADABLE = -2
+
+_DIGITS_OF_63_BITS = 19
+_PLAIN_IDS = re.compile(r"(?:[0-9]{1,18}:[0-9]{1,18}\n)*")
+
+
+def numbers(column: PropertyColumn | None, count: int, limit: int) -> NDArray[np.int64]:
+    """int64[count]: the numbers from 1 to `limit` that the texts stand for, ABSENT or UNREADABLE elsewhere."""
+    if column is None:
+        return np.full(count, ABSENT, np.int64)
+    if isinstance(column, Numbers):
+        values = np.where((column.values >= 1) & (column.values <= limit), column.values, UNREADABLE)
+        return values if column.present is None else np.where(column.present, values, ABSENT)
+    labels = _labels(column)
+    table = np.full(len(labels.values) + 1, ABSENT, np.int64)
+    table[:-1] = [number(text, limit) for text in labels.values]
+    return table[labels.codes]
+
+
+def number(text: str, limit: int) -> int:
+    """The number from 1 to `limit` that a text stands for, else UNREADABLE."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_OF_63_BITS):
+        return UNREADABLE
+    value = int(text)
+    return value if 1 <= value <= limit else UNREADABLE
+
+
+def transactions(column: PropertyColumn | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Two int64[count], most and least: a least of ABSENT where there is no text, of UNREADABLE where it is no id."""
+    if column is None:
+        return np.full(count, ABSENT, np.int64), np.full(count, ABSENT, np.int64)
+    if isinstance(column, Numbers):  # a number has no colon
+        least = np.full(count, UNREADABLE, np.int64)
+        if column.present is not None:
+            least[~column.present] = ABSENT
+        return np.full(count, ABSENT, np.int64), least
+    labels = used(_labels(column))
+    most, least = ids(labels.values)
+    return np.append(most, ABSENT)[labels.codes], np.append(least, ABSENT)[labels.codes]
+
+
+def ids(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Most and least of each text, both UNREADABLE where the text is no transaction id."""
+    lines = "\n".join(texts)
+    pairs: list[tuple[int, int]]
+    if _PLAIN_IDS.fullmatch(lines + "\n") and lines.count(":") == len(texts):
+        flat = np.array([*map(int, lines.replace(":", "\n").split("\n"))], np.int64)
+        most, least = flat[0::2], flat[1::2]
+        return np.where(least > 0, most, UNREADABLE), np.where(least > 0, least, UNREADABLE)
+    pairs = [_pair(text) for text in texts]
+    table = np.array(pairs, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def present(column: PropertyColumn | None, count: int) -> NDArray[np.bool_]:
+    """bool[count]: which rows have a text."""
+    if column is None:
+        return np.zeros(count, np.bool_)
+    if isinstance(column, Numbers):
+        return np.ones(count, np.bool_) if column.present is None else column.present
+    return _labels(column).codes >= 0
+
+
+def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray[np.bool_]:
+    """bool[count]: which rows have exactly this text, which is a plain number."""
+    if column is None:
+        return np.zeros(count, np.bool_)
+    if isinstance(column, Numbers):
+        same: NDArray[np.bool_] = column.values == int(text)
+        return same & present(column, count)
+    labels = _labels(column)
+    table = np.array([*(value == text for value in labels.values), False], np.bool_)
+    return table[labels.codes]
+
+
+def used(labels: Labels) -> Labels:
+    """The same texts from a table that holds no more than the rows can need: slices share the table of the whole."""
+    if len(labels.values) <= len(labels.codes):
+        return labels
+    codes, renamed = np.unique(labels.codes, return_inverse=True)
+    absent = int(len(codes) > 0 and codes[0] < 0)
+    values = tuple(labels.values[code] for code in codes[absent:].tolist())
+    return Labels((renamed - absent).astype(np.int32), values)
+
+
+def _labels(column: PropertyColumn) -> Labels:
+    return column if isinstance(column, Labels) else Labels.of(column.to_list())
+
+
+def _pair(text: str) -> tuple[int, int]:
+    try:
+        return TxnId.parse(text)
+    except ValueError:
+        return UNREADABLE, UNREADABLE
