@@ -1,0 +1,76 @@
+"""Configuration: sources in their order, and one clear error for whatever is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from txnbuffer.config import Config, load_config
+from txnbuffer.errors import InvalidConfiguration
+
+
+def written(directory: Path, text: str) -> str:
+    path = directory / "txnbuf.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_without_any_source() -> None:
+    assert load_config() == Config()
+
+
+def test_the_later_source_wins(tmp_path: Path) -> None:
+    path = written(tmp_path, "[log]\nsegment_bytes = 1\nwatermark_bytes = 1\nmax_message_bytes = 1\n")
+    environ = {"TXNBUFFER_LOG_WATERMARK_BYTES": "2", "TXNBUFFER_LOG_MAX_MESSAGE_BYTES": "2", "HOME": "/"}
+    log = load_config(path, environ, ["log.max_message_bytes=3"]).log
+    assert (log.segment_bytes, log.watermark_bytes, log.max_message_bytes) == (1, 2, 3)
+
+
+def test_kinds_are_kept(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, '[log]\ncompression = "zstd"\n[snapshots]\nrecovery_target = 2\n'))
+    assert config.log.compression == "zstd"
+    assert config.snapshots.recovery_target == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[log]\nsegment_byte = 1", "unknown key log.segment_byte; did you mean 'segment_bytes'?"),
+        ("[log]\nqqq = 1", "unknown key log.qqq; keys are segment_bytes, "),
+        ("[logs]\nx = 1", "unknown section 'logs'; sections are log, snapshots"),
+        ("[logs]", "unknown section 'logs'"),
+        ("segment_bytes = 1", "key 'segment_bytes' stands outside a section"),
+        ("[log]\nsegment_bytes = 'many'", "log.segment_bytes = 'many' is no number"),
+        ("[log]\nsegment_bytes = 1.5", "log.segment_bytes = 1.5 is no number"),
+        ("[log]\nsegment_bytes = true", "log.segment_bytes = True is no number"),
+        ("[log]\nsegment_bytes = -1", "log.segment_bytes = -1 is below 0"),
+        ("[snapshots]\nrecovery_target = nan", "is below 0"),
+        ("[log]\ncompression = 'lz4'", 'is neither "none" nor "zstd"'),
+        ("[log", "is no TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(path)
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_an_error() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"can't read configuration /nowhere\.toml"):
+        load_config("/nowhere.toml")
+
+
+def test_an_unknown_variable_of_ours_is_an_error() -> None:
+    with pytest.raises(InvalidConfiguration, match="TXNBUFFER_LOG_SEGMENT: unknown key"):
+        load_config(environ={"TXNBUFFER_LOG_SEGMENT": "1"})
+
+
+def test_variables_of_other_parts_are_left_alone() -> None:
+    assert load_config(environ={"TXNBUFFER_PULSAR_URL": "pulsar://localhost"}) == Config()
+
+
+@pytest.mark.parametrize("flag", ["segment_bytes=1", "log.segment_bytes"])
+def test_a_flag_without_its_form_is_an_error(flag: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"write SECTION\.KEY=VALUE"):
+        load_config(flags=[flag])

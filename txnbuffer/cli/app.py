@@ -1,0 +1,72 @@
+"""The `txnbuf` command itself: the table of its commands, and how errors end it.
+
+Results go to stdout, narration and progress to stderr. Exit codes: 0 done; 1 done, and something is
+wrong with what was looked at; 2 the request can't be; 3 another process; 4 storage; 5 this machine;
+130 interrupted. An error that is no `broker_io.errors.Error` is a defect and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+COMMANDS = {
+    "inspect": "Show what is stored: topics and messages, a buffer's state, snapshot entries.",
+    "verify": "Check every buffer snapshot against its log; changes nothing.",
+    "recover": "Rebuild a buffer's state from its log and show how the snapshot differs.",
+    "tail": "Print records as they become visible.",
+    "bench": "Measure this machine, one JSON object a line.",
+    "demo": "Write a year of flights in transactions while processes are killed.",
+}
+"""Command name → its help line. The module of the same name in this package is imported when it runs."""
+
+
+class Commands(click.Group):
+    """A group that imports a command only when it runs, so that `txnbuf --help` is immediate."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"txnbuffer.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="txnbuffer", prog_name="txnbuf")
+def app() -> None:
+    """Transactions for Apache Pulsar from Python.
+
+    Where a command takes an ADDRESS, write file:DIR for an embedded log.
+    """
+
+
+def main() -> NoReturn:
+    """Run `txnbuf` and exit with its code."""
+    from broker_io.errors import Error
+
+    try:
+        code = app.main(prog_name="txnbuf", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Error as error:
+        click.echo(f"txnbuf: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output left, as `head` does; a second failure at exit would only be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,51 @@
+"""How commands open a broker: the ADDRESS argument and the configuration options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from broker_io import open_broker
+from broker_io.port import Broker
+from txnbuffer.config import Config, load_config
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def address_argument(function: Function) -> Function:
+    """The broker that a command works on."""
+    return click.argument("address", metavar="ADDRESS")(function)
+
+
+def config_options(function: Function) -> Function:
+    """`--config FILE` and `--set KEY=VALUE`."""
+    function = click.option("--set", "flags", multiple=True, metavar="SECTION.KEY=VALUE", help="One setting.")(function)
+    return click.option("--config", "config_path", metavar="FILE", help="Settings as TOML.")(function)
+
+
+def configuration(config_path: str | None, flags: tuple[str, ...]) -> Config:
+    return load_config(config_path, os.environ, flags)
+
+
+def open_for_reading(address: str) -> Broker:
+    """Open a broker beside whatever process owns it."""
+    if address.startswith("file:"):
+        return open_broker(address, read_only=True)
+    return open_broker(address)
+
+
+def open_for_writing(address: str, config: Config) -> Broker:
+    """Open a broker as its owner."""
+    if not address.startswith("file:"):
+        return open_broker(address)
+    log = config.log
+    return open_broker(
+        address,
+        segment_bytes=log.segment_bytes,
+        compression=None if log.compression == "none" else log.compression,
+        watermark_bytes=log.watermark_bytes,
+        max_message_bytes=log.max_message_bytes,
+    )

@@ -1,0 +1,98 @@
+"""How results are printed: a table for people, or JSON that stays the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import click
+
+Row: TypeAlias = Mapping[str, Any]
+
+output_option = click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="A table for people, or JSON for programs.",
+)
+
+
+def show_rows(rows: Sequence[Row], output: str, *, title: str = "", empty: str = "nothing there") -> None:
+    """Print rows that share their keys: as a table, or as a JSON array."""
+    if output == "json":
+        click.echo(json.dumps([plain(row) for row in rows]))
+    elif not rows:
+        click.echo(f"{title}: {empty}" if title else empty)
+    else:
+        _print_table(rows, title)
+
+
+def show_record(record: Row, output: str, *, title: str = "") -> None:
+    """Print one thing: its fields below one another, or as a JSON object."""
+    if output == "json":
+        click.echo(json.dumps(plain(record)))
+        return
+    if title:
+        click.echo(title)
+    width = max(map(len, record), default=0)
+    for name, value in record.items():
+        click.echo(f"  {name:<{width}}  {_cell(value)}")
+
+
+def show_line(record: Row) -> None:
+    """Print one JSON object on a line of its own, at once."""
+    click.echo(json.dumps(plain(record)))
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: ids and positions as text, bytes as text where they are text."""
+    if isinstance(value, bytes):
+        return text(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def text(data: bytes) -> str:
+    """Bytes as UTF-8 text, or as 0x… where they are none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "0x" + data.hex()
+
+
+def narrate(line: str) -> None:
+    """Say something to the person who watches."""
+    click.echo(line, err=True)
+
+
+def _cell(value: Any) -> str:
+    value = plain(value)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (dict, list)):
+        return json.dumps(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _print_table(rows: Sequence[Row], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name, value in rows[0].items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row.values()), style=None)
+    Console(soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False).print(table)

@@ -1,0 +1,70 @@
+"""`txnbuf tail`: records as they become visible."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from txnbuffer.cli.opening import address_argument, open_for_reading
+from txnbuffer.cli.output import output_option, plain, show_line, text
+from txnbuffer.client.reader import ISOLATIONS, CommittedReader, Start
+from txnbuffer.client.records import Record
+from txnbuffer.model import Position
+
+POLL = 0.5
+"""Seconds of one wait, so that an interrupt is heard at once."""
+
+
+@click.command("tail")
+@address_argument
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC…")
+@click.option("--from", "start", default="beginning", show_default=True, metavar="START",
+              help="beginning, end, a position ledger:entry, or a time such as 2026-01-31T12:00:00+00:00.")  # fmt: skip
+@click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True)
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--follow/--no-follow", default=False, help="Wait for more at the end.")
+@output_option
+def command(
+    address: str, topics: tuple[str, ...], start: str, isolation: str, limit: int | None, follow: bool, output: str
+) -> None:
+    """Print the visible records of topics in log order, one a line.
+
+    Columns: topic, position, seqno, transaction, key, value. Only what committed is printed, and only
+    up to the oldest open transaction, unless --isolation says otherwise.
+    """
+    left = limit
+    with (
+        open_for_reading(address) as broker,
+        CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,
+    ):
+        while left is None or left > 0:
+            batch = reader.read(limit=min(left or 10_000, 10_000), timeout=POLL if follow else 0.0)
+            if batch is None:
+                if follow:
+                    continue
+                return
+            for record in batch:
+                _show(record, output)
+            left = None if left is None else left - len(batch)
+
+
+def parse_start(text: str) -> Start:
+    """A start as people write it. Raises a usage error that quotes it."""
+    if text in ("beginning", "end"):
+        return text
+    for read in (Position.parse, datetime.fromisoformat):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    raise click.BadParameter(f"{text!r} is neither beginning, end, a position nor a time", param_hint="--from")
+
+
+def _show(record: Record, output: str) -> None:
+    if output == "json":
+        show_line({**record._asdict(), "properties": dict(record.properties)})
+        return
+    key = "-" if record.key is None else text(record.key)
+    value = "(deleted)" if record.value is None else text(record.value)
+    click.echo(f"{record.topic}\t{record.position}\t{plain(record.seqno) or '-'}\t{record.txn or '-'}\t{key}\t{value}")

@@ -1,0 +1,140 @@
+"""Configuration: TOML file, then environment, then flags; the later wins, and an unknown key is an error.
+
+    [log]                       # options of file:DIR
+    segment_bytes = 67108864    # a ledger is closed at about this size
+    compression = "none"        # or "zstd"
+    watermark_bytes = 268435456 # appends are refused while the disk has less free space
+    max_message_bytes = 5242880 # key, value and properties of one message
+
+    [snapshots]                 # when an owner writes a buffer snapshot
+    changes = 1000              # after so many ended transactions
+    interval_ms = 5000          # after so long, if anything changed
+    recovery_target = 1.0       # seconds that replaying the log at recovery should take at most
+
+The environment has the same keys as `TXNBUFFER_LOG_SEGMENT_BYTES`, a flag as `--set log.segment_bytes=…`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker_io.port import MAX_MESSAGE_BYTES
+from txnbuffer.errors import InvalidConfiguration
+
+PREFIX = "TXNBUFFER_"
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    segment_bytes: int = 64 * 1024 * 1024
+    compression: str = "none"
+    watermark_bytes: int = 256 * 1024 * 1024
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotConfig:
+    changes: int = 1000
+    interval_ms: int = 5000
+    recovery_target: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    log: LogConfig = field(default_factory=LogConfig)
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    section: str
+    key: str
+    value: Any
+    source: str
+
+
+def load_config(path: str | None = None, environ: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> Config:
+    """Read all sources. Raises InvalidConfiguration that names the source and the key."""
+    config = Config()
+    for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags)):
+        config = _apply(config, setting)
+    return config
+
+
+def _from_file(path: str | None) -> Iterator[_Setting]:
+    if path is None:
+        return
+    try:
+        tables = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise InvalidConfiguration(f"can't read configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"{path}: is no TOML: {error}") from error
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise InvalidConfiguration(f"{path}: key {section!r} stands outside a section; sections are {_sections()}")
+        for key, value in table.items():
+            yield _Setting(section, key, value, path)
+        if not table:
+            _section(Config(), section, path)
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
+    for name, value in environ.items():
+        for section in (item.name for item in dataclasses.fields(Config)):
+            prefix = f"{PREFIX}{section.upper()}_"
+            if name.startswith(prefix):
+                yield _Setting(section, name.removeprefix(prefix).lower(), value, f"environment variable {name}")
+
+
+def _from_flags(flags: Iterable[str]) -> Iterator[_Setting]:
+    for flag in flags:
+        name, equals, value = flag.partition("=")
+        section, dot, key = name.partition(".")
+        if not (equals and dot):
+            raise InvalidConfiguration(f"--set {flag}: write SECTION.KEY=VALUE")
+        yield _Setting(section, key, value, f"--set {flag}")
+
+
+def _sections() -> str:
+    return ", ".join(item.name for item in dataclasses.fields(Config))
+
+
+def _section(config: Config, name: str, source: str) -> Any:
+    if name not in {item.name for item in dataclasses.fields(Config)}:
+        raise InvalidConfiguration(f"{source}: unknown section {name!r}; sections are {_sections()}")
+    return getattr(config, name)
+
+
+def _apply(config: Config, setting: _Setting) -> Config:
+    section = _section(config, setting.section, setting.source)
+    known = {item.name: item for item in dataclasses.fields(section)}
+    if setting.key not in known:
+        close = difflib.get_close_matches(setting.key, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"keys are {', '.join(known)}"
+        raise InvalidConfiguration(f"{setting.source}: unknown key {setting.section}.{setting.key}; {hint}")
+    value = _convert(getattr(section, setting.key), setting)
+    return dataclasses.replace(config, **{setting.section: dataclasses.replace(section, **{setting.key: value})})
+
+
+def _convert(example: Any, setting: _Setting) -> Any:
+    kind = type(example)
+    name = f"{setting.source}: {setting.section}.{setting.key} = {setting.value!r}"
+    try:
+        value = kind(setting.value)
+    except (TypeError, ValueError):
+        value = None
+    # A bool, or a fraction where a whole number belongs, would pass the conversion unseen.
+    if value is None or isinstance(setting.value, bool) or (kind is int and str(value) != str(setting.value).strip()):
+        raise InvalidConfiguration(f"{name} is no {'number' if kind in (int, float) else 'text'}")
+    if kind in (int, float) and not value >= 0:
+        raise InvalidConfiguration(f"{name} is below 0")
+    if setting.key == "compression" and value not in ("none", "zstd"):
+        raise InvalidConfiguration(f'{name} is neither "none" nor "zstd"')
+    return value
