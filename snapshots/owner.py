@@ -1,0 +1,107 @@
+"""Ownership of the snapshot topic: one writer at a time, and everything it writes tells its epoch.
+
+A new owner opens the exclusive writer, which fences the one before it; reads the topic up to its end
+for the last epoch; writes a higher one under `__owner`; reads up to that entry, for an entry of the
+fenced owner may have landed in between; and writes a higher one again if another owner's entry there
+has an epoch as high. Only then does it write anything else. `Fenced` at any send means that ownership
+is lost and that the fate of what was under way is unknown here; a fenced owner never fences back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import Fenced
+from broker_io.port import Broker, Writer
+from broker_io.position import Position
+from snapshots.envelope import owner_message
+from snapshots.errors import OwnershipLost
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.table import Scan, SnapshotTable
+
+
+class Ownership:
+    """The right to write the snapshot topic, until `lost`. Made by `acquire`."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        self.topic = topic
+        self.epoch = 0
+        self.lost = False
+        self._broker = broker
+        self._writer: Writer = broker.writer(topic, exclusive=True)
+
+    def append(self, messages: Sequence[Message]) -> list[Position]:
+        """Write messages and wait until they are durable: one position each.
+
+        Raises OwnershipLost, and what the broker raises; what became of the messages is then unknown.
+        """
+        if self.lost:
+            raise OwnershipLost(self.topic, self.epoch)
+        if not messages:
+            return []
+        try:
+            return list(self._writer.append(Batch.of(messages)).result())
+        except Fenced as error:
+            self.lost = True
+            raise OwnershipLost(self.topic, self.epoch) from error
+
+    def renew(self) -> SnapshotTable:
+        """Settle the fate of writes that failed: what the table shows has landed, and nothing more will.
+
+        Raises OwnershipLost, without fencing anybody, if another owner has come meanwhile.
+        """
+        running = Scan(self._broker, self.topic)
+        try:
+            running.read_to_end()
+            if self.lost or running.table.epoch > self.epoch:
+                self.lost = True
+                raise OwnershipLost(self.topic, self.epoch)
+            self._writer.close()
+            self._writer = self._broker.writer(self.topic, exclusive=True)
+            self._announce(running)
+        finally:
+            running.close()
+        return running.table
+
+    def _announce(self, running: Scan) -> None:
+        running.read_to_end()
+        while True:
+            self.epoch = running.table.epoch + 1
+            known = running.table.position
+            (own,) = self.append([owner_message(self.epoch)])
+            running.read_own(own)
+            others = [epoch for at, epoch in running.table.owners if known < at < own]
+            if max(others, default=0) < self.epoch:
+                return
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[Ownership, SnapshotTable]:
+    """Take the snapshot topic, made if missing, and what one scan of it found.
+
+    Raises OwnershipLost if another owner takes it at the same time and is the later one.
+    """
+    broker.create_topic(topic)
+    ownership = Ownership(broker, topic)
+    running = Scan(broker, topic)
+    try:
+        ownership._announce(running)
+    except BaseException:
+        ownership.close()
+        raise
+    finally:
+        running.close()
+    return ownership, running.table

@@ -1,0 +1,62 @@
+"""When a topic's snapshot is due. Pure: the caller says what time it is.
+
+Three reasons, whichever comes first: enough changes, enough time with any change at all, or a replay
+from the last snapshot that would take longer than operators want a recovery to take. The last one is
+judged by the rate at which this topic's messages were really replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ASSUMED_REPLAY_RATE = 200_000.0
+"""Messages a second that a recovery replays until it has been measured."""
+
+_WEIGHT = 0.2
+"""How much a new measurement of the replay rate counts against the older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPolicy:
+    """`changes`: ended transactions and suppressed runs; times in milliseconds, `recovery_target` in seconds."""
+
+    changes: int = 1_000
+    interval_ms: int = 5_000
+    recovery_target: float = 1.0
+
+
+DEFAULT_POLICY = SnapshotPolicy()
+
+
+@dataclass(slots=True)
+class SnapshotDue:
+    """The account of one topic since its last durable snapshot. Times are monotonic seconds."""
+
+    policy: SnapshotPolicy
+    since: float
+    changes: int = 0
+    messages: int = 0
+    replay_rate: float = ASSUMED_REPLAY_RATE
+
+    def applied(self, messages: int, changes: int) -> None:
+        self.messages += messages
+        self.changes += changes
+
+    def measured(self, messages: int, seconds: float) -> None:
+        """A replay of `messages` took `seconds`; runs too short to tell are passed over."""
+        if messages < 1_000 or seconds <= 0:
+            return
+        self.replay_rate += _WEIGHT * (messages / seconds - self.replay_rate)
+
+    def due(self, now: float) -> bool:
+        if self.changes >= self.policy.changes:
+            return True
+        if self.messages / self.replay_rate >= self.policy.recovery_target:
+            return True
+        return self.messages > 0 and (now - self.since) * 1000 >= self.policy.interval_ms
+
+    def written(self, now: float, messages: int, changes: int) -> None:
+        """A snapshot that covers `messages` and `changes` is durable; a failed one leaves the account as it is."""
+        self.since = now
+        self.messages -= messages
+        self.changes -= changes

@@ -1,0 +1,148 @@
+"""What one scan of the snapshot topic finds: the newest entry of each key, topic by topic.
+
+Nothing is judged here but whose writes count; whether the entries of a topic belong together is
+`snapshots.recovery`'s question, asked topic by topic so that a bad one stops no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker_io.batch import PlacedBatch, PropertyColumn
+from broker_io.errors import StorageError
+from broker_io.port import Broker, Reader
+from broker_io.position import EARLIEST, Position
+from snapshots.envelope import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, Stored
+from snapshots.keys import OWNER_KEY, SNAPSHOT_TOPIC, EntryKey, KeyKind
+
+PATIENCE = 0.25
+"""Seconds without a message after which a reader takes it that the rest was compacted away."""
+
+OWN_WRITE_TIMEOUT = 30.0
+"""Seconds in which a message that was acknowledged must come back to whoever reads for it."""
+
+
+@dataclass(slots=True)
+class TopicEntries:
+    """The newest live entries of one data topic; `end_deleted` tells a deleted end from one never seen."""
+
+    end: Stored | None = None
+    end_deleted: bool = False
+    parts: dict[int, Stored] = field(default_factory=dict)
+    spills: dict[int, Stored] = field(default_factory=dict)
+
+    def put(self, key: EntryKey, stored: Stored) -> None:
+        if key.kind is KeyKind.END:
+            self.end = None if stored.value is None else stored
+            self.end_deleted = stored.value is None
+            return
+        numbered = self.parts if key.kind is KeyKind.PART else self.spills
+        if stored.value is None:
+            numbered.pop(key.number, None)
+        else:
+            numbered[key.number] = stored
+
+    def __bool__(self) -> bool:
+        return bool(self.end or self.parts or self.spills)
+
+
+@dataclass(slots=True)
+class SnapshotTable:
+    """All entries up to `position`. `only`: the one data topic of interest, or None for all.
+
+    `epoch` is the highest of an `owner` entry, `zombies` the number of entries that came too late to count,
+    `foreign` the keys that are no entry's.
+    """
+
+    only: str | None = None
+    topics: dict[str, TopicEntries] = field(default_factory=dict)
+    position: Position = EARLIEST
+    epoch: int = 0
+    owners: list[tuple[Position, int]] = field(default_factory=list)
+    zombies: int = 0
+    foreign: set[bytes] = field(default_factory=set)
+
+    def entries(self, topic: str) -> TopicEntries:
+        return self.topics.setdefault(topic, TopicEntries())
+
+    def feed(self, placed: PlacedBatch) -> None:
+        """Take in the messages behind `position`; those up to it are known already."""
+        batch = placed.messages
+        keys = batch.keys.to_list()
+        absent = batch.values.absent_mask().tolist()
+        columns = [
+            _texts(batch.properties.get(name), len(keys)) for name in (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)
+        ]
+        for row, (position, key, version, kind, epoch) in enumerate(zip(placed.positions, keys, *columns, strict=True)):
+            if key is None or position <= self.position:
+                continue
+            stored = Stored(position, version, kind, int(epoch) if epoch.isdigit() else -1, None)
+            parsed = EntryKey.parse(key)
+            if key == OWNER_KEY:
+                self._owner(stored)
+            elif stored.epoch < self.epoch and stored.epoch >= 0:
+                self.zombies += 1
+            elif parsed is None:
+                self.foreign.add(key)
+            elif self.only is None or parsed.topic == self.only:
+                value = None if absent[row] else batch.values[row]
+                self.entries(parsed.topic).put(parsed, stored._replace(value=value))
+        if len(placed):
+            self.position = max(self.position, placed.positions.last)
+
+    def _owner(self, stored: Stored) -> None:
+        self.owners.append((stored.position, stored.epoch))
+        self.epoch = max(self.epoch, stored.epoch)
+
+
+def _texts(column: PropertyColumn | None, count: int) -> list[str]:
+    return [""] * count if column is None else [text or "" for text in column.to_list()]
+
+
+class Scan:
+    """A reader of the snapshot topic and the table that it fills.
+
+    Opens first; ends are taken after that. So a compaction that runs meanwhile can't hide an entry from both the
+    part of the topic that was read and the part behind the end that was taken.
+    """
+
+    def __init__(self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._reader: Reader = broker.reader(topic, compacted=True)
+        self.table = SnapshotTable(only)
+
+    def read_to_end(self, patience: float = PATIENCE) -> None:
+        """Read on to a fresh end, or to where `patience` seconds bring nothing more."""
+        end = self._broker.last_position(self._topic)
+        self._read(lambda: end is None or self.table.position >= end, patience)
+
+    def read_own(self, position: Position) -> None:
+        """Read on to a message that this process has just written under a key of its own."""
+        if not self._read(lambda: self.table.position >= position, OWN_WRITE_TIMEOUT):
+            raise StorageError(
+                f"{self._topic}: the message written at {position} did not come back within "
+                f"{OWN_WRITE_TIMEOUT:.0f} s; look whether the broker is well and start again"
+            )
+
+    def _read(self, done: Callable[[], bool], timeout: float) -> bool:
+        while not done():
+            placed = self._reader.read(timeout=timeout)
+            if placed is None:
+                return False
+            self.table.feed(placed)
+        return True
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None) -> SnapshotTable:
+    """One scan of the snapshot topic up to its present end. Raises TopicNotFound."""
+    running = Scan(broker, topic, only)
+    try:
+        running.read_to_end()
+    finally:
+        running.close()
+    return running.table

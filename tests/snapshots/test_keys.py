@@ -1,0 +1,69 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapshots.keys import OWNER_KEY, EntryKey, KeyKind, end_key, is_internal, part_key, spill_key
+
+topics = st.one_of(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=12),
+    st.lists(st.sampled_from(["a", "-", "1", "s", "s1", "end", "-end", "partition", "__owner"]), min_size=1).map(
+        "".join
+    ),
+)
+keys = st.one_of(
+    st.builds(EntryKey, topics, st.just(KeyKind.END), st.just(0)),
+    st.builds(EntryKey, topics, st.sampled_from([KeyKind.PART, KeyKind.SPILL]), st.integers(1, 10**18 - 1)),
+)
+
+
+@given(keys)
+def test_a_key_reads_back_as_what_it_was(key):
+    assert EntryKey.parse(key.to_bytes()) == key
+
+
+@given(keys, keys)
+def test_two_entries_never_share_a_key(one, other):
+    assert (one.to_bytes() == other.to_bytes()) == (one == other)
+
+
+@given(st.one_of(st.binary(max_size=12), topics.map(str.encode)))
+def test_only_one_spelling_of_a_key_is_read(data):
+    key = EntryKey.parse(data)
+    assert key is None or key.to_bytes() == data
+
+
+def test_the_keys_are_spelled_as_documented():
+    assert part_key("orders", 12) == b"orders-12"
+    assert spill_key("orders", 3) == b"orders-s3"
+    assert end_key("orders") == b"orders-end"
+    assert EntryKey.parse(OWNER_KEY) is None
+
+
+def test_neighbours_do_not_collide():
+    names = ["a", "a-1", "a-s1", "a-end", "a-partition-1", "a-"]
+    seen = {key(name, 1) for name in names for key in (part_key, spill_key)} | {end_key(name) for name in names}
+    assert len(seen) == 3 * len(names)
+
+
+def test_what_is_no_key_is_none():
+    for data in (
+        b"",
+        b"-1",
+        b"-end",
+        b"a",
+        b"a-",
+        b"a-0",
+        b"a-01",
+        b"a-s",
+        b"a-s0",
+        b"a-x",
+        b"a-END",
+        b"a-+1",
+        b"\xff-1",
+    ):
+        assert EntryKey.parse(data) is None, data
+    assert EntryKey.parse("a-١".encode()) is None
+
+
+def test_internal_topics_are_told_by_their_prefix():
+    assert is_internal("__txnbuffer_snapshots")
+    assert not is_internal("orders")
