@@ -1,1 +1,6 @@
-"""What proves a broker: the contract suite, faults on demand, and a simulated disk."""
+"""What proves a broker: the contract suite, and a simulated world of disk, clock and randomness."""
+
+from broker_io.testing.disk import Crash, Operation, SimulatedDisk, Unsynced
+from broker_io.testing.world import SeededRandomness, SimulatedClock
+
+__all__ = ["Crash", "Operation", "SeededRandomness", "SimulatedClock", "SimulatedDisk", "Unsynced"]
