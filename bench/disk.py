@@ -1,0 +1,21 @@
+"""What the disk under the temporary directory does on its own, to judge other figures by."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+
+
+def synced_write_ms(writes: int = 20, size: int = 4096) -> float:
+    """Median milliseconds of appending `size` bytes to a file and syncing it."""
+    block = bytes(size)
+    times: list[float] = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(writes):
+            start = time.perf_counter()
+            os.write(file.fileno(), block)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1000

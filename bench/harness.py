@@ -1,0 +1,143 @@
+"""The registry of figures and what runs them.
+
+A figure is a function that measures once and returns one number, or a `Pair` with that of a peer
+measured right beside it. Each runs several times; what is printed is the median, as one JSON object a
+line on stdout with the keys
+
+    figure, value, unit, goal, peer, peer_value, ratio, runs
+
+`goal` is a text such as ">= 500000" or null; `peer`, `peer_value` and `ratio` (value over peer's
+value) are null where there is no peer; `runs` says how many runs the medians come from. Everything
+else, the single values and what a synced write costs on this disk among it, is told on stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import statistics
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TextIO
+
+import bench
+from bench.disk import synced_write_ms
+
+RUNS = 3
+
+
+class Pair(NamedTuple):
+    """One measurement and that of the peer, taken one right after the other."""
+
+    value: float
+    peer_value: float
+
+
+Measure = Callable[[], float | Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    name: str
+    unit: str
+    goal: str | None
+    peer: str | None
+    measure: Measure
+
+
+_registry: dict[str, Figure] = {}
+
+
+def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = None) -> Callable[[Measure], Measure]:
+    """Register a function as a figure. `goal` is `<= number` or `>= number`; with a `peer` it returns a Pair."""
+
+    def register(measure: Measure) -> Measure:
+        if name in _registry:
+            raise ValueError(f"figure {name} is registered twice")
+        if goal is not None:
+            reaches(0.0, goal)
+        _registry[name] = Figure(name, unit, goal, peer, measure)
+        return measure
+
+    return register
+
+
+def figures(only: str = "") -> list[Figure]:
+    """All figures whose name starts with `only`, sorted by name. Raises ValueError if there is none."""
+    for module in pkgutil.iter_modules(bench.__path__):
+        if module.name.startswith("figures_"):
+            importlib.import_module(f"bench.{module.name}")
+    chosen = [_registry[name] for name in sorted(_registry) if name.startswith(only)]
+    if not chosen:
+        raise ValueError(f"no figure starts with {only!r}; there are {', '.join(sorted(_registry)) or 'none'}")
+    return chosen
+
+
+def reaches(value: float, goal: str) -> bool:
+    """Whether a value is as good as its goal."""
+    match goal.split():
+        case ["<=", limit]:
+            return value <= float(limit)
+        case [">=", limit]:
+            return value >= float(limit)
+    raise ValueError(f"goal {goal!r} is neither '<= number' nor '>= number'")
+
+
+def measured(chosen: Figure, runs: int, err: TextIO) -> dict[str, object]:
+    """Run one figure and return its JSON object."""
+    results: list[Pair] = []
+    for _ in range(runs):
+        result = chosen.measure()
+        if isinstance(result, Pair) != (chosen.peer is not None):
+            raise TypeError(f"figure {chosen.name} returns a Pair if it names a peer, and only then")
+        results.append(result if isinstance(result, Pair) else Pair(result, 0.0))
+        print(f"  {_short(results[-1].value)} {chosen.unit}", file=err, flush=True)
+    value = statistics.median(result.value for result in results)
+    peer_value = statistics.median(result.peer_value for result in results) if chosen.peer else None
+    return {
+        "figure": chosen.name,
+        "value": _short(value),
+        "unit": chosen.unit,
+        "goal": chosen.goal,
+        "peer": chosen.peer,
+        "peer_value": None if peer_value is None else _short(peer_value),
+        "ratio": _short(value / peer_value) if peer_value else None,
+        "runs": runs,
+    }
+
+
+def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None, err: TextIO | None = None) -> bool:
+    """Measure figures and print them; whether every one could be measured. A goal that is missed is told."""
+    out, err = out or sys.stdout, err or sys.stderr
+    complete = True
+    for one in chosen:
+        print(f"{one.name}  (a synced write takes {synced_write_ms():.2f} ms here now)", file=err, flush=True)
+        try:
+            line = measured(one, runs, err)
+        except Exception:  # one figure that can't be measured leaves the others standing
+            traceback.print_exc(file=err)
+            complete = False
+            continue
+        if one.goal is not None:
+            verdict = "reached" if reaches(float(str(line["value"])), one.goal) else "MISSED"
+            print(f"  goal {one.goal} {one.unit}: {verdict}", file=err, flush=True)
+        print(json.dumps(line), file=out, flush=True)
+    return complete
+
+
+def _short(value: float) -> float:
+    """Four digits that mean something, whole numbers above that."""
+    return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the figures that start with the first argument, or all; the exit code."""
+    try:
+        chosen = figures(arguments[0] if arguments else "")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0 if run(chosen) else 1
