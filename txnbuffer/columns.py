@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +40,26 @@ def number(text: str, limit: int) -> int:
     return value if 1 <= value <= limit else UNREADABLE
 
 
-def transactions(column: PropertyColumn | None, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Two int64[count], most and least: a least of ABSENT where there is no text, of UNREADABLE where it is no id."""
+def transaction_codes(column: PropertyColumn | None, count: int) -> tuple[NDArray[np.int32], IdTable]:
+    """int32[count], rows of a table of the distinct ids; -1, its last row, where there is no text."""
     if column is None:
-        return np.full(count, ABSENT, np.int64), np.full(count, ABSENT, np.int64)
+        return np.full(count, -1, np.int32), IdTable.of(())
     if isinstance(column, Numbers):  # a number has no colon
-        least = np.full(count, UNREADABLE, np.int64)
-        if column.present is not None:
-            least[~column.present] = ABSENT
-        return np.full(count, ABSENT, np.int64), least
+        return np.where(present(column, count), 0, -1).astype(np.int32), IdTable.of(("",))
     labels = used(_labels(column))
-    most, least = ids(labels.values)
-    return np.append(most, ABSENT)[labels.codes], np.append(least, ABSENT)[labels.codes]
+    return labels.codes, IdTable.of(labels.values)
+
+
+class IdTable(NamedTuple):
+    """Two int64[k + 1], most and least of k texts: UNREADABLE where one is no id, and ABSENT in the last row."""
+
+    most: NDArray[np.int64]
+    least: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> IdTable:
+        most, least = ids(texts)
+        return cls(np.append(most, ABSENT), np.append(least, ABSENT))
 
 
 def ids(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

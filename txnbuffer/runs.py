@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Message, PlacedBatch
 from broker_io.position import NO_INDEX, Position, Positions
-from txnbuffer.columns import ABSENT, number, numbers, present, texts_equal, transactions
+from txnbuffer.columns import ABSENT, number, numbers, present, texts_equal, transaction_codes
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, RecordRun, TxnId, Undecodable
 from txnbuffer.protocol import MARKER, MARKER_TEXT, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, decode_marker
@@ -66,7 +66,8 @@ def decode_columns(placed: PlacedBatch) -> list[Item]:
     count = len(placed)
     if not any(name in properties for name in (VERSION, TXN, SEQ, RECORDS, MARKER)):
         return [RecordRun(None, placed.positions.first, placed.positions.last, 0, count)] if count else []
-    most, least = transactions(properties.get(TXN), count)
+    codes, table = transaction_codes(properties.get(TXN), count)
+    most, least = table.most[codes], table.least[codes]
     seqs = numbers(properties.get(SEQ), count, MAX_LEAST)
     sizes = numbers(properties.get(RECORDS), count, MAX_SET_RECORDS)
     version = properties.get(VERSION)

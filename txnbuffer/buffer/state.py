@@ -1,0 +1,109 @@
+"""The whole state of a transaction buffer but for its sealed parts, as plain columns: what a snapshot holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_io.position import EARLIEST, Int64s, Position, Positions
+from txnbuffer.buffer.effects import Damage
+from txnbuffer.buffer.items import Items
+
+NOWHERE = EARLIEST
+"""Stands in a column of positions for "none": what is before the first message of a log."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OngoingColumns:
+    """n ongoing transactions, oldest first; `befores` is NOWHERE for one that began with the log."""
+
+    most: Int64s
+    least: Int64s
+    firsts: Positions
+    befores: Positions
+    highest: Int64s
+    accepted: Int64s
+
+    def __len__(self) -> int:
+        return len(self.least)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoordinatorColumns:
+    """k coordinators, ascending by `most`; the bitmaps in roaring's portable 64-bit form, equal sets equal bytes."""
+
+    most: Int64s
+    low_water_marks: Int64s
+    epochs: Int64s
+    committed: tuple[bytes, ...]
+    aborted: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.most)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartColumns:
+    """The p parts that still count, with the numbers `first`, `first + 1`, ...: ledger of the last item, counts."""
+
+    first: int
+    last_ledgers: Int64s
+    aborts: Int64s
+    suppressed: Int64s
+
+    def __len__(self) -> int:
+        return len(self.last_ledgers)
+
+    @property
+    def end(self) -> int:
+        """The number that the next part will get."""
+        return self.first + len(self)
+
+
+class Counters(NamedTuple):
+    """Counted since the topic's first message: records, except `undecodable` messages and `void` marker items."""
+
+    late: int = 0
+    duplicates: int = 0
+    undecodable: int = 0
+    void: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferState:
+    """State between two messages: all up to `applied` is in, nothing after it.
+
+    `max_read` follows from the rest; it stands here for whoever only asks for it. Suppressed ranges of
+    ledgers below `first_ledger` no longer count. `damage` holds the first damaged commits, `counters`
+    the number of all.
+    """
+
+    part_size: int
+    applied: Position | None
+    max_read: Position | None
+    first_ledger: int
+    ongoing: OngoingColumns
+    coordinators: CoordinatorColumns
+    parts: PartColumns
+    tail: Items
+    counters: Counters
+    damage: tuple[Damage, ...]
+
+    def differences(self, other: BufferState) -> list[str]:
+        """One line for each field that differs, with both values; empty if the states are equal."""
+        mine, theirs = _plain("", self), _plain("", other)
+        return [f"{name}: {mine[name]!r} != {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
+
+
+def _plain(name: str, value: object) -> dict[str, object]:
+    if isinstance(value, np.ndarray):
+        return {name: value.tolist()}
+    if is_dataclass(value):
+        plain: dict[str, object] = {}
+        for field in fields(value):
+            plain |= _plain(f"{name}.{field.name}" if name else field.name, getattr(value, field.name))
+        return plain
+    return {name: value}
