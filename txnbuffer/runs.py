@@ -121,11 +121,14 @@ def _runs(
     if sets.any():
         first = Positions(first.ledgers, first.entries, np.where(sets, 0, first.indexes))
         last = Positions(last.ledgers, last.entries, np.where(sets, sizes - 1, last.indexes))
-    least = txns.least[starts].tolist()
-    ids = map(TxnId, txns.most[starts].tolist(), least)
-    named = [txn if txn.least > 0 else None for txn in ids]
+    firsts = [*first]
+    lasts = firsts if sizes.max(initial=0) == 1 else [*last]
+    least = txns.least[starts]
+    ids: list[TxnId | None] = [*map(TxnId._make, zip(txns.most[starts].tolist(), least.tolist(), strict=True))]
+    for row in np.flatnonzero(least < 0).tolist():
+        ids[row] = None
     seqs = np.maximum(txns.seqs[starts], 0).tolist()
-    return [*map(RecordRun, named, first, last, seqs, sizes.tolist())]
+    return [*map(RecordRun._make, zip(ids, firsts, lasts, seqs, sizes.tolist(), strict=True))]
 
 
 def _with_odd(

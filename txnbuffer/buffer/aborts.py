@@ -25,11 +25,9 @@ class AbortedSet:
     def __len__(self) -> int:
         return sum(map(len, self._bitmaps.values()))
 
-    def add(self, txn: TxnId) -> None:
-        bitmap = self._bitmaps.get(txn.most)
-        if bitmap is None:
-            bitmap = self._bitmaps[txn.most] = BitMap64()
-        bitmap.add(txn.least)
+    def add(self, txns: list[TxnId]) -> None:
+        """Add ids of one coordinator, at least one."""
+        self._bitmaps.setdefault(txns[0].most, BitMap64()).update([txn.least for txn in txns])
 
     def update(self, most: Int64s, least: Int64s) -> None:
         """Add a column of ids."""

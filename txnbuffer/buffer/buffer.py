@@ -31,7 +31,7 @@ from txnbuffer.buffer.parts import Parts
 from txnbuffer.buffer.state import BufferState, Counters
 from txnbuffer.buffer.suppressed import SuppressedRanges
 from txnbuffer.errors import OutOfOrder, PartMismatch, ProtocolStopped
-from txnbuffer.model import Marker, MarkerItem, Outcome, RecordRun, TxnId, Undecodable
+from txnbuffer.model import Marker, Outcome, RecordRun, TxnId, Undecodable
 from txnbuffer.runs import PlacedMarker, decode
 
 PART_SIZE = 8000
@@ -247,31 +247,41 @@ class TransactionBuffer:
             self._count(void=len(marker.items))
             effects += [Void(txn, outcome, position, marker.epoch, state.epoch) for txn, outcome, _ in marker.items]
         else:
-            for item in marker.items:
-                self._end(item, state, position, marker.decided, effects)
+            self._end(marker, state, position, effects)
         state.raise_low_water_mark(marker.low_water_mark)  # rule 5
         if marker.epoch > state.epoch:
             state.epoch = marker.epoch
             effects.append(EpochRaised(marker.coordinator, marker.epoch, position))
         self._applied = position
 
-    def _end(
-        self, item: MarkerItem, state: CoordinatorState, position: Position, decided: bool, effects: list[Effect]
-    ) -> None:
-        txn, outcome, records = item
-        entry = self.ongoing.end(txn)
-        if entry is None and state.has_ended(txn.least):  # rule 3
-            effects.append(Ignored(txn, outcome, position))
-            return
-        state.add(txn.least, outcome)
-        accepted = 0 if entry is None else entry.accepted
-        if outcome is Outcome.ABORT:
+    def _end(self, marker: Marker, state: CoordinatorState, position: Position, effects: list[Effect]) -> None:
+        committed: set[int] = set()
+        aborted: set[int] = set()
+        hidden: list[TxnId] = []
+        for txn, outcome, records in marker.items:
+            least = txn.least
+            entry = self.ongoing.end(txn)
             if entry is not None:
-                self.aborted.add(txn)
-                self.parts.add_abort(txn, position)
-        elif accepted != records:  # rule 6
-            self._report(Damage(txn, position, records, accepted), effects)
-        effects.append(Ended(txn, outcome, position, decided, accepted))
+                accepted = entry.accepted
+            elif state.has_ended(least) or least in committed or least in aborted:  # rule 3
+                effects.append(Ignored(txn, outcome, position))
+                continue
+            else:
+                accepted = 0
+            if outcome:
+                committed.add(least)
+                if accepted != records:  # rule 6
+                    self._report(Damage(txn, position, records, accepted), effects)
+            else:
+                aborted.add(least)
+                if entry is not None:
+                    hidden.append(txn)
+            effects.append(Ended(txn, outcome, position, marker.decided, accepted))
+        state.add(committed, aborted)
+        if hidden:
+            self.aborted.add(hidden)
+            self.parts.add_aborts(hidden, position)
+        self.ongoing.tidy()
 
     def _suppress(
         self, reason: Reason, txn: TxnId | None, first: Position, last: Position, size: int, effects: list[Effect]

@@ -42,10 +42,11 @@ class CoordinatorState:
             return Outcome.COMMIT
         return Outcome.ABORT if least in self.aborted else None
 
-    def add(self, least: int, outcome: Outcome) -> None:
-        """Note an end. At or below the low-water mark there is nothing to note: all of those have ended."""
-        if least > self.low_water_mark:
-            (self.committed if outcome else self.aborted).add(least)
+    def add(self, committed: set[int], aborted: set[int]) -> None:
+        """Note ends. Those at or below the low-water mark need no note: all of them have ended."""
+        mark = self.low_water_mark
+        self.committed.update([least for least in committed if least > mark])
+        self.aborted.update([least for least in aborted if least > mark])
 
     def raise_low_water_mark(self, mark: int) -> None:
         if mark > self.low_water_mark:

@@ -61,9 +61,12 @@ class Ongoing:
         entry = self._by_id.pop(txn, None)
         if entry is not None:
             entry.ended = True
-            if len(self._queue) > 2 * len(self._by_id) + 64:
-                self._queue = deque(self)
         return entry
+
+    def tidy(self) -> None:
+        """Give back the room of ended transactions behind one that stays open; to be called now and then."""
+        if len(self._queue) > 2 * len(self._by_id) + 64:
+            self._queue = deque(self)
 
     def oldest(self) -> OpenTxn | None:
         queue = self._queue

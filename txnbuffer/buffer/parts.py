@@ -38,10 +38,15 @@ class Parts:
     def tail_size(self) -> int:
         return len(self._aborts) + len(self._ranges)
 
-    def add_abort(self, txn: TxnId, marker: Position) -> None:
-        if len(self._aborts) + len(self._ranges) >= self.part_size:
-            self._seal()
-        self._aborts.append((txn, marker))
+    def add_aborts(self, txns: list[TxnId], marker: Position) -> None:
+        """Add transactions that one marker aborted."""
+        start = 0
+        while start < len(txns):
+            if self.tail_size >= self.part_size:
+                self._seal()
+            stop = start + self.part_size - self.tail_size
+            self._aborts += [(txn, marker) for txn in txns[start:stop]]
+            start = stop
 
     def add_range(self, first: Position, last: Position, before: Position | None) -> bool:
         """Add suppressed positions; `before` is where the message before them ends.
