@@ -1,0 +1,150 @@
+"""What the parts of the contract share: fixtures, the choices a backend has, and small helpers."""
+
+# ruff: noqa: S101 - tests are made of assertions
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from broker_io.batch import Batch, Message, PlacedMessage
+from broker_io.port import Broker, Reader, Writer
+from broker_io.position import EARLIEST, Position
+
+PATIENCE_SECONDS = 20.0
+"""How long a backend may take for what it promises to do in the end."""
+
+LAG_SECONDS = 0.5
+"""How long a message that is there may take to reach a reader."""
+
+
+class Base:
+    """The choices a backend has."""
+
+    destructive_compaction = False
+    """Raw readers too lose what compaction drops."""
+    keeps_empty_values = True
+    """A value of no bytes is no delete to compaction."""
+    trims_at_once = True
+    """Trimmed ledgers are gone when `trim` returns."""
+    max_message_bytes = 5 * 1024 * 1024
+    """What `broker` was told is the limit of one message."""
+    time_slack_ms = 0
+    """How far the clock that stamps messages may be from `now_ms`."""
+
+    def now_ms(self, broker: Broker) -> int:
+        """The time by the clock that stamps messages."""
+        del broker
+        return time.time_ns() // 1_000_000
+
+    def pass_time(self, broker: Broker, seconds: float) -> None:
+        """Let so much of that time pass."""
+        del broker
+        time.sleep(seconds)
+
+    def reopen(self, broker: Broker) -> Broker:
+        """Close a broker and open its log again."""
+        del broker
+        pytest.skip("this backend's log lives no longer than its broker")
+
+    @pytest.fixture
+    def topic(self, broker: Broker) -> str:
+        """A new, empty topic."""
+        return new_topic(broker)
+
+    def trimmed(self, broker: Broker, topic: str, first_ledger: int) -> None:
+        """Trim, and wait until it is done."""
+        broker.trim(topic, first_ledger)
+        if not self.trims_at_once:
+            eventually(lambda: broker.ledgers(topic)[0].ledger >= first_ledger)
+
+
+def new_topic(broker: Broker) -> str:
+    name = f"contract-{uuid.uuid4().hex}"
+    broker.create_topic(name)
+    return name
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def numbered(count: int, start: int = 0) -> list[Message]:
+    """Messages that can be told apart by their values."""
+    return [Message(b"key-%d" % (number % 7), b"value-%d" % number) for number in range(start, start + count)]
+
+
+def put(writer: Writer, messages: Sequence[Message]) -> list[Position]:
+    """Append and wait for the positions."""
+    return [*writer.append(Batch.of(messages)).result(PATIENCE_SECONDS)]
+
+
+def fill(broker: Broker, topic: str, *groups: Sequence[Message]) -> list[list[Position]]:
+    """Append groups of messages, each to a ledger of its own but for the backend's own rolls."""
+    positions = []
+    with broker.writer(topic) as writer:
+        for number, group in enumerate(groups):
+            if number:
+                broker.roll(topic)
+            positions.append(put(writer, group))
+    return positions
+
+
+def read_on(reader: Reader, *, limit: int = 65_536, timeout: float = 0.0) -> list[PlacedMessage]:
+    """All that a reader gives until it has nothing more."""
+    found: list[PlacedMessage] = []
+    drain(reader, found, limit=limit, timeout=timeout)
+    return found
+
+
+def drain(reader: Reader, found: list[PlacedMessage], *, limit: int = 65_536, timeout: float = 0.0) -> None:
+    """Add to `found` what a reader gives until it has nothing more, also if it fails on the way."""
+    while (batch := reader.read(limit=limit, timeout=timeout)) is not None:
+        assert len(batch), "a batch holds at least one message"
+        assert len({*batch.positions.ledgers.tolist()}) == 1, "a batch comes from one ledger"
+        assert len(batch.positions) == len(batch.messages) == len(batch.publish_times)
+        found += batch
+
+
+def read_count(reader: Reader, count: int) -> list[PlacedMessage]:
+    """At least `count` messages, waiting for them."""
+    found: list[PlacedMessage] = []
+    while len(found) < count:
+        batch = reader.read(timeout=PATIENCE_SECONDS)
+        assert batch is not None, f"only {len(found)} of {count} messages came"
+        found += batch
+    return found
+
+
+def read_all(
+    broker: Broker, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+) -> list[PlacedMessage]:
+    """What stands in a topic from a position to its end as it is now."""
+    end = broker.last_position(topic)
+    with broker.reader(topic, start, inclusive=inclusive, compacted=compacted) as reader:
+        found = read_on(reader)
+        while not compacted and end is not None and start < end and not (found and found[-1].position >= end):
+            more = reader.read(timeout=LAG_SECONDS)
+            if more is None:  # the end itself was trimmed or compacted away
+                break
+            found += more
+        return found
+
+
+def values(found: Iterable[PlacedMessage]) -> list[bytes | None]:
+    return [placed.message.value for placed in found]
+
+
+def positions_of(found: Iterable[PlacedMessage]) -> list[Position]:
+    return [placed.position for placed in found]
+
+
+def ascending(positions: Sequence[Position]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(positions))

@@ -1,0 +1,133 @@
+"""Shared and exclusive writers, and fencing."""
+
+# ruff: noqa: S101
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from broker_io.batch import Batch
+from broker_io.errors import Fenced
+from broker_io.port import Broker, Writer
+from broker_io.position import Position, Positions
+from broker_io.testing.contract.base import (
+    PATIENCE_SECONDS,
+    Base,
+    new_topic,
+    numbered,
+    positions_of,
+    put,
+    read_all,
+    values,
+)
+
+
+def failure(writer: Writer) -> BaseException | None:
+    return writer.append(Batch.of(numbered(1, start=999))).exception(PATIENCE_SECONDS)
+
+
+class OwningContract(Base):
+    def test_shared_writers_share(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as one, broker.writer(topic) as two:
+            positions = [put(writer, numbered(1, number))[0] for number, writer in enumerate([one, two, one, two])]
+        found = read_all(broker, topic)
+        assert positions_of(found) == positions
+        assert [placed.message for placed in found] == numbered(4)
+
+    @pytest.mark.parametrize("exclusive", [False, True])
+    def test_an_exclusive_writer_fences_every_older_one(self, broker: Broker, topic: str, exclusive: bool) -> None:
+        older = [broker.writer(topic, exclusive=exclusive)]
+        if not exclusive:
+            older.append(broker.writer(topic))
+        for writer in older:
+            put(writer, numbered(1))
+        with broker.writer(topic, exclusive=True) as owner:
+            for writer in older:
+                assert isinstance(failure(writer), Fenced)
+            put(owner, numbered(1, 5))
+            for writer in older:
+                assert isinstance(failure(writer), Fenced)
+        assert values(read_all(broker, topic)) == [b"value-0"] * len(older) + [b"value-5"]
+
+    def test_the_fenced_stay_fenced_when_the_fencer_is_gone(self, broker: Broker, topic: str) -> None:
+        older = broker.writer(topic)
+        broker.writer(topic, exclusive=True).close()
+        assert isinstance(failure(older), Fenced)
+        with broker.writer(topic) as fresh:
+            put(fresh, numbered(1))
+        assert isinstance(failure(older), Fenced)
+        older.close()
+        assert values(read_all(broker, topic)) == [b"value-0"]
+
+    def test_nobody_shares_with_an_exclusive_writer(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic, exclusive=True) as owner:
+            with pytest.raises(Fenced, match=topic):
+                broker.writer(topic)
+            put(owner, numbered(1))
+        with broker.writer(topic) as writer:
+            put(writer, numbered(1, 1))
+        assert values(read_all(broker, topic)) == [b"value-0", b"value-1"]
+
+    def test_closing_a_fenced_writer_does_not_let_others_in(self, broker: Broker, topic: str) -> None:
+        older = broker.writer(topic, exclusive=True)
+        with broker.writer(topic, exclusive=True) as owner:
+            older.close()
+            with pytest.raises(Fenced):
+                broker.writer(topic)
+            put(owner, numbered(1))
+
+    def test_fencing_touches_one_topic_only(self, broker: Broker, topic: str) -> None:
+        other = new_topic(broker)
+        with broker.writer(other) as writer, broker.writer(topic, exclusive=True):
+            put(writer, numbered(1))
+        assert len(read_all(broker, other)) == 1
+
+    def test_a_chain_of_owners(self, broker: Broker, topic: str) -> None:
+        owners, positions = [], []
+        for number in range(6):
+            owners.append(broker.writer(topic, exclusive=True))
+            positions += put(owners[-1], numbered(1, number))
+            assert all(isinstance(failure(writer), Fenced) for writer in owners[:-1])
+        assert positions_of(read_all(broker, topic)) == positions
+
+    def test_a_topic_made_anew_has_no_owner(self, broker: Broker, topic: str) -> None:
+        owner = broker.writer(topic, exclusive=True)
+        broker.delete_topic(topic)
+        broker.create_topic(topic)
+        with broker.writer(topic) as writer:
+            put(writer, numbered(1))
+        owner.close()
+        assert len(read_all(broker, topic)) == 1
+
+    def test_nothing_of_the_fenced_stands_behind_the_fencer(self, broker: Broker, topic: str) -> None:
+        """What was under way may get in or not, but in order, as a prefix, and all of it below the new owner's."""
+        started, sent = threading.Event(), []
+
+        def write() -> None:
+            with broker.writer(topic) as writer:
+                for number in range(2000):
+                    sent.append(writer.append(Batch.of(numbered(1, number))))
+                    started.set()
+                    if number % 50 == 49 and sent[-1].exception(PATIENCE_SECONDS) is not None:
+                        return
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            started.wait(PATIENCE_SECONDS)
+            owner = broker.writer(topic, exclusive=True)
+            (border,) = put(owner, numbered(1, 10_000))
+            writing.result(PATIENCE_SECONDS)
+        owner.close()
+        found = read_all(broker, topic)
+        assert found[-1].position == border
+        assert [placed.message for placed in found[:-1]] == numbered(len(found) - 1)
+        self._check_acknowledged(sent, positions_of(found))
+
+    def _check_acknowledged(self, sent: list[Future[Positions]], found: list[Position]) -> None:
+        failures = [future.exception(PATIENCE_SECONDS) for future in sent]
+        acknowledged = [future.result() for future, failed in zip(sent, failures, strict=True) if failed is None]
+        assert all(isinstance(failed, Fenced) for failed in failures[len(acknowledged) :])
+        assert [positions.first for positions in acknowledged] == found[: len(acknowledged)]

@@ -1,0 +1,190 @@
+"""Topics: their names, their life, and what happens to what is open when they or the broker go."""
+
+# ruff: noqa: S101
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from broker_io.batch import Batch, PlacedMessage
+from broker_io.errors import Closed, Error, InvalidTopicName, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import Position
+from broker_io.testing.contract.base import (
+    PATIENCE_SECONDS,
+    Base,
+    drain,
+    fill,
+    new_topic,
+    numbered,
+    put,
+    read_all,
+    values,
+)
+
+CALLS: dict[str, Callable[[Broker, str], object]] = {
+    "delete_topic": lambda broker, topic: broker.delete_topic(topic),
+    "incarnation": lambda broker, topic: broker.incarnation(topic),
+    "writer": lambda broker, topic: broker.writer(topic),
+    "exclusive writer": lambda broker, topic: broker.writer(topic, exclusive=True),
+    "reader": lambda broker, topic: broker.reader(topic),
+    "ledgers": lambda broker, topic: broker.ledgers(topic),
+    "first_position": lambda broker, topic: broker.first_position(topic),
+    "last_position": lambda broker, topic: broker.last_position(topic),
+    "position_at": lambda broker, topic: broker.position_at(topic, 0),
+    "roll": lambda broker, topic: broker.roll(topic),
+    "trim": lambda broker, topic: broker.trim(topic, 1),
+    "compact": lambda broker, topic: broker.compact(topic),
+}
+"""Every call that needs a topic that exists."""
+
+NAMES = ["a", "a" * 330, "ü" * 180, "a b", "a/b", "..", "../x", "a\\b", "ä€😀", "A", "-end", "%2F", "a:b", "nul", "'\""]
+
+
+class TopicsContract(Base):
+    def test_a_new_topic_is_listed_among_sorted_names(self, broker: Broker) -> None:
+        names = [new_topic(broker) for _ in range(3)]
+        listed = broker.topics()
+        assert listed == sorted(listed)
+        assert {*names} <= {*listed}
+
+    def test_creating_a_topic_again_changes_nothing(self, broker: Broker, topic: str) -> None:
+        incarnation = broker.incarnation(topic)
+        fill(broker, topic, numbered(3))
+        broker.create_topic(topic)
+        assert broker.incarnation(topic) == incarnation
+        assert values(read_all(broker, topic)) == [b"value-0", b"value-1", b"value-2"]
+
+    def test_a_topic_made_anew_is_another_one(self, broker: Broker, topic: str) -> None:
+        seen = set()
+        for _ in range(3):
+            seen.add(broker.incarnation(topic))
+            fill(broker, topic, numbered(3))
+            broker.delete_topic(topic)
+            assert topic not in broker.topics()
+            broker.create_topic(topic)
+            assert read_all(broker, topic) == []
+            assert broker.first_position(topic) is None
+            assert broker.last_position(topic) is None
+        assert len(seen) == 3
+
+    def test_no_two_topics_share_an_incarnation(self, broker: Broker) -> None:
+        assert len({broker.incarnation(new_topic(broker)) for _ in range(5)}) == 5
+
+    @pytest.mark.parametrize("name", ["", " ", " a", "a ", "a\n", "a\0b", "\t", "a" * 401, "ü" * 201, "a\u2028b"])
+    def test_an_impossible_name_is_refused(self, broker: Broker, name: str) -> None:
+        before = broker.topics()
+        with pytest.raises(InvalidTopicName):
+            broker.create_topic(name)
+        assert broker.topics() == before
+
+    @pytest.mark.parametrize(
+        "name",
+        ["a", "a" * 330, "ü" * 180, "a b", "a/b", "..", "../x", "a\\b", "ä€😀", "A", "-end", "%2F", "a:b", "nul"],
+    )
+    def test_any_printable_name_is_a_topic(self, broker: Broker, name: str) -> None:
+        mark = uuid.uuid4().hex
+        topic = f"{name}-{mark}" if name[0] != "." else name + mark
+        broker.create_topic(topic)
+        fill(broker, topic, numbered(2))
+        assert topic in broker.topics()
+        assert values(read_all(broker, topic)) == [b"value-0", b"value-1"]
+
+    def test_names_that_differ_only_in_case_are_two_topics(self, broker: Broker, topic: str) -> None:
+        upper = topic.upper()
+        broker.create_topic(upper)
+        fill(broker, topic, numbered(1))
+        fill(broker, upper, numbered(1, start=5))
+        assert values(read_all(broker, topic)) == [b"value-0"]
+        assert values(read_all(broker, upper)) == [b"value-5"]
+
+    def test_topics_do_not_mix(self, broker: Broker) -> None:
+        first, second = new_topic(broker), new_topic(broker)
+        with broker.writer(first) as one, broker.writer(second) as two:
+            for number in range(0, 20, 2):
+                put(one, numbered(1, start=number))
+                put(two, numbered(1, start=number + 1))
+        assert values(read_all(broker, first)) == [b"value-%d" % number for number in range(0, 20, 2)]
+        assert values(read_all(broker, second)) == [b"value-%d" % number for number in range(1, 20, 2)]
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_a_topic_that_is_not_there_is_named(self, broker: Broker, call: str) -> None:
+        missing = f"contract-{uuid.uuid4().hex}"
+        with pytest.raises(TopicNotFound, match=missing):
+            CALLS[call](broker, missing)
+        assert missing not in broker.topics()
+
+    def test_a_writer_does_not_outlive_its_topic(self, broker: Broker, topic: str) -> None:
+        writer = broker.writer(topic)
+        put(writer, numbered(1))
+        broker.delete_topic(topic)
+        broker.create_topic(topic)
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), Error)
+        assert read_all(broker, topic) == []
+
+    def test_a_reader_does_not_outlive_its_topic(self, broker: Broker, topic: str) -> None:
+        fill(broker, topic, numbered(10))
+        reader = broker.reader(topic)
+        assert reader.read(limit=2) is not None
+        broker.delete_topic(topic)
+        broker.create_topic(topic)
+        fill(broker, topic, numbered(10, start=100))
+        found: list[PlacedMessage] = []
+        with pytest.raises(Error):
+            drain(reader, found)
+        # What was read ahead may have come, the other topic's messages never.
+        assert [placed.message for placed in found] == numbered(10)[2 : 2 + len(found)]
+
+    @pytest.mark.parametrize("call", [*CALLS, "topics", "create_topic"])
+    def test_a_closed_broker_says_so(self, broker: Broker, topic: str, call: str) -> None:
+        broker.close()
+        broker.close()
+        calls = {**CALLS, "topics": lambda broker, _: broker.topics(), "create_topic": Broker.create_topic}
+        with pytest.raises(Closed):
+            broker.create_topic(topic) if call == "create_topic" else calls[call](broker, topic)
+
+    def test_closing_the_broker_closes_readers_and_writers(self, broker: Broker, topic: str) -> None:
+        writer, reader = broker.writer(topic), broker.reader(topic)
+        broker.close()
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), Closed)
+        with pytest.raises(Closed):
+            reader.read()
+        writer.close()
+        reader.close()
+
+    def test_a_closed_writer_and_a_closed_reader_say_so(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as writer, broker.reader(topic) as reader:
+            put(writer, numbered(1))
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), Closed)
+        with pytest.raises(Closed):
+            reader.read()
+        writer.close()
+        reader.close()
+        assert len(read_all(broker, topic)) == 1
+
+    def test_closing_the_broker_loses_nothing(self, broker: Broker, topic: str) -> None:
+        incarnation = broker.incarnation(topic)
+        positions = [position for group in fill(broker, topic, numbered(20), numbered(20, 20)) for position in group]
+        before, ledgers = read_all(broker, topic), broker.ledgers(topic)
+        with self.reopen(broker) as again:
+            assert topic in again.topics()
+            assert again.incarnation(topic) == incarnation
+            assert read_all(again, topic) == before
+            assert [placed.position for placed in before] == positions
+            assert [ledger.ledger for ledger in again.ledgers(topic)][: len(ledgers)] == [
+                ledger.ledger for ledger in ledgers
+            ]
+            last: Position | None = positions[-1]
+            assert again.last_position(topic) == last
+            with again.writer(topic) as writer:
+                assert put(writer, numbered(1))[0] > positions[-1]
+
+    def test_what_was_not_waited_for_is_durable_after_close(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as writer:
+            futures = [writer.append(Batch.of(numbered(1, start=number))) for number in range(50)]
+        assert all(future.done() for future in futures)
+        with self.reopen(broker) as again:
+            assert values(read_all(again, topic)) == [b"value-%d" % number for number in range(50)]

@@ -1,0 +1,120 @@
+"""Trimming: whole ledgers go from the front, and no reader jumps over what is gone without a word."""
+
+# ruff: noqa: S101
+
+from __future__ import annotations
+
+import pytest
+
+from broker_io.errors import PositionTrimmed
+from broker_io.port import Broker
+from broker_io.position import EARLIEST, LATEST
+from broker_io.testing.contract.base import (
+    Base,
+    drain,
+    fill,
+    numbered,
+    positions_of,
+    put,
+    read_all,
+    read_count,
+)
+
+
+class TrimmingContract(Base):
+    def test_trimming_drops_the_ledgers_below(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3), numbered(3, 6))
+        self.trimmed(broker, topic, groups[1][0].ledger)
+        assert positions_of(read_all(broker, topic)) == groups[1] + groups[2]
+        assert broker.ledgers(topic)[0].ledger == groups[1][0].ledger
+        assert broker.first_position(topic) == groups[1][0]
+        assert broker.last_position(topic) == groups[2][-1]
+
+    def test_trimming_again_or_below_the_first_does_nothing(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3))
+        self.trimmed(broker, topic, groups[1][0].ledger)
+        for ledger in (groups[1][0].ledger, groups[0][0].ledger, 0, -1):
+            broker.trim(topic, ledger)
+        assert positions_of(read_all(broker, topic)) == groups[1]
+
+    def test_the_newest_ledger_always_stays(self, broker: Broker, topic: str) -> None:
+        _, second = fill(broker, topic, numbered(3), numbered(3, 3))
+        broker.trim(topic, 2**62)
+        if self.trims_at_once:
+            assert positions_of(read_all(broker, topic)) == second
+        with broker.writer(topic) as writer:
+            more = put(writer, numbered(1, 6))
+        assert positions_of(read_all(broker, topic))[-4:] == second + more
+
+    def test_positions_are_not_used_again_when_all_is_trimmed(self, broker: Broker, topic: str) -> None:
+        (positions,) = fill(broker, topic, numbered(3))
+        broker.roll(topic)
+        self.trimmed(broker, topic, broker.ledgers(topic)[-1].ledger)
+        assert read_all(broker, topic) == []
+        assert broker.first_position(topic) is None
+        assert broker.last_position(topic) == positions[-1]
+        with broker.writer(topic) as writer:
+            assert put(writer, numbered(1))[0] > positions[-1]
+
+    def test_starting_at_what_is_gone_is_an_error(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3), numbered(3, 6))
+        self.trimmed(broker, topic, groups[2][0].ledger)
+        for position in groups[0] + groups[1]:
+            with pytest.raises(PositionTrimmed), broker.reader(topic, position) as reader:
+                reader.read()
+        for position in groups[0] + groups[1][:-1]:
+            with pytest.raises(PositionTrimmed), broker.reader(topic, position, inclusive=False) as reader:
+                reader.read()
+
+    def test_starting_behind_the_last_that_is_gone_misses_nothing(self, broker: Broker, topic: str) -> None:
+        first, second = fill(broker, topic, numbered(3), numbered(3, 3))
+        self.trimmed(broker, topic, second[0].ledger)
+        try:  # a backend that can't know refuses
+            found = read_all(broker, topic, first[-1], inclusive=False)
+        except PositionTrimmed:
+            return
+        assert positions_of(found) == second
+
+    def test_a_reader_that_is_behind_is_told(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3), numbered(3, 6))
+        with broker.reader(topic, groups[0][0]) as reader:
+            batch = reader.read(limit=1)
+            assert batch is not None
+            found = [*batch]
+            self.trimmed(broker, topic, groups[2][0].ledger)
+            with pytest.raises(PositionTrimmed):
+                drain(reader, found)
+        # What it had read ahead may have come, without a hole.
+        assert [placed.message for placed in found] == numbered(9)[: len(found)]
+
+    def test_a_reader_that_is_past_it_reads_on(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as writer, broker.reader(topic) as reader:
+            put(writer, numbered(3))
+            read_count(reader, 3)
+            broker.roll(topic)
+            second = put(writer, numbered(3, 3))
+            assert positions_of(read_count(reader, 3)) == second
+            self.trimmed(broker, topic, second[0].ledger)
+            more = put(writer, numbered(2, 6))
+            assert positions_of(read_count(reader, 2)) == more
+
+    def test_earliest_and_latest_are_never_gone(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3))
+        self.trimmed(broker, topic, groups[1][0].ledger)
+        assert positions_of(read_all(broker, topic, EARLIEST)) == groups[1]
+        assert positions_of(read_all(broker, topic, EARLIEST, inclusive=False)) == groups[1]
+        with broker.reader(topic, LATEST, inclusive=False) as reader:
+            assert reader.read() is None
+
+    def test_times_below_what_is_left_name_what_is_left(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3))
+        self.trimmed(broker, topic, groups[1][0].ledger)
+        assert broker.position_at(topic, 0) == groups[1][0]
+
+    def test_trimming_is_durable(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(3), numbered(3, 3))
+        self.trimmed(broker, topic, groups[1][0].ledger)
+        with self.reopen(broker) as again:
+            assert positions_of(read_all(again, topic)) == groups[1]
+            with pytest.raises(PositionTrimmed), again.reader(topic, groups[0][0]) as reader:
+                reader.read()
