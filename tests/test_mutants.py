@@ -23,6 +23,7 @@ def tree(tmp_path: Path) -> Path:
     """A tiny repository: one function, one test of it that looks at one argument only."""
     (tmp_path / "bench").mkdir()
     (tmp_path / "tests").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
     (tmp_path / "bench" / "sums.py").write_text("def double(x):\n    y = x + x\n    return y\n")
     (tmp_path / "tests" / "test_sums.py").write_text(
         "from bench.sums import double\n\ndef test_double():\n    assert double(3) == 6\n"
