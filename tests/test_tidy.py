@@ -201,6 +201,16 @@ def test_only_what_belongs_here_is_under_version_control() -> None:
     assert [path for path in large if not path.startswith("tests/golden/")] == []
 
 
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert dead == []
+
+
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
