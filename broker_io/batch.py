@@ -281,12 +281,26 @@ class Batch:
         )
 
     def sizes(self) -> Int64s:
-        """Bytes of each message as the size limit counts them: key, value and property texts."""
+        """Bytes of each message as the size limit counts them: key, value, and properties as UTF-8."""
         sizes = self.keys.lengths().astype(np.int64) + self.values.lengths()
         for name, column in self.properties.items():
-            texts = column.to_list()
-            sizes += np.fromiter((0 if text is None else len(name) + len(text) for text in texts), np.int64, len(texts))
+            texts = _text_sizes(column)
+            sizes += np.where(texts == ABSENT, 0, texts + len(name.encode()))
         return sizes
+
+
+POWERS_OF_TEN = np.array([10**power for power in range(1, 20)], np.uint64)
+
+
+def _text_sizes(column: PropertyColumn) -> Int64s:
+    """Bytes of each text of a property, -1 where it is absent."""
+    if isinstance(column, Numbers):
+        magnitudes = np.abs(column.values).astype(np.uint64)  # right for the lowest number too, which has no positive
+        sizes = 1 + np.searchsorted(POWERS_OF_TEN, magnitudes, side="right") + (column.values < 0)
+        return sizes if column.present is None else np.where(column.present, sizes, ABSENT)
+    if isinstance(column, Labels):
+        return np.array([*(len(text.encode()) for text in column.values), ABSENT], np.int64)[column.codes]
+    return np.array([ABSENT if text is None else len(text.encode()) for text in column.to_list()], np.int64)
 
 
 def _concat_property(parts: Sequence[tuple[PropertyColumn | None, int]]) -> PropertyColumn:
