@@ -1,0 +1,245 @@
+"""Faults on demand: each does what it says, once, and leaves behind what a broker could leave."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import Closed, Damaged, DiskFailed, DiskWatermark, Fenced
+from broker_io.memory import MemoryBroker, open_memory
+from broker_io.position import Positions
+from broker_io.testing import SimulatedClock
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    broker = MemoryBroker(clock=SimulatedClock(), ledger_entries=4)
+    broker.create_topic("t")
+    broker.create_topic("other")
+    return broker
+
+
+def batch(text: str) -> Batch:
+    return Batch.of([Message(None, letter.encode()) for letter in text])
+
+
+def content(broker: MemoryBroker, topic: str = "t") -> str:
+    text = ""
+    with broker.connect().reader(topic) as reader:
+        while (found := reader.read()) is not None:
+            text += "".join((placed.message.value or b"").decode() for placed in found)
+    return text
+
+
+def failed(future: Future[Positions]) -> type[BaseException]:
+    return type(future.exception(0))
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+def test_an_append_fails_after_a_prefix(broker: MemoryBroker, written: int) -> None:
+    writer = broker.writer("t")
+    broker.faults.fail_append(written=written)
+    assert failed(writer.append(batch("abc"))) is DiskFailed
+    assert content(broker) == "abc"[:written]
+
+
+def test_a_failed_writer_is_done_and_a_new_one_is_not(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.fail_append()
+    assert failed(writer.append(batch("a"))) is DiskFailed
+    assert failed(writer.append(batch("b"))) is DiskFailed
+    broker.writer("t").append(batch("c")).result(0)
+    assert content(broker) == "c"
+
+
+def test_a_retryable_failure_lets_the_writer_go_on(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.fail_append(DiskWatermark("no room"))
+    assert failed(writer.append(batch("a"))) is DiskWatermark
+    writer.append(batch("b")).result(0)
+    assert content(broker) == "b"
+
+
+def test_an_acknowledgement_is_lost(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.lose_acknowledgement(Closed("gone"))
+    assert failed(writer.append(batch("abcdef"))) is Closed
+    assert content(broker) == "abcdef"
+
+
+def test_faults_come_in_order_and_hit_their_topic(broker: MemoryBroker) -> None:
+    broker.faults.fail_append(DiskWatermark("first"), topic="t")
+    broker.faults.fail_append(DiskWatermark("second"))
+    other, writer = broker.writer("other"), broker.writer("t")
+    assert str(other.append(batch("a")).exception(0)) == "second"
+    other.append(batch("b")).result(0)
+    assert str(writer.append(batch("c")).exception(0)) == "first"
+    writer.append(batch("d")).result(0)
+    assert (content(broker, "other"), content(broker)) == ("b", "d")
+
+
+def test_a_fault_hits_its_own_handle_only(broker: MemoryBroker) -> None:
+    broker.faults.fail_append()
+    elsewhere = broker.connect()
+    elsewhere.writer("t").append(batch("a")).result(0)
+    assert content(broker) == "a"
+
+
+def test_an_append_is_written_twice_and_the_second_copy_acknowledged(broker: MemoryBroker) -> None:
+    broker.faults.duplicate_append()
+    positions = broker.writer("t").append(batch("abc")).result(0)
+    assert content(broker) == "abcabc"
+    assert positions.last == broker.last_position("t")
+    assert len(positions) == 3
+
+
+def test_a_run_is_repeated_behind_newer_messages(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    first = writer.append(batch("abc")).result(0)
+    writer.append(batch("de")).result(0)
+    copies = broker.repeat("t", first[1], first[2])
+    assert content(broker) == "abcdebc"
+    assert copies.first > first.last
+    assert copies.last == broker.last_position("t")
+
+
+def test_a_whole_topic_is_repeated_over_ledgers(broker: MemoryBroker) -> None:
+    positions = broker.writer("t").append(batch("abcdefghij")).result(0)
+    broker.repeat("t", positions.first, positions.last)
+    assert content(broker) == "abcdefghij" * 2
+
+
+@pytest.mark.parametrize("written", [0, 2])
+def test_a_writer_is_fenced_in_the_middle_of_an_append(broker: MemoryBroker, written: int) -> None:
+    writer = broker.writer("t", exclusive=True)
+    broker.faults.fence_append(written=written)
+    assert failed(writer.append(batch("abc"))) is Fenced
+    assert failed(writer.append(batch("d"))) is Fenced
+    with broker.writer("t") as newer:
+        newer.append(batch("e")).result(0)
+    assert content(broker) == "abc"[:written] + "e"
+
+
+def test_a_read_fails_once_and_loses_nothing(broker: MemoryBroker) -> None:
+    broker.writer("t").append(batch("ab")).result(0)
+    reader = broker.reader("t")
+    broker.faults.fail_read(Damaged("segment", 5, "bad checksum"), topic="t")
+    with pytest.raises(Damaged):
+        reader.read()
+    found = reader.read()
+    assert found is not None
+    assert len(found) == 2
+
+
+def test_held_acknowledgements_come_when_released(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.hold()
+    futures = [writer.append(batch(letter)) for letter in "abc"]
+    assert content(broker) == "abc"
+    assert not any(future.done() for future in futures)
+    broker.faults.release()
+    positions = [future.result(0).first for future in futures]
+    assert positions == sorted(positions)
+    writer.append(batch("d")).result(0)
+    assert content(broker) == "abcd"
+
+
+def test_held_messages_land_in_the_order_of_each_writer(broker: MemoryBroker) -> None:
+    one, two = broker.writer("t"), broker.writer("other")
+    broker.faults.hold(landing=False)
+    for letter in "ab":
+        one.append(batch(letter))
+    future = two.append(batch("c"))
+    first, second, third = broker.faults.held
+    assert (first.topic, third.topic) == ("t", "other")
+    assert content(broker) == ""
+    with pytest.raises(ValueError, match="land that first"):
+        second.land()
+    third.acknowledge()
+    assert future.result(0).first == broker.last_position("other")
+    first.land()
+    second.land()
+    second.land()
+    assert content(broker) == "ab"
+    first.fail(DiskFailed("lost"))
+    assert failed(first.future) is DiskFailed
+    assert not second.future.done()
+
+
+def test_fencing_fails_what_is_held_wherever_it_is(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.hold(landing=False)
+    futures = [writer.append(batch(letter)) for letter in "ab"]
+    held = [*broker.faults.held]
+    held[0].land()
+    newer = broker.connect().writer("t", exclusive=True)
+    assert [failed(future) for future in futures] == [Fenced, Fenced]
+    newer.append(batch("z")).result(0)
+    for late in held:
+        late.land()
+        late.acknowledge()
+    assert content(broker) == "az"
+    assert broker.faults.held == []
+
+
+def test_holding_one_topic_lets_the_others_pass(broker: MemoryBroker) -> None:
+    broker.faults.hold(topic="t")
+    assert broker.writer("other").append(batch("a")).done()
+    assert not broker.writer("t").append(batch("b")).done()
+
+
+def test_closing_a_writer_leaves_what_is_held_to_whoever_holds_it(broker: MemoryBroker) -> None:
+    broker.faults.hold(landing=False)
+    with broker.writer("t") as writer:
+        future = writer.append(batch("a"))
+    assert not future.done()
+    broker.faults.release()
+    assert len(future.result(0)) == 1
+
+
+def test_a_handle_closes_its_own_writers_only(broker: MemoryBroker) -> None:
+    elsewhere = broker.connect()
+    mine, theirs = broker.writer("t"), elsewhere.writer("t")
+    broker.close()
+    assert failed(mine.append(batch("a"))) is Closed
+    theirs.append(batch("b")).result(0)
+    with pytest.raises(Closed):
+        broker.topics()
+    assert elsewhere.topics() == ["other", "t"]
+
+
+def test_closing_a_handle_gives_up_its_exclusive_writers(broker: MemoryBroker) -> None:
+    elsewhere = broker.connect()
+    broker.writer("t", exclusive=True)
+    with pytest.raises(Fenced):
+        elsewhere.writer("t")
+    broker.close()
+    elsewhere.writer("t").append(batch("a")).result(0)
+
+
+def test_waiting_passes_simulated_time_only() -> None:
+    clock = SimulatedClock()
+    broker = MemoryBroker(clock=clock)
+    broker.create_topic("t")
+    assert broker.reader("t").read(timeout=3600) is None
+    assert 3600 <= clock.monotonic() < 3601
+
+
+def test_a_compacted_view_outlives_the_raw_ledgers(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    writer.append(Batch.of([Message(b"k%d" % (number % 2), b"%d" % number) for number in range(10)])).result(0)
+    broker.compact("t")
+    broker.trim("t", broker.ledgers("t")[-1].ledger)
+    with broker.reader("t", compacted=True) as reader:
+        found = reader.read()
+    assert found is not None
+    assert [placed.message.value for placed in found] == [b"8", b"9"]
+
+
+def test_names_share_their_topics_and_no_name_does_not() -> None:
+    one, two = open_memory("test-names"), open_memory("test-names")
+    one.create_topic("t")
+    assert two.topics() == ["t"]
+    one.close()
+    assert open_memory("test-names").topics() == ["t"]
+    assert open_memory().topics() == open_memory("").topics() == []
