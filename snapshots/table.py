@@ -6,6 +6,7 @@ Nothing is judged here but whose writes count; whether the entries of a topic be
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ PATIENCE = 0.25
 
 OWN_WRITE_TIMEOUT = 30.0
 """Seconds in which a message that was acknowledged must come back to whoever reads for it."""
+
+HISTORY_KEPT = 8
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class SnapshotTable:
     """All entries up to `position`. `only`: the one data topic of interest, or None for all.
 
     `epoch` is the highest of an `owner` entry, `zombies` the number of entries that came too late to count,
-    `foreign` the keys that are no entry's.
+    `foreign` the keys that are no entry's. `history`, if asked for: the last HISTORY_KEPT ends of each topic, each
+    with the entries that were live when it was written, oldest first.
     """
 
     only: str | None = None
@@ -62,6 +66,7 @@ class SnapshotTable:
     owners: list[tuple[Position, int]] = field(default_factory=list)
     zombies: int = 0
     foreign: set[bytes] = field(default_factory=set)
+    history: dict[str, deque[TopicEntries]] | None = None
 
     def entries(self, topic: str) -> TopicEntries:
         return self.topics.setdefault(topic, TopicEntries())
@@ -87,9 +92,16 @@ class SnapshotTable:
                 self.foreign.add(key)
             elif self.only is None or parsed.topic == self.only:
                 value = None if absent[row] else batch.values[row]
-                self.entries(parsed.topic).put(parsed, stored._replace(value=value))
+                self._put(parsed, stored._replace(value=value))
         if len(placed):
             self.position = max(self.position, placed.positions.last)
+
+    def _put(self, key: EntryKey, stored: Stored) -> None:
+        entries = self.entries(key.topic)
+        entries.put(key, stored)
+        if self.history is not None and key.kind is KeyKind.END and stored.value is not None:
+            ends = self.history.setdefault(key.topic, deque(maxlen=HISTORY_KEPT))
+            ends.append(TopicEntries(stored, parts=dict(entries.parts), spills=dict(entries.spills)))
 
     def _owner(self, stored: Stored) -> None:
         self.owners.append((stored.position, stored.epoch))
@@ -107,11 +119,13 @@ class Scan:
     part of the topic that was read and the part behind the end that was taken.
     """
 
-    def __init__(self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None) -> None:
+    def __init__(
+        self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *, raw: bool = False
+    ) -> None:
         self._broker = broker
         self._topic = topic
-        self._reader: Reader = broker.reader(topic, compacted=True)
-        self.table = SnapshotTable(only)
+        self._reader: Reader = broker.reader(topic, compacted=not raw)
+        self.table = SnapshotTable(only, history={} if raw else None)
 
     def read_to_end(self, patience: float = PATIENCE) -> None:
         """Read on to a fresh end, or to where `patience` seconds bring nothing more."""
@@ -138,9 +152,12 @@ class Scan:
         self._reader.close()
 
 
-def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None) -> SnapshotTable:
-    """One scan of the snapshot topic up to its present end. Raises TopicNotFound."""
-    running = Scan(broker, topic, only)
+def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *, raw: bool = False) -> SnapshotTable:
+    """One scan of the snapshot topic up to its present end; `raw`: with the history that the raw log still holds.
+
+    Raises TopicNotFound.
+    """
+    running = Scan(broker, topic, only, raw=raw)
     try:
         running.read_to_end()
     finally:

@@ -1,0 +1,304 @@
+"""The owner of buffer snapshots: recovers all topics with one scan, follows them, snapshots and trims them.
+
+Synchronous and not thread-safe: one thread calls. A topic that can't be recovered or followed stops
+alone: its error stands in `problems` under its name, every question about it raises that error, and
+the others go on. When ownership is lost everything stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from broker_io.environment import Clock, SystemClock
+from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker
+from snapshots.dropping import drop_parts
+from snapshots.entries import decode_end
+from snapshots.errors import NotRegistered, OwnershipLost, SnapshotError, SnapshotMissing
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.owner import Ownership, acquire
+from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
+from snapshots.recovery import Restored, fresh, restore, restored_topics
+from snapshots.table import SnapshotTable, TopicEntries
+from snapshots.tailing import Tail
+from snapshots.writer import MAX_ENTRY_BYTES, Plan, SnapshotWriter, commit
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.effects import Effect
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.errors import ProtocolStopped
+
+T = TypeVar("T")
+
+Floor = Callable[[str], "int | None"]
+"""The lowest ledger of a topic that something else still needs; None if nothing does."""
+
+READS_IN_A_ROW = 64
+"""So often one topic is read before the next one's turn comes."""
+
+WAIT_STEP = 0.005
+"""Seconds that a waiting `pump` gives one topic before it looks at the next."""
+
+
+class BufferKeeper:
+    """Call `recover` first. `floor` holds back trimming besides what snapshots and readers need."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock | None = None,
+        policy: SnapshotPolicy = DEFAULT_POLICY,
+        snapshot_topic: str = SNAPSHOT_TOPIC,
+        part_size: int = PART_SIZE,
+        max_entry_bytes: int = MAX_ENTRY_BYTES,
+        floor: Floor | None = None,
+    ) -> None:
+        self.problems: dict[str, Error] = {}
+        self.notes: list[str] = []
+        self._broker = broker
+        self._clock = clock or SystemClock()
+        self._policy = policy
+        self._snapshot_topic = snapshot_topic
+        self._part_size = part_size
+        self._max_entry_bytes = max_entry_bytes
+        self._floor = floor
+        self._ownership: Ownership | None = None
+        self._tails: dict[str, Tail] = {}
+        self._unsettled: list[tuple[SnapshotWriter, Plan]] = []
+
+    # What is asked
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this owner; it grows when a failed write had to be settled."""
+        return self._owned().epoch
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that are followed, sorted."""
+        return sorted(self._tails)
+
+    def buffer(self, topic: str) -> TransactionBuffer:
+        """Raises NotRegistered, or what stopped the topic."""
+        return self._tail(topic).buffer
+
+    def sequencer(self, topic: str) -> Sequencer:
+        return self._tail(topic).numbering.sequencer
+
+    # What is done
+
+    def recover(self) -> dict[str, list[Effect]]:
+        """Become the owner, restore every topic that has a snapshot, and apply its log up to its end.
+
+        Returns the effects of what was replayed, by topic. Topics that failed stand in `problems`, what was
+        unusual in `notes`. Raises OwnershipLost if another owner came at the same time and is the later one.
+        """
+        self._ownership, table = acquire(self._broker, self._snapshot_topic)
+        effects: dict[str, list[Effect]] = {}
+        for topic in restored_topics(table):
+            found = self._guarded(topic, partial(self._recover_topic, table, topic))
+            if found:
+                effects[topic] = found
+        return effects
+
+    def register(self, topic: str) -> None:
+        """Follow a topic, made if missing; its first snapshot is durable before this returns.
+
+        Raises what stopped the topic if it is known but can't be followed, and whatever the write raises: then
+        it is not registered.
+        """
+        if topic in self._tails or topic in self.problems:
+            self._tail(topic)
+            return
+        self._broker.create_topic(topic)
+        incarnation = self._broker.incarnation(topic)
+        restored = fresh(topic, incarnation, self._broker.ledgers(topic), self._part_size)
+        tail = self._new_tail(restored, TopicEntries())
+        try:
+            self._write([tail])
+            tail.replay()
+        except Error as error:
+            tail.close()
+            if tail.writer.last is not None:
+                self.problems[topic] = error
+            raise
+        self._tails[topic] = tail
+
+    def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
+        """Apply what is new in all topics, waiting up to `timeout` seconds for the first of it; snapshot what is due.
+
+        Returns the effects by topic. Raises OwnershipLost and what the write of a snapshot raises.
+        """
+        self._owned()
+        deadline = self._clock.monotonic() + timeout
+        effects = self._read_all(0.0)
+        while not effects and (left := deadline - self._clock.monotonic()) > 0 and self._tails:
+            effects = self._read_all(min(left, WAIT_STEP))
+        now = self._clock.monotonic()
+        self._write([tail for tail in self._tails.values() if tail.due.due(now)])
+        return effects
+
+    def snapshot(self, topic: str) -> None:
+        """Write a snapshot now. Raises as `pump`; then the next one covers the same and more."""
+        self._write([self._tail(topic)])
+
+    def trim(self, topic: str, first_ledger: int) -> int:
+        """Drop the ledgers below `first_ledger` as far as nothing needs them; the first ledger that still exists.
+
+        Parts whose markers are all gone leave the snapshot. Raises as `snapshot`.
+        """
+        tail = self._tail(topic)
+        self._write([tail])
+        needed = [tail.floor(), *self._other_floor(topic)]
+        self._broker.trim(topic, min(first_ledger, *needed))
+        existing = self._broker.ledgers(topic)[0].ledger
+        if self._drop_parts(tail):
+            self._write([tail])
+        return existing
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic: every key of it leaves the snapshot topic. The data topic itself is the caller's."""
+        tail = self._tail(topic)
+        self._settle()
+        self._delete_keys(tail.writer)
+        tail.close()
+        del self._tails[topic]
+
+    def close(self) -> None:
+        """Snapshot what has changed, as far as that is still possible, and give up ownership."""
+        ownership, self._ownership = self._ownership, None
+        if ownership is None:
+            return
+        try:
+            if not ownership.lost:
+                self._ownership = ownership
+                self._write([tail for tail in self._tails.values() if tail.due.messages])
+        finally:
+            self._ownership = None
+            for tail in self._tails.values():
+                tail.close()
+            self._tails.clear()
+            ownership.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._ownership is not None:
+            self._ownership.lost = True  # what failed may be half done: leave it to the next owner
+        self.close()
+
+    # Within
+
+    def _owned(self) -> Ownership:
+        if self._ownership is None:
+            raise NotRegistered("nothing is owned: call recover() first")
+        if self._ownership.lost:
+            raise OwnershipLost(self._snapshot_topic, self._ownership.epoch)
+        return self._ownership
+
+    def _tail(self, topic: str) -> Tail:
+        self._owned()
+        if topic in self.problems:
+            raise self.problems[topic]
+        if topic not in self._tails:
+            raise NotRegistered(f"topic {topic} is not followed here: register it first")
+        return self._tails[topic]
+
+    def _guarded(self, topic: str, work: Callable[[], T]) -> T | None:
+        """Do something for one topic; if it fails the topic stops, and nothing else does."""
+        try:
+            return work()
+        except OwnershipLost:
+            raise
+        except Error as error:
+            self.problems[topic] = error.of_topic(topic) if isinstance(error, ProtocolStopped) else error
+            if (tail := self._tails.pop(topic, None)) is not None:
+                tail.close()
+            return None
+
+    def _recover_topic(self, table: SnapshotTable, topic: str) -> list[Effect]:
+        entries = table.topics[topic]
+        try:
+            restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
+        except (SnapshotMissing, TopicNotFound) as error:
+            # The topic is gone or another one now: what is left of its snapshot says nothing to anybody.
+            self._delete_keys(self._writer(topic, "", entries))
+            self.notes.append(f"topic {topic}: removed what was left of its snapshot ({error})")
+            return []
+        self.notes += restored.notes
+        tail = self._tails[topic] = self._new_tail(restored, entries)
+        return tail.replay()
+
+    def _new_tail(self, restored: Restored, entries: TopicEntries) -> Tail:
+        writer = self._writer(restored.topic, restored.incarnation, entries)
+        if restored.snapshot is not None:
+            writer.adopt(restored.snapshot.end, {e.part.number: e.chain_after for e in restored.snapshot.parts})
+        return Tail(self._broker, restored, writer, self._policy, self._clock)
+
+    def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
+        writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
+        writer.found(entries)
+        if entries.end is not None:
+            with contextlib.suppress(SnapshotError):  # a damaged one is replaced
+                writer.last_id = decode_end(topic, entries.end).snapshot_id
+        return writer
+
+    def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
+        effects: dict[str, list[Effect]] = {}
+        for topic, tail in [*self._tails.items()]:
+            for _ in range(READS_IN_A_ROW):
+                found = self._guarded(topic, partial(tail.read, timeout))
+                if found is None:
+                    break
+                effects.setdefault(topic, []).extend(found)
+                timeout = 0.0
+            if topic in self._tails:
+                self._guarded(topic, tail.numbering.advance)
+        return effects
+
+    def _write(self, tails: Sequence[Tail]) -> None:
+        if not tails:
+            return
+        self._settle()
+        epoch = self._owned().epoch
+        planned = [(tail, *tail.plan(epoch), tail.due.messages, tail.due.changes) for tail in tails]
+        self._commit([(tail.writer, plan) for tail, plan, *_ in planned])
+        for tail, _, state, messages, changes in planned:
+            tail.written(state, messages, changes)
+            self._drop_parts(tail)
+
+    def _drop_parts(self, tail: Tail) -> bool:
+        """Let go of parts whose ledgers are gone; the next snapshot names them no more."""
+        existing = self._broker.ledgers(tail.topic)[0].ledger
+        if existing <= tail.buffer.first_ledger:
+            return False
+        return drop_parts(self._broker, self._snapshot_topic, tail, existing)
+
+    def _commit(self, planned: list[tuple[SnapshotWriter, Plan]]) -> None:
+        ownership = self._owned()
+        self._unsettled = planned
+        commit(ownership, planned)
+        self._unsettled = []
+
+    def _settle(self) -> None:
+        """If an earlier write failed, find out what became of it before anything else is written."""
+        if not self._unsettled:
+            return
+        table = self._owned().renew()
+        for writer, plan in self._unsettled:
+            writer.settle(plan, table.topics.get(writer.topic, TopicEntries()))
+        self._unsettled = []
+
+    def _other_floor(self, topic: str) -> list[int]:
+        ledger = self._floor(topic) if self._floor is not None else None
+        return [] if ledger is None else [ledger]
+
+    def _delete_keys(self, writer: SnapshotWriter) -> None:
+        self._commit([(writer, writer.plan_deletion(self._owned().epoch))])

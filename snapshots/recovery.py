@@ -1,0 +1,253 @@
+"""From the entries of a topic to its restored buffer.
+
+`read_snapshot` checks that the entries belong together, `restore` that the log goes on where the
+snapshot ends. If the newest end entry is unusable, `restore` falls back: first to an older end entry
+that the raw snapshot topic still holds complete, then to a replay of the whole data topic if nothing of
+it was ever trimmed, else it raises the error. What a fall-back loses is time only: the log replayed
+from there leads to the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from broker_io.errors import PositionTrimmed
+from broker_io.port import Broker, Ledger
+from broker_io.position import Position
+from snapshots.entries import EndEntry, chain_start, decode_end, digest
+from snapshots.envelope import SPILL, Stored
+from snapshots.errors import AppliedPositionTrimmed, SnapshotDamaged, SnapshotError, SnapshotMissing
+from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.layout import reaches
+from snapshots.parts import PartEntry, decode_part
+from snapshots.records import BadRecord
+from snapshots.states import UNKNOWN_LEDGER, TopicState, decode_state
+from snapshots.table import SnapshotTable, TopicEntries, scan
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.errors import PartMismatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One complete snapshot of one topic, checked."""
+
+    end: EndEntry
+    state: TopicState
+    parts: list[PartEntry]
+
+
+@dataclass(slots=True)
+class Restored:
+    """One topic as its snapshot has it.
+
+    The log is applied behind `resume` and numbered behind `renumber`, both exclusive. `snapshot` is None where
+    the whole log has to be replayed; `notes` tell what was unusual, for operators.
+    """
+
+    topic: str
+    incarnation: str
+    snapshot: Snapshot | None
+    buffer: TransactionBuffer
+    sequencer: Sequencer
+    origin_ledger: int
+    following_ledger: int
+    resume: Position
+    renumber: Position
+    notes: list[str] = field(default_factory=list)
+
+
+def before_ledger(ledger: int) -> Position:
+    """The position to read behind for all messages of a ledger."""
+    return Position(ledger, -1)
+
+
+def read_snapshot(topic: str, entries: TopicEntries) -> Snapshot:
+    """The snapshot that the end entry names, whole and checked.
+
+    Raises SnapshotMissing if the topic has no entry at all, SnapshotDamaged and UnsupportedSnapshot otherwise.
+    """
+    if entries.end is None:
+        if entries.parts or entries.spills:
+            raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "it is missing, though other entries exist")
+        raise SnapshotMissing(topic, "it was never registered, or it was deleted")
+    end = decode_end(topic, entries.end)
+    if end.deleted:
+        raise SnapshotMissing(topic, "its deletion has begun")
+    parts = list(_chain(topic, end, entries.parts))
+    try:
+        state = decode_state(_state_bytes(topic, end, entries.spills))
+    except BadRecord as error:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+    named = state.buffer.parts
+    if (named.first, named.end) != (end.first_part, end.next_part):
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its state and its head name different parts")
+    return Snapshot(end, state, parts)
+
+
+def _chain(topic: str, end: EndEntry, found: dict[int, Stored]) -> Iterator[PartEntry]:
+    """All parts that an end entry names, each checked against the ones before it."""
+    if end.first_part == 1 and end.chain_first != chain_start(topic, end.incarnation):
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its chain does not start as this topic's does")
+    before, epoch = end.chain_first, 0
+    for number in end.parts:
+        key = str(EntryKey(topic, KeyKind.PART, number))
+        stored = found.get(number)
+        if stored is None:
+            raise SnapshotDamaged(topic, key, f"it is missing, though the end entry names {_range(end)}")
+        entry = decode_part(topic, number, stored)
+        if entry.chain_before != before:
+            raise SnapshotDamaged(topic, key, "it does not follow the part before it")
+        if not epoch <= entry.epoch <= end.epoch:
+            raise SnapshotDamaged(topic, key, f"its epoch {entry.epoch} is out of order")
+        before, epoch = entry.chain_after, entry.epoch
+        yield entry
+    if before != end.chain_next:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its chain does not end with the last part")
+
+
+def _range(end: EndEntry) -> str:
+    return f"{end.first_part} to {end.next_part - 1}"
+
+
+def _state_bytes(topic: str, end: EndEntry, found: dict[int, Stored]) -> bytes:
+    if not end.spills:
+        return end.state
+    pieces: list[bytes] = []
+    for number, expected in zip(end.spill_numbers, end.spills, strict=True):
+        stored = found.get(number)
+        key = str(EntryKey(topic, KeyKind.SPILL, number))
+        if stored is None or stored.value is None:
+            raise SnapshotDamaged(topic, key, "it is missing, though the end entry names it")
+        if stored.kind != SPILL or digest(stored.value) != expected:
+            raise SnapshotDamaged(topic, key, "its bytes are not those that the end entry names")
+        pieces.append(stored.value)
+    return b"".join(pieces)
+
+
+def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -> tuple[Position, Position]:
+    """Behind which positions the log is to be applied, and numbered. Raises AppliedPositionTrimmed."""
+    existing = {ledger.ledger for ledger in ledgers}
+    applied, numbered = state.buffer.applied, state.sequencer.position
+    if applied is not None and applied.ledger in existing:
+        resume = applied
+    elif state.following_ledger in existing:
+        resume = before_ledger(state.following_ledger)
+    else:
+        raise AppliedPositionTrimmed(topic, applied, ledgers[0].ledger)
+    if reaches(numbered, applied):
+        return resume, resume
+    if numbered is None and state.origin_ledger in existing:
+        return resume, before_ledger(state.origin_ledger)
+    if numbered is not None and numbered.ledger in existing:
+        return resume, numbered
+    raise AppliedPositionTrimmed(topic, numbered, ledgers[0].ledger)
+
+
+def restore(
+    broker: Broker, table: SnapshotTable, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC, fall_back: bool = True
+) -> Restored:
+    """One topic from what a scan found; the log is not read yet.
+
+    Raises SnapshotMissing (also if the topic was made anew since), SnapshotDamaged, UnsupportedSnapshot,
+    AppliedPositionTrimmed, TopicNotFound.
+    """
+    incarnation = broker.incarnation(topic)
+    ledgers = broker.ledgers(topic)
+    entries = table.topics.get(topic, TopicEntries())
+    try:
+        return _restored(topic, incarnation, entries, ledgers)
+    except (SnapshotDamaged, AppliedPositionTrimmed) as error:
+        if not fall_back:
+            raise
+        older = _older(broker, snapshot_topic, topic)
+        restored = _from_older(topic, incarnation, older, ledgers) or _from_start(topic, incarnation, older, ledgers)
+        if restored is None:
+            raise
+        restored.notes.insert(0, str(error))
+        return restored
+
+
+def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger]) -> Restored:
+    snapshot = read_snapshot(topic, entries)
+    if snapshot.end.incarnation != incarnation:
+        raise SnapshotMissing(topic, "the topic was deleted and made anew since")
+    resume, renumber = resume_positions(topic, snapshot.state, ledgers)
+    try:
+        buffer = TransactionBuffer.restore(snapshot.state.buffer, [entry.part for entry in snapshot.parts])
+    except PartMismatch as error:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+    return Restored(
+        topic,
+        incarnation,
+        snapshot,
+        buffer,
+        Sequencer.restore(snapshot.state.sequencer),
+        snapshot.state.origin_ledger,
+        snapshot.state.following_ledger,
+        resume,
+        renumber,
+    )
+
+
+def fresh(topic: str, incarnation: str, ledgers: Sequence[Ledger], part_size: int = PART_SIZE) -> Restored:
+    """A topic from the start of what its log holds."""
+    origin = ledgers[0].ledger
+    start = before_ledger(origin)
+    return Restored(topic, incarnation, None, TransactionBuffer(part_size), Sequencer(), origin, origin, start, start)
+
+
+def _older(broker: Broker, snapshot_topic: str, topic: str) -> list[TopicEntries]:
+    """The ends of a topic that the raw snapshot topic still holds, newest first."""
+    try:
+        history = scan(broker, snapshot_topic, topic, raw=True).history
+    except PositionTrimmed:
+        return []
+    return list(reversed((history or {}).get(topic, ())))
+
+
+def _from_older(
+    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
+) -> Restored | None:
+    for entries in older:
+        try:
+            restored = _restored(topic, incarnation, entries, ledgers)
+        except SnapshotError:
+            continue
+        snapshot_id = restored.snapshot.end.snapshot_id if restored.snapshot else 0
+        restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot_id}")
+        return restored
+    return None
+
+
+def _from_start(
+    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
+) -> Restored | None:
+    """A replay of the whole log, if an end entry that can be read proves that it begins where it always did."""
+    for entries in older:
+        try:
+            state, part_size = _origin(topic, incarnation, entries)
+        except (SnapshotError, BadRecord):
+            continue
+        if state != ledgers[0].ledger or state == UNKNOWN_LEDGER:
+            return None
+        restored = fresh(topic, incarnation, ledgers, part_size)
+        restored.notes.append(f"topic {topic}: replayed from the start of its log, of which nothing was ever trimmed")
+        return restored
+    return None
+
+
+def _origin(topic: str, incarnation: str, entries: TopicEntries) -> tuple[int, int]:
+    if entries.end is None:
+        raise SnapshotMissing(topic, "no end entry")
+    end = decode_end(topic, entries.end)
+    if end.incarnation != incarnation or end.deleted:
+        raise SnapshotMissing(topic, "of another incarnation")
+    state = decode_state(_state_bytes(topic, end, entries.spills))
+    return state.origin_ledger, state.buffer.part_size
+
+
+def restored_topics(table: SnapshotTable) -> list[str]:
+    """The data topics that have entries, sorted."""
+    return sorted(topic for topic, entries in table.topics.items() if entries)

@@ -1,0 +1,130 @@
+"""One data topic as its owner follows it: buffer, seqnos, the account of its snapshots."""
+
+from __future__ import annotations
+
+import itertools
+
+from broker_io.environment import Clock
+from broker_io.errors import StorageError
+from broker_io.port import Broker, Ledger
+from broker_io.position import Position
+from snapshots.numbering import Numbering
+from snapshots.policy import SnapshotDue, SnapshotPolicy
+from snapshots.recovery import Restored
+from snapshots.states import UNKNOWN_LEDGER, TopicState, encode_state
+from snapshots.writer import Plan, SnapshotWriter
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.effects import Effect, Ended, Suppressed
+
+REPLAY_TIMEOUT = 30.0
+"""Seconds in which a message that the log says it holds must be read."""
+
+
+class Tail:
+    """Follows one topic from where it was restored."""
+
+    def __init__(
+        self, broker: Broker, restored: Restored, writer: SnapshotWriter, policy: SnapshotPolicy, clock: Clock
+    ) -> None:
+        self.topic = restored.topic
+        self.writer = writer
+        self.buffer: TransactionBuffer = restored.buffer
+        self.due = SnapshotDue(policy, clock.monotonic())
+        self.origin_ledger = restored.origin_ledger
+        self.generations: list[int] = []
+        if restored.snapshot is not None:
+            self.generations.append(restored.snapshot.state.resume_ledger)
+        self._broker = broker
+        self._clock = clock
+        self._following = (self.buffer.applied, restored.following_ledger)
+        self._reader = broker.reader(self.topic, restored.resume, inclusive=False)
+        self._resume = restored.resume
+        self.numbering = Numbering(
+            broker,
+            self.topic,
+            self.buffer,
+            restored.sequencer,
+            renumber=restored.renumber,
+            resume=restored.resume,
+        )
+
+    def replay(self) -> list[Effect]:
+        """Apply everything up to the present end of the log; nothing is visible before. Raises as `read` does."""
+        end = self._broker.last_position(self.topic)
+        effects: list[Effect] = []
+        if end is not None and end > self._at:
+            self.buffer.replay_until(end)
+            started, messages = self._clock.monotonic(), self.due.messages
+            while self.buffer.replaying:
+                found = self.read(REPLAY_TIMEOUT)
+                if found is None:
+                    raise StorageError(
+                        f"topic {self.topic}: the log ends at {end}, but nothing came behind {self._at} within "
+                        f"{REPLAY_TIMEOUT:.0f} s; look whether the broker is well and start again"
+                    )
+                effects += found
+            self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)
+        self.numbering.advance()
+        return effects
+
+    def read(self, timeout: float = 0.0) -> list[Effect] | None:
+        """Apply the next messages; None if none came in `timeout` seconds.
+
+        Raises ProtocolStopped, PositionTrimmed, Damaged: the topic can't be followed any further then.
+        """
+        placed = self._reader.read(timeout=timeout)
+        if placed is None:
+            return None
+        effects = self.buffer.apply_batch(placed)
+        self.numbering.applied(placed)
+        self.due.applied(len(placed), sum(isinstance(effect, Ended | Suppressed) for effect in effects))
+        return effects
+
+    @property
+    def _at(self) -> Position:
+        applied = self.buffer.applied
+        return self._resume if applied is None else max(applied, self._resume)
+
+    def state(self) -> TopicState:
+        """The state at this moment. Sealed parts have to be taken first."""
+        return TopicState(
+            self.buffer.snapshot_state(),
+            self.numbering.sequencer.snapshot_state(),
+            self.origin_ledger,
+            self._following_ledger(self._broker.ledgers(self.topic)),
+        )
+
+    def _following_ledger(self, ledgers: list[Ledger]) -> int:
+        """The ledger in which the log goes on, if that can be told; what was told once of a position stays true."""
+        applied = self.buffer.applied
+        if self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER:
+            self._following = (applied, _following(applied, ledgers))
+        return self._following[1]
+
+    def plan(self, epoch: int) -> tuple[Plan, TopicState]:
+        """The next snapshot of this topic."""
+        self.numbering.advance()
+        self.writer.add(self.buffer.take_sealed())
+        state = self.state()
+        return self.writer.plan(epoch, encode_state(state)), state
+
+    def written(self, state: TopicState, messages: int, changes: int) -> None:
+        """A snapshot is durable that covers so many of the messages and changes applied since the one before."""
+        self.generations = [*self.generations[-1:], state.resume_ledger]
+        self.due.written(self._clock.monotonic(), messages, changes)
+
+    def floor(self) -> int:
+        """The lowest ledger that readers of what is still undecided and both kept snapshots need."""
+        return min([self.state().resume_ledger, *self.generations])
+
+    def close(self) -> None:
+        self._reader.close()
+        self.numbering.close()
+
+
+def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
+    for ledger, following in itertools.pairwise(ledgers):
+        if applied is not None and ledger.ledger == applied.ledger:
+            whole = ledger.closed and ledger.entries == applied.entry + 1
+            return following.ledger if whole else UNKNOWN_LEDGER
+    return UNKNOWN_LEDGER

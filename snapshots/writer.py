@@ -1,0 +1,228 @@
+"""Writing snapshots: what to write is planned here without any I/O, then written in commit order.
+
+Order of writes, each step acknowledged before the next one begins:
+1. new parts, and the spills of the new end entry;
+2. the end entry, which names them: this is the commit;
+3. tombstones for whatever the end entry no longer names.
+
+So every end entry that is found names only entries that exist, and an older one's stay until the new
+one is durable. Nothing of the account changes before the end entry is acknowledged: after a failure
+the same parts are planned again. What a failed write left behind is told by reading the topic
+(`Ownership.renew`, then `settle`), never assumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from broker_io.batch import Message
+from broker_io.position import Position
+from snapshots.entries import EndEntry, chain_start, decode_end, digest
+from snapshots.envelope import END, PART, SPILL, gone, message
+from snapshots.keys import end_key, part_key, spill_key
+from snapshots.owner import Ownership
+from snapshots.parts import PartEntry, encode_part
+from snapshots.table import TopicEntries
+from txnbuffer.buffer.items import Part
+
+MAX_ENTRY_BYTES = 1024 * 1024
+"""No entry is longer, key and properties included."""
+
+APPEND_BYTES = 8 * 1024 * 1024
+"""Entries are appended in batches of about this size."""
+
+_FRAME_BYTES = 1024
+"""More than an entry needs beside its state and topic name: properties and the fixed fields of an end entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One snapshot of one topic about to be written. `numbers` are those of the parts in `first`."""
+
+    first: list[Message]
+    end: Message
+    tombstones: list[Message]
+    entry: EndEntry
+    numbers: list[int]
+    chain: dict[int, bytes]
+
+
+@dataclass(slots=True)
+class SnapshotWriter:
+    """The account of what one topic has in the snapshot topic.
+
+    `chain` has the chain digest after each part that the last durable end entry names and still counts;
+    `live_parts` and `live_spills` are all numbers with a live entry, with where it stands if known;
+    `waiting` are sealed parts that no durable end entry names yet.
+    """
+
+    topic: str
+    incarnation: str
+    max_entry_bytes: int = MAX_ENTRY_BYTES
+    last: EndEntry | None = None
+    last_id: int = 0
+    first_part: int = 1
+    chain_first: bytes = b""
+    chain: dict[int, bytes] = field(default_factory=dict)
+    live_parts: dict[int, Position] = field(default_factory=dict)
+    live_spills: set[int] = field(default_factory=set)
+    waiting: list[Part] = field(default_factory=list)
+    next_spill: int = 1
+
+    def __post_init__(self) -> None:
+        self.chain_first = self.chain_first or chain_start(self.topic, self.incarnation)
+
+    def found(self, entries: TopicEntries) -> None:
+        """Take over which numbers have a live entry, named by an end entry or not."""
+        self.live_parts = {number: stored.position for number, stored in entries.parts.items()}
+        self.live_spills = set(entries.spills)
+        self.next_spill = max([self.next_spill, *(number + 1 for number in entries.spills)])
+
+    def adopt(self, end: EndEntry, chain: dict[int, bytes]) -> None:
+        """Go on from a durable snapshot; `chain` has the digest after each of its parts."""
+        self.last, self.chain = end, chain
+        self.last_id = max(self.last_id, end.snapshot_id)
+        self.first_part, self.chain_first = end.first_part, end.chain_first
+        self.next_spill = max(self.next_spill, end.next_spill)
+
+    @property
+    def next_part(self) -> int:
+        """The number that the next part in the snapshot will have; those that wait come first."""
+        return self.first_part + len(self.chain)
+
+    def add(self, parts: Iterable[Part]) -> None:
+        """Take sealed parts, to be written with the next snapshot."""
+        for part in parts:
+            expected = self.next_part + len(self.waiting)
+            if part.number != expected:
+                raise ValueError(f"topic {self.topic}: part {part.number} sealed where part {expected} is due")
+            self.waiting.append(part)
+
+    def drop_to(self, first_part: int) -> None:
+        """Name no part below `first_part` from the next snapshot on; their keys go once that one is durable."""
+        while self.first_part < first_part and self.first_part in self.chain:
+            self.chain_first = self.chain.pop(self.first_part)
+            self.first_part += 1
+
+    def plan(self, epoch: int, state: bytes) -> Plan:
+        """The next snapshot: `state` belongs to the moment after all parts that were added."""
+        chain = dict(self.chain)
+        before = chain[self.next_part - 1] if chain else self.chain_first
+        first: list[Message] = []
+        for part in self.waiting:
+            value = encode_part(PartEntry(self.topic, epoch, before, part))
+            before = chain[part.number] = value[-len(before) :]
+            first.append(message(part_key(self.topic, part.number), PART, epoch, value))
+        pieces = self._pieces(state)
+        for number, piece in enumerate(pieces, self.next_spill):
+            first.append(message(spill_key(self.topic, number), SPILL, epoch, piece))
+        entry = EndEntry(
+            topic=self.topic,
+            incarnation=self.incarnation,
+            epoch=epoch,
+            snapshot_id=self.last_id + 1,
+            first_part=self.first_part,
+            next_part=self.first_part + len(chain),
+            chain_first=self.chain_first,
+            chain_next=before,
+            next_spill=self.next_spill + len(pieces),
+            spills=tuple(map(digest, pieces)),
+            state=b"" if pieces else state,
+        )
+        numbers = [part.number for part in self.waiting]
+        end = message(end_key(self.topic), END, epoch, entry.encode())
+        return Plan(first, end, list(self._tombstones(entry)), entry, numbers, chain)
+
+    def plan_deletion(self, epoch: int) -> Plan:
+        """Remove every key of the topic: the end entry says so first and goes last."""
+        entry = EndEntry(
+            topic=self.topic,
+            incarnation=self.incarnation,
+            epoch=epoch,
+            snapshot_id=self.last_id + 1,
+            first_part=1,
+            next_part=1,
+            chain_first=self.chain_first,
+            chain_next=self.chain_first,
+            next_spill=self.next_spill,
+            deleted=True,
+        )
+        tombstones = [gone(part_key(self.topic, number), epoch) for number in sorted(self.live_parts)]
+        tombstones += [gone(spill_key(self.topic, number), epoch) for number in sorted(self.live_spills)]
+        tombstones.append(gone(end_key(self.topic), epoch))
+        return Plan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
+
+    def first_durable(self, plan: Plan, positions: Sequence[Position]) -> None:
+        """The parts and spills of a plan are durable, but nothing names them yet."""
+        self.live_parts.update(zip(plan.numbers, positions, strict=False))
+        self.live_spills.update(plan.entry.spill_numbers)
+        self.next_spill = plan.entry.next_spill
+
+    def end_durable(self, plan: Plan) -> None:
+        """The end entry of a plan is durable."""
+        self.last = plan.entry
+        self.last_id = plan.entry.snapshot_id
+        self.chain = {number: after for number, after in plan.chain.items() if number >= self.first_part}
+        self.waiting = [part for part in self.waiting if part.number not in plan.chain]
+
+    def tombstones_durable(self, plan: Plan) -> None:
+        """The tombstones of a plan are durable."""
+        named = plan.entry.parts
+        self.live_parts = {n: at for n, at in self.live_parts.items() if n >= named.start and not plan.entry.deleted}
+        self.live_spills = set() if plan.entry.deleted else set(plan.entry.spill_numbers)
+
+    def settle(self, plan: Plan, found: TopicEntries) -> bool:
+        """After a failed write of `plan`, take over what the topic holds; true if the plan's end entry is in it."""
+        self.found(found)
+        if plan.entry.deleted and found.end is None and found.end_deleted:
+            return True
+        if found.end is None or decode_end(self.topic, found.end) != plan.entry:
+            return False
+        self.end_durable(plan)
+        return True
+
+    def _pieces(self, state: bytes) -> list[bytes]:
+        room = self.max_entry_bytes - _FRAME_BYTES - 2 * len(self.topic.encode()) - len(self.incarnation.encode())
+        if len(state) <= room:
+            return []
+        return [state[start : start + room] for start in range(0, len(state), room)]
+
+    def _tombstones(self, entry: EndEntry) -> Iterator[Message]:
+        for number in sorted(self.live_parts):
+            if number < entry.first_part:
+                yield gone(part_key(self.topic, number), entry.epoch)
+        for number in sorted(self.live_spills):
+            if number not in entry.spill_numbers:
+                yield gone(spill_key(self.topic, number), entry.epoch)
+
+
+def commit(ownership: Ownership, planned: Sequence[tuple[SnapshotWriter, Plan]]) -> None:
+    """Write the planned snapshots of several topics at once, step by step.
+
+    Raises OwnershipLost, and what the broker raises; the accounts then hold what is known to be durable,
+    and the fate of the rest is for `settle`.
+    """
+    positions = iter(_append(ownership, [entry for _, plan in planned for entry in plan.first]))
+    for writer, plan in planned:
+        writer.first_durable(plan, list(itertools.islice(positions, len(plan.first))))
+    _append(ownership, [plan.end for _, plan in planned])
+    for writer, plan in planned:
+        writer.end_durable(plan)
+    _append(ownership, [entry for _, plan in planned for entry in plan.tombstones])
+    for writer, plan in planned:
+        writer.tombstones_durable(plan)
+
+
+def _append(ownership: Ownership, entries: list[Message]) -> list[Position]:
+    positions: list[Position] = []
+    run: list[Message] = []
+    size = 0
+    for entry in entries:
+        run.append(entry)
+        size += len(entry.value or b"")
+        if size >= APPEND_BYTES:
+            positions += ownership.append(run)
+            run, size = [], 0
+    return positions + ownership.append(run)
