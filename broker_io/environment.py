@@ -193,3 +193,5 @@ class Environment:
     clock: Clock = field(default_factory=SystemClock)
     disk: Disk = field(default_factory=SystemDisk)
     randomness: Randomness = field(default_factory=SystemRandomness)
+    process: str = field(default_factory=lambda: str(os.getpid()))
+    """What a lock file says about its holder: the process id."""

@@ -79,6 +79,10 @@ class MessageTooLarge(CallerError):
     """A message over the size limit; nothing of its batch was appended."""
 
 
+class InvalidMessage(CallerError):
+    """A message or batch of messages that can't be stored as it stands; nothing of its batch was appended."""
+
+
 class PositionTrimmed(CallerError):
     """A read from a position whose messages are gone; skipping them silently would be a hole."""
 
@@ -87,6 +91,12 @@ class PositionTrimmed(CallerError):
 
 class Closed(CallerError):
     """A call on something that was closed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class ReadOnly(CallerError):
+    """A change asked of a log that was opened for reading only."""
 
     grpc_status = "FAILED_PRECONDITION"
 
