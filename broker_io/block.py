@@ -1,0 +1,319 @@
+"""The block: a run of messages as columns, the one form in which they are stored and sent.
+
+A block is a header of 64 bytes, a *keys part* and a *values part*. Each part is padded with zeros to a
+multiple of 8 bytes, so that a block that starts at a multiple of 8 ends at one. The values part is the
+bytes of all values one behind the other; everything else about the messages is in the keys part, which
+can therefore be read without touching a value. All numbers are little-endian. The header:
+
+    offset  size
+         0     4  magic `TXBK`
+         4     1  version, 1; magic, version and the last checksum stand in the same place in every version
+         5     1  flags: 1 the keys part, 2 the values part is one zstd frame
+         6     2  number of sections of the keys part
+         8     4  number of messages, at least 1
+        12     4  span: last entry number - first entry number + 1
+        16     8  entry number of the first message
+        24     8  publish time of the first message, milliseconds since 1970
+        32     4  stored bytes of the keys part
+        36     4  stored bytes of the values part
+        40     4  bytes of the keys part once decompressed
+        44     4  bytes of the values part once decompressed
+        48     4  CRC32C of the stored keys part
+        52     4  CRC32C of the stored values part
+        56     4  zero
+        60     4  CRC32C of the 60 bytes before
+
+The keys part starts with a table of 8 bytes a section: tag (2), flags (2; 1 = a reader that doesn't know
+the tag skips it, otherwise it refuses the block) and length (4). The sections follow in that order, each
+padded with zeros to a multiple of 8. With n messages:
+
+    tag  section
+      1  n key hashes of 16 bytes: XXH3-128, big-endian, seeded with the secret of the log; zeros for no key
+      2  bitmap of absent keys, first message in the lowest bit; left out if no key is absent
+      3  n + 1 int32 offsets of the keys, the first 0
+      4  the bytes of the keys
+      5  bitmap of absent values, as in 2
+      6  n + 1 int32 offsets of the values, the first 0
+      7  n int64 event times, milliseconds, 0 for none; left out if no message has one
+      8  a property as labels: bytes of its name (4), number k of labels (4), k label lengths in bytes (4
+         each), n int32 label numbers (-1: the message hasn't got the property), name, labels in UTF-8
+      9  a property as numbers: bytes of its name (4), 1 if a bitmap follows or 0 (4), n int64 values,
+         bitmap of present ones, name
+     10  n uint32 entry numbers less the first one; left out if they follow one another without a gap
+     11  n int64 publish times; left out if all are the header's
+
+Sections 1 to 4 are left out if no message has a key; 8 and 9 stand once a property.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, TypeAlias
+
+import google_crc32c
+import numpy as np
+import xxhash
+import zstandard
+from numpy.typing import NDArray
+
+from broker_io.batch import Batch, Blobs, Labels, Numbers, PropertyColumn
+from broker_io.errors import UnsupportedFormat
+from broker_io.position import Int64s
+
+MAGIC = b"TXBK"
+VERSION = 1
+HEADER_BYTES = 64
+KEYS_ZSTD, VALUES_ZSTD = 1, 2
+IGNORABLE = 1
+
+HASHES, KEY_ABSENT, KEY_OFFSETS, KEYS, VALUE_ABSENT, VALUE_OFFSETS, EVENT_TIMES = range(1, 8)
+LABELS, NUMBERS, ENTRIES, PUBLISH_TIMES = range(8, 12)
+_KNOWN = frozenset(range(HASHES, PUBLISH_TIMES + 1))
+
+_HEADER = struct.Struct("<4sBBHIIQqIIIIIII")
+_CRC = struct.Struct("<I")
+_PAIR = struct.Struct("<II")
+_SECTION = struct.Struct("<HHI")
+_PADDING = tuple(bytes(size) for size in range(8))
+
+Layout: TypeAlias = tuple[dict[int, slice], tuple[tuple[int, slice], ...]]
+"""Where each section of a keys part stands by its tag, and each property section with its tag."""
+
+
+class BadBlock(Exception):
+    """Bytes that are no whole block; whoever knows the file or message they come from says so."""
+
+
+class Header(NamedTuple):
+    """The header of a block, but for magic and checksum; `length` is that of the whole block."""
+
+    flags: int
+    sections: int
+    rows: int
+    span: int
+    first_entry: int
+    publish_time: int
+    keys_size: int
+    values_size: int
+    keys_raw: int
+    values_raw: int
+    keys_crc: int
+    values_crc: int
+    length: int
+
+
+class EncodedBlock(NamedTuple):
+    """A block as chunks of bytes to be written one behind the other, `length` in all."""
+
+    chunks: list[bytes]
+    length: int
+    rows: int
+    first_entry: int
+    publish_time: int
+
+
+class RawBlock(NamedTuple):
+    """A block whose checksums hold: its keys part and where its sections stand, its values part."""
+
+    header: Header
+    part: bytes
+    sections: dict[int, slice]
+    properties: tuple[tuple[int, slice], ...]
+    values: bytes
+
+
+def hash_keys(keys: Blobs, seed: int) -> bytes:
+    """16 bytes a key: XXH3-128 seeded with a 64-bit secret, zeros for an absent key."""
+    digest = xxhash.xxh3_128_digest
+    return b"".join([bytes(16) if key is None else digest(key, seed) for key in keys.to_list()])
+
+
+# --- encoding ---
+
+
+def encode_block(
+    batch: Batch,
+    *,
+    first_entry: int,
+    publish_time: int,
+    seed: int = 0,
+    compress: bool = False,
+    entries: Int64s | None = None,
+    publish_times: Int64s | None = None,
+) -> EncodedBlock:
+    """One block of a whole batch of at least one message.
+
+    `entries` (int64[n], ascending, the first equal to `first_entry`) is for messages that don't follow one
+    another; `publish_times` (int64[n]) for those that were published at different times.
+    """
+    count = len(batch)
+    span = count if entries is None else int(entries[-1]) - first_entry + 1
+    sections = _sections(batch, seed, None if span == count else entries, publish_times)
+    part = _keys_part(sections)
+    values = bytes(batch.values.packed().data)
+    return _assemble(part, values, len(sections), count, span, first_entry, publish_time, compress)
+
+
+def _assemble(
+    part: bytes,
+    values: bytes,
+    sections: int,
+    count: int,
+    span: int,
+    first_entry: int,
+    publish_time: int,
+    compress: bool,
+) -> EncodedBlock:
+    flags, keys_raw, values_raw = 0, len(part), len(values)
+    if compress:
+        flags, part, values = _compressed(part, values)
+    fields = _HEADER.pack(
+        *(MAGIC, VERSION, flags, sections, count, span, first_entry, publish_time),
+        *(len(part), len(values), keys_raw, values_raw),
+        *(google_crc32c.value(part), google_crc32c.value(values), 0),
+    )
+    head = fields + _CRC.pack(google_crc32c.value(fields))
+    chunks = [head + part + _PADDING[-len(part) % 8], values + _PADDING[-len(values) % 8]]
+    return EncodedBlock(chunks, len(chunks[0]) + len(chunks[1]), count, first_entry, publish_time)
+
+
+def _compressed(part: bytes, values: bytes) -> tuple[int, bytes, bytes]:
+    """Flags and the two parts, each compressed where that makes it smaller."""
+    compressor = zstandard.ZstdCompressor(level=1)
+    flags = 0
+    small_part, small_values = compressor.compress(part), compressor.compress(values)
+    if len(small_part) < len(part):
+        flags, part = flags | KEYS_ZSTD, small_part
+    if len(small_values) < len(values):
+        flags, values = flags | VALUES_ZSTD, small_values
+    return flags, part, values
+
+
+def _sections(batch: Batch, seed: int, entries: Int64s | None, times: Int64s | None) -> list[tuple[int, bytes]]:
+    sections: list[tuple[int, bytes]] = []
+    keys, values = batch.keys.packed(), batch.values.packed()
+    if keys.absent is None or not keys.absent.all():
+        sections.append((HASHES, hash_keys(keys, seed)))
+        _add_mask(sections, KEY_ABSENT, keys.absent)
+        sections.append((KEY_OFFSETS, keys.offsets.astype("<i4", copy=False).tobytes()))
+        sections.append((KEYS, bytes(keys.data)))
+    _add_mask(sections, VALUE_ABSENT, values.absent)
+    sections.append((VALUE_OFFSETS, values.offsets.astype("<i4", copy=False).tobytes()))
+    if batch.event_times is not None and batch.event_times.any():
+        sections.append((EVENT_TIMES, batch.event_times.astype("<i8", copy=False).tobytes()))
+    sections += [_property_section(name, column) for name, column in batch.properties.items()]
+    if entries is not None:
+        sections.append((ENTRIES, (entries - entries[0]).astype("<u4").tobytes()))
+    if times is not None:
+        sections.append((PUBLISH_TIMES, times.astype("<i8", copy=False).tobytes()))
+    return sections
+
+
+def _add_mask(sections: list[tuple[int, bytes]], tag: int, absent: NDArray[np.bool_] | None) -> None:
+    if absent is not None and absent.any():
+        sections.append((tag, np.packbits(absent, bitorder="little").tobytes()))
+
+
+def _property_section(name: str, column: PropertyColumn) -> tuple[int, bytes]:
+    encoded = name.encode()
+    if isinstance(column, Numbers):
+        mask = b"" if column.present is None else np.packbits(column.present, bitorder="little").tobytes()
+        head = _PAIR.pack(len(encoded), 0 if column.present is None else 1)
+        return NUMBERS, b"".join([head, column.values.astype("<i8", copy=False).tobytes(), mask, encoded])
+    labels = column if isinstance(column, Labels) else Labels.of(column.to_list())
+    texts = [text.encode() for text in labels.values]
+    lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
+    codes = labels.codes.astype("<i4", copy=False).tobytes()
+    return LABELS, b"".join([_PAIR.pack(len(encoded), len(texts)), lengths, codes, encoded, *texts])
+
+
+def _keys_part(sections: list[tuple[int, bytes]]) -> bytes:
+    pieces = [_SECTION.pack(tag, 0, len(content)) for tag, content in sections]
+    for _, content in sections:
+        pieces += (content, _PADDING[-len(content) % 8])
+    return b"".join(pieces)
+
+
+# --- decoding ---
+
+
+def parse_header(data: bytes, at: int = 0) -> Header:
+    """The header that stands at an offset. Raises BadBlock, or UnsupportedFormat for a newer version."""
+    head = data[at : at + HEADER_BYTES]
+    if len(head) < HEADER_BYTES:
+        raise BadBlock(f"{len(head)} bytes are no block header of {HEADER_BYTES}")
+    if head[:4] != MAGIC or google_crc32c.value(head[:60]) != int.from_bytes(head[60:], "little"):
+        raise BadBlock("no valid block header stands here")
+    _, version, flags, *fields, _ = _HEADER.unpack_from(head)
+    if version != VERSION or flags & ~(KEYS_ZSTD | VALUES_ZSTD):
+        raise UnsupportedFormat(
+            f"a block of format version {version} with flags {flags}; this release reads version {VERSION}: upgrade it"
+        )
+    keys_size, values_size = fields[5], fields[6]
+    length = HEADER_BYTES + keys_size + (-keys_size % 8) + values_size + (-values_size % 8)
+    return Header._make((flags, *fields, length))
+
+
+def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> RawBlock:
+    """The block that stands at an offset, its checksums verified; without `values` only the keys part is looked at.
+
+    Raises BadBlock, or UnsupportedFormat for a section of a newer release.
+    """
+    start = at + HEADER_BYTES
+    part = data[start : start + header.keys_size]
+    if len(part) < header.keys_size or google_crc32c.value(part) != header.keys_crc:
+        raise BadBlock("the checksum of the keys part of a block does not hold")
+    if header.flags & KEYS_ZSTD:
+        part = _decompressed(part, header.keys_raw)
+    sections, properties = _layout(part[: header.sections * 8], len(part))
+    if not values:
+        return RawBlock(header, part, sections, properties, b"")
+    start += header.keys_size + (-header.keys_size % 8)
+    content = data[start : start + header.values_size]
+    if len(content) < header.values_size or google_crc32c.value(content) != header.values_crc:
+        raise BadBlock("the checksum of the values part of a block does not hold")
+    if header.flags & VALUES_ZSTD:
+        content = _decompressed(content, header.values_raw)
+    return RawBlock(header, part, sections, properties, content)
+
+
+def _decompressed(content: bytes, size: int) -> bytes:
+    try:
+        raw: bytes = zstandard.ZstdDecompressor().decompress(content, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise BadBlock(f"a compressed part of a block can't be decompressed ({error})") from None
+    if len(raw) != size:
+        raise BadBlock(f"a compressed part of a block holds {len(raw)} bytes instead of {size}")
+    return raw
+
+
+_layouts: dict[tuple[bytes, int], Layout] = {}
+_LAYOUTS_MAX = 4096
+
+
+def _layout(table: bytes, size: int) -> Layout:
+    """Where the sections stand. Blocks of one message often have the same table, so answers are kept."""
+    layout = _layouts.get((table, size))
+    if layout is None:
+        if len(_layouts) >= _LAYOUTS_MAX:
+            _layouts.clear()
+        layout = _layouts[table, size] = _read_layout(table, size)
+    return layout
+
+
+def _read_layout(table: bytes, size: int) -> Layout:
+    sections: dict[int, slice] = {}
+    properties: list[tuple[int, slice]] = []
+    at = len(table)
+    for tag, flags, length in _SECTION.iter_unpack(table):
+        where = slice(at, at + length)
+        at += length + (-length % 8)
+        if tag in (LABELS, NUMBERS):
+            properties.append((tag, where))
+        elif tag in _KNOWN:
+            sections[tag] = where
+        elif not flags & IGNORABLE:
+            raise UnsupportedFormat(f"a block with a section {tag}, which this release does not know: upgrade it")
+    if at > size or VALUE_OFFSETS not in sections or (KEYS in sections) != (KEY_OFFSETS in sections):
+        raise BadBlock("the section table of a block does not fit it")
+    return sections, tuple(properties)
