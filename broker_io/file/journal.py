@@ -1,0 +1,220 @@
+"""The journal: what was appended since the last checkpoint, in the order in which it was acknowledged.
+
+One flush is one record, written and synced as a whole whatever number of topics it touches; its blocks
+then go to their segments, which are synced at the next checkpoint only. After a crash the blocks are
+written to the segments again. All numbers are little-endian. The file starts with 32 bytes:
+
+    offset  size
+         0     8  magic `TXJOURN` and the version, 1
+         8     8  number of the journal
+        16     8  mark: 8 random bytes that start each record, so that nothing a message holds looks like one
+        24     4  zero
+        28     4  CRC32C of the 28 bytes before
+
+Then record follows record, each of a head of 40 bytes, a table, and blocks (see broker_io/block.py):
+
+         0     8  the mark
+         8     8  sequence: the first record is 1, the next 2, …
+        16     8  length of the whole record
+        24     4  number of blocks
+        28     4  CRC32C of the table
+        32     4  zero
+        36     4  CRC32C of the 36 bytes before
+
+and the table has 40 bytes a block: topic number (8), ledger (8), generation (8), offset in the segment
+(8), length (8). Blocks are covered by checksums of their own.
+
+A record that is not whole at the end of the file was never acknowledged: it is a torn tail. One that is
+not whole in front of one that is has been damaged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import google_crc32c
+
+from broker_io.block import BadBlock, EncodedBlock, Header, open_block, parse_header
+from broker_io.environment import Disk, File
+from broker_io.errors import Damaged, UnsupportedFormat
+
+VERSION = 1
+FILE_HEAD_BYTES = 32
+
+_FILE_MAGIC = b"TXJOURN"
+_FILE_HEAD = struct.Struct("<7sBQ8s4x")
+_HEAD = struct.Struct("<8sQQII4x")
+_HEAD_BYTES = 40
+_ROW = struct.Struct("<QQQQQ")
+_CRC = struct.Struct("<I")
+
+
+class Placed(NamedTuple):
+    """Where a block belongs."""
+
+    topic: int
+    ledger: int
+    generation: int
+    offset: int
+    length: int
+
+
+class JournalBlock(NamedTuple):
+    """A block as a journal holds it: where it belongs, its header, its bytes."""
+
+    placed: Placed
+    header: Header
+    data: bytes
+
+
+class Replay(NamedTuple):
+    """What a journal holds: its mark, blocks in order, and the offset behind the last whole record of `size` bytes."""
+
+    mark: bytes
+    blocks: list[JournalBlock]
+    end: int
+    size: int
+
+
+def _with_crc(head: bytes) -> bytes:
+    return head + _CRC.pack(google_crc32c.value(head))
+
+
+def encode_file_head(number: int, mark: bytes) -> bytes:
+    return _with_crc(_FILE_HEAD.pack(_FILE_MAGIC, VERSION, number, mark))
+
+
+def encode_record(mark: bytes, sequence: int, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> list[bytes]:
+    """One record as chunks."""
+    table = b"".join([_ROW.pack(*placed) for placed, _ in blocks])
+    length = _HEAD_BYTES + len(table) + sum([placed.length for placed, _ in blocks])
+    head = _HEAD.pack(mark, sequence, length, len(blocks), google_crc32c.value(table))
+    chunks = [_with_crc(head) + table]
+    for _, block in blocks:
+        chunks += block.chunks
+    return chunks
+
+
+def read_journal(data: bytes, number: int, path: str) -> Replay:
+    """Everything a journal holds. Raises Damaged or UnsupportedFormat that names the file."""
+    mark = _check_file_head(data, number, path)
+    blocks: list[JournalBlock] = []
+    at, sequence = FILE_HEAD_BYTES, 1
+    while at < len(data):
+        try:
+            record, end = _read_record(data, at, mark, sequence)
+        except BadBlock as error:
+            if _whole_record_behind(data, at, mark, sequence):
+                raise Damaged(path, at, f"a record of the journal is damaged: {error}") from None
+            break
+        blocks += record
+        at, sequence = end, sequence + 1
+    return Replay(mark, blocks, at, len(data))
+
+
+def _check_file_head(data: bytes, number: int, path: str) -> bytes:
+    """The mark of the journal."""
+    head = data[:FILE_HEAD_BYTES]
+    if len(head) < FILE_HEAD_BYTES or _with_crc(head[:-4]) != head:
+        raise Damaged(path, 0, "the head of the journal is damaged")
+    magic, version, found, mark = _FILE_HEAD.unpack_from(head)
+    if magic != _FILE_MAGIC or found != number:
+        raise Damaged(path, 0, f"this is not journal {number}")
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{path}: a journal of format version {version}; this release reads {VERSION}: upgrade it"
+        )
+    return bytes(mark)
+
+
+def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list[JournalBlock], int]:
+    """The record that stands at an offset and the offset behind it. Raises BadBlock if it is not whole."""
+    found, length, count, table_crc = _read_head(data, at, mark)
+    table = data[at + _HEAD_BYTES : at + _HEAD_BYTES + count * _ROW.size]
+    if found != sequence or at + length > len(data) or google_crc32c.value(table) != table_crc:
+        raise BadBlock("it is not whole, or not the one that comes next")
+    blocks: list[JournalBlock] = []
+    start = at + _HEAD_BYTES + len(table)
+    for placed in map(Placed._make, _ROW.iter_unpack(table)):
+        content = data[start : start + placed.length]
+        header = parse_header(content)
+        if header.length != len(content):
+            raise BadBlock("a block of it has another length")
+        open_block(content, 0, header)
+        blocks.append(JournalBlock(placed, header, content))
+        start += placed.length
+    if start != at + length:
+        raise BadBlock("its blocks are not as long as it says")
+    return blocks, start
+
+
+def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
+    """Sequence, length, number of blocks and checksum of the table."""
+    head = data[at : at + _HEAD_BYTES]
+    if len(head) < _HEAD_BYTES or not head.startswith(mark) or _with_crc(head[:-4]) != head:
+        raise BadBlock("its head does not hold")
+    _, sequence, length, count, table_crc = _HEAD.unpack_from(head)
+    return sequence, length, count, table_crc
+
+
+def _whole_record_behind(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
+    """Whether a valid head with a later sequence stands anywhere behind an offset.
+
+    Heads are enough: a record is written after the one before it was synced.
+    """
+    found = data.find(mark, at + 1)
+    while found >= 0:
+        try:
+            if _read_head(data, found, mark)[0] > sequence:
+                return True
+        except BadBlock:
+            pass
+        found = data.find(mark, found + 1)
+    return False
+
+
+class Journal:
+    """A journal that is open for appending; every call may raise OSError."""
+
+    def __init__(self, file: File, path: str, number: int, mark: bytes) -> None:
+        self.path = path
+        self.number = number
+        self._mark = mark
+        self.size = FILE_HEAD_BYTES
+        self._file = file
+        self._sequence = 1
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
+        """A new empty journal, on stable storage but for its name; `mark` is 8 random bytes."""
+        file = disk.open(path, write=True, create=True)
+        try:
+            file.truncate(0)
+            file.write(0, [encode_file_head(number, mark)])
+            file.sync()
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, path, number, mark)
+
+    @classmethod
+    def open_empty(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
+        """A journal that was found to hold no record."""
+        return cls(disk.open(path, write=True), path, number, mark)
+
+    def append(self, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> None:
+        """Write one record and return once it is on stable storage."""
+        chunks = encode_record(self._mark, self._sequence, blocks)
+        self._file.write(self.size, chunks)
+        self._file.sync()
+        self.size += sum(map(len, chunks))
+        self._sequence += 1
+
+    def cut(self) -> None:
+        """Take off what an append that failed may have left."""
+        self._file.truncate(self.size)
+
+    def close(self) -> None:
+        self._file.close()

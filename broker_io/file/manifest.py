@@ -1,0 +1,175 @@
+"""The manifest: the one file that says which other files of a log count, and how far.
+
+Replacing it is the one commit point of everything but appends: topics made and deleted, segments rolled,
+trimmed, compacted, journals begun. It is text in UTF-8. The first line is
+
+    txnbuffer-log <version> <CRC32C of all that follows that line, 8 hexadecimal digits>
+
+and the rest is one JSON document:
+
+    log         16 bytes in hexadecimal, the identity of the log
+    secret      8 bytes in hexadecimal, the seed of its key hashes
+    journal     number of the journal that stands on top of what is said here
+    next_topic  number of the next topic to be made; numbers are never used twice
+    topics      one object a topic: number, name, incarnation (16 bytes in hexadecimal), floor and ledgers
+
+`floor` is `[ledger, entry]`: nothing below it exists any more. Each of `ledgers`, ascending, is an object
+with ledger, generation (how often it was rewritten by compaction), entries (next entry number), bytes (all
+of which are on stable storage), first_time and last_time (no message of it was published before the one,
+none of the topic so far after the other; milliseconds, 0 for an empty topic). All but the last ledger are
+closed. In the last one, appends of the journal follow what is said here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import google_crc32c
+
+from broker_io.environment import Disk, File
+from broker_io.errors import Damaged, ForeignDirectory, UnsupportedFormat
+from broker_io.file import layout
+
+VERSION = 1
+_MAGIC = "txnbuffer-log"
+
+
+class LedgerEntry(NamedTuple):
+    """One ledger as far as it counts."""
+
+    ledger: int
+    generation: int = 0
+    entries: int = 0
+    bytes: int = 0
+    first_time: int = 0
+    last_time: int = 0
+
+    def grown(self, entries: int, size: int, first_time: int, last_time: int) -> LedgerEntry:
+        """This ledger with `entries` messages in `size` bytes more, published between two times."""
+        first = self.first_time if self.entries else first_time
+        return self._replace(
+            entries=self.entries + entries, bytes=self.bytes + size, first_time=first, last_time=last_time
+        )
+
+
+class TopicEntry(NamedTuple):
+    """One topic; `floor` is the first (ledger, entry) that was not trimmed, and only `ledgers[-1]` is open."""
+
+    number: int
+    name: str
+    incarnation: str
+    floor: tuple[int, int]
+    ledgers: tuple[LedgerEntry, ...]
+
+    def find(self, ledger: int) -> LedgerEntry | None:
+        """The first ledger at or above a number."""
+        return next((entry for entry in self.ledgers if entry.ledger >= ledger), None)
+
+    def with_open(self, entry: LedgerEntry) -> TopicEntry:
+        """The topic with its open ledger replaced."""
+        return self._replace(ledgers=(*self.ledgers[:-1], entry))
+
+
+class Manifest(NamedTuple):
+    """All that a manifest says; topics in the order of their numbers."""
+
+    log: str
+    secret: str
+    journal: int
+    next_topic: int
+    topics: tuple[TopicEntry, ...]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    document = {
+        "log": manifest.log,
+        "secret": manifest.secret,
+        "journal": manifest.journal,
+        "next_topic": manifest.next_topic,
+        "topics": [_topic_document(topic) for topic in manifest.topics],
+    }
+    rest = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return f"{_MAGIC} {VERSION} {google_crc32c.value(rest):08x}\n".encode() + rest
+
+
+def _topic_document(topic: TopicEntry) -> dict[str, Any]:
+    return {
+        "number": topic.number,
+        "name": topic.name,
+        "incarnation": topic.incarnation,
+        "floor": list(topic.floor),
+        "ledgers": [ledger._asdict() for ledger in topic.ledgers],
+    }
+
+
+def decode_manifest(data: bytes, path: str) -> Manifest:
+    """Raises Damaged or UnsupportedFormat that names the file."""
+    line, _, rest = data.partition(b"\n")
+    words = line.split(b" ")
+    if len(words) != 3 or words[0] != _MAGIC.encode():
+        raise Damaged(path, 0, "the first line is not that of the manifest of a log")
+    if words[1] != str(VERSION).encode():
+        raise UnsupportedFormat(
+            f"{path}: a log of format version {words[1].decode(errors='replace')}; this release reads version "
+            f"{VERSION}: use the release that wrote it, or a newer one"
+        )
+    if words[2] != f"{google_crc32c.value(rest):08x}".encode():
+        raise Damaged(path, len(line) + 1, "the checksum of the manifest does not hold: restore it from a copy")
+    try:
+        document = json.loads(rest)
+        topics = tuple(map(_read_topic, document["topics"]))
+        return Manifest(document["log"], document["secret"], document["journal"], document["next_topic"], topics)
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(path, len(line) + 1, f"the manifest can't be understood ({error!r})") from None
+
+
+def _read_topic(document: dict[str, Any]) -> TopicEntry:
+    ledgers = tuple(LedgerEntry(**ledger) for ledger in document["ledgers"])
+    if not ledgers:
+        raise ValueError(f"topic {document['number']} has no ledger")
+    ledger, entry = document["floor"]
+    return TopicEntry(document["number"], document["name"], document["incarnation"], (ledger, entry), ledgers)
+
+
+def read_file(file: File) -> bytes:
+    return file.read(0, file.size())
+
+
+def load_manifest(disk: Disk, directory: str) -> Manifest | None:
+    """The manifest of a directory; None if there is none and a log may be made there.
+
+    Raises ForeignDirectory where something else stands, Damaged where a manifest is missing or broken.
+    """
+    path = layout.join(directory, layout.MANIFEST)
+    if not disk.exists(path):
+        _check_no_log(disk, directory, path)
+        return None
+    file = disk.open(path)
+    try:
+        return decode_manifest(read_file(file), path)
+    finally:
+        file.close()
+
+
+def _check_no_log(disk: Disk, directory: str, path: str) -> None:
+    names = disk.list(directory) if disk.exists(directory) else []
+    for name in names:
+        if not layout.is_ours(name):
+            raise ForeignDirectory(f"{directory} holds {name!r} and no log: name an empty or missing directory")
+    if not layout.may_be_unfinished(names):
+        raise Damaged(path, 0, "the manifest is missing beside files of a log: restore it from a copy")
+
+
+def replace_manifest(disk: Disk, directory: str, manifest: Manifest) -> None:
+    """Put a manifest in place of the one that is there, atomically and durably."""
+    new = layout.join(directory, layout.NEW_MANIFEST)
+    file = disk.open(new, write=True, create=True)
+    try:
+        file.truncate(0)
+        file.write(0, [encode_manifest(manifest)])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(new, layout.join(directory, layout.MANIFEST))
+    disk.sync_directory(directory)

@@ -1,0 +1,145 @@
+"""The segment: one ledger of one topic as a file of blocks, one behind the other and nothing else.
+
+The first block starts at offset 0, each other where the one before ends (see broker_io/block.py). Entry
+numbers ascend; they follow one another without a gap unless compaction rewrote the segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlock, open_block, parse_header
+from broker_io.environment import Disk, File
+from broker_io.errors import Damaged
+from broker_io.file import layout
+from broker_io.file.index import IndexEntry, SparseIndex
+
+FIRST_CHUNK_BYTES = 64 * 1024
+CHUNK_BYTES = 1024 * 1024
+INDEX_BATCH = 16
+"""Index entries that are written at a time."""
+
+
+class Found(NamedTuple):
+    """A block header and the offset where it stands."""
+
+    offset: int
+    header: Header
+
+
+def headers(file: File, path: str, start: int, end: int) -> Iterator[Found]:
+    """Go from block to block between two offsets. Raises Damaged where no whole block stands."""
+    at, base, data, size = start, start, b"", FIRST_CHUNK_BYTES
+    while at < end:
+        if at + HEADER_BYTES > base + len(data):
+            base, data = at, file.read(at, min(size, end - at))
+            size = min(2 * size, CHUNK_BYTES)
+        try:
+            header = parse_header(data, at - base)
+        except BadBlock as error:
+            raise Damaged(path, at, str(error)) from None
+        if at + header.length > end:
+            raise Damaged(path, at, f"a block of {header.length} bytes does not end before {end}")
+        yield Found(at, header)
+        at += header.length
+
+
+def read_block(file: File, path: str, found: Found, *, values: bool = True) -> RawBlock:
+    """The block at a place. Raises Damaged."""
+    try:
+        return open_block(file.read(found.offset, found.header.length), 0, found.header, values=values)
+    except BadBlock as error:
+        raise Damaged(path, found.offset, str(error)) from None
+
+
+def whole_blocks(file: File, start: int, end: int, next_entry: int) -> tuple[int, int, Header | None]:
+    """How far valid blocks that continue at an entry number reach: offset, next entry, header of the last one."""
+    at, last = start, None
+    while at < end:
+        try:
+            header = parse_header(file.read(at, HEADER_BYTES))
+            if header.first_entry != next_entry or at + header.length > end:
+                break
+            open_block(file.read(at, header.length), 0, header)
+        except BadBlock:
+            break
+        at, next_entry, last = at + header.length, next_entry + header.span, header
+    return at, next_entry, last
+
+
+def complete_index(index: SparseIndex, file: File, path: str, end: int) -> None:
+    """Add to an index what it lacks up to an offset."""
+    start = 0 if index.last is None else index.last.offset
+    for found in headers(file, path, start, end):
+        index.add(found.header.first_entry, found.offset, found.header.publish_time)
+
+
+def sound_index(
+    disk: Disk, file: File, path: str, end: int, entry: int | None = None, *, time_ms: int = 0
+) -> SparseIndex:
+    """The index of a segment up to an offset, good for one question: where to begin for an entry, or else a time.
+
+    What the index file says is used only where a block header bears it out.
+    """
+    index = SparseIndex.load(disk, layout.index_path(path), end)
+    known = index.before_time(time_ms) if entry is None else index.at_entry(entry)
+    if not (_borne_out(file, known) and _borne_out(file, index.last)):
+        index = SparseIndex()
+    complete_index(index, file, path, end)
+    return index
+
+
+def _borne_out(file: File, entry: IndexEntry | None) -> bool:
+    if entry is None:
+        return True
+    try:
+        header = parse_header(file.read(entry.offset, HEADER_BYTES))
+    except BadBlock:
+        return False
+    return (header.first_entry, header.publish_time) == (entry.first_entry, entry.publish_time)
+
+
+class Segment:
+    """The open segment of a topic: blocks are added at its end. Every call may raise OSError."""
+
+    def __init__(self, disk: Disk, path: str, size: int) -> None:
+        self.path = path
+        self.dirty = False
+        self._disk = disk
+        self._file: File | None = None
+        self._index = SparseIndex.load(disk, layout.index_path(path), size)
+
+    def write(self, offset: int, blocks: Sequence[EncodedBlock]) -> None:
+        """Write blocks from an offset; they are on stable storage after `sync`."""
+        self.dirty = True
+        self._opened(offset).write(offset, [chunk for block in blocks for chunk in block.chunks])
+        for block in blocks:
+            self._index.add(block.first_entry, offset, block.publish_time)
+            offset += block.length
+        if self._index.unwritten >= INDEX_BATCH:
+            self._index.save(self._disk, layout.index_path(self.path))
+
+    def sync(self) -> None:
+        if self.dirty:
+            self._opened(0).sync()
+        self.dirty = False
+
+    def _opened(self, end: int) -> File:
+        """The file; what the index lacks of the blocks below `end` is added when it is opened."""
+        if self._file is None:
+            self._file = self._disk.open(self.path, write=True)
+            with contextlib.suppress(Damaged):  # readers will say so; it is no reason not to write on
+                complete_index(self._index, self._file, self.path, end)
+        return self._file
+
+    def save_index(self) -> None:
+        if self._index.unwritten:
+            self._index.save(self._disk, layout.index_path(self.path))
+
+    def close(self) -> None:
+        """Close the file; it is opened again when something is written."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
