@@ -1,0 +1,310 @@
+"""The embedded log as a broker: the engine with locks around it and a thread that commits.
+
+The work lock is held by whoever writes files: one flush, or one change of structure, at a time. The queue
+lock guards the appends that wait, and is never held while anything is written, so that appends queue up
+behind a flush that is under way and are all taken by the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from concurrent.futures import Future
+from typing import Literal, overload
+
+from broker_io.batch import Batch
+from broker_io.environment import Environment
+from broker_io.errors import CallerError, Closed, DiskFailed, Fenced, TopicNotFound
+from broker_io.file.compaction import Rewrite, compact_ledgers
+from broker_io.file.following import FollowingBroker
+from broker_io.file.log import MIB, FileLog, Options, disk_error
+from broker_io.file.manifest import TopicEntry
+from broker_io.file.opening import open_log
+from broker_io.file.reading import ReadingBroker
+from broker_io.file.writer import Fence, FileWriter, done, failed
+from broker_io.port import MAX_MESSAGE_BYTES, check_topic_name
+from broker_io.position import Positions
+
+WAITING_BYTES = 64 * MIB
+"""Appends that wait; beyond it `append` waits too."""
+LONGEST_WAIT = 3600.0
+
+
+class Owned:
+    """The source of readers in the process of the owner."""
+
+    follows = False
+
+    def __init__(self, environment: Environment, directory: str, log: FileLog, *, committer: bool) -> None:
+        self.environment = environment
+        self.directory = directory
+        self.closed = False
+        self.grew = threading.Condition()
+        self._log = log
+        self._waits = committer
+
+    def check(self) -> None:
+        if self.closed:
+            raise Closed(f"the log {self.directory} was closed in this process: open it again")
+
+    def names(self) -> list[str]:
+        self.check()
+        return self._log.names()
+
+    def named(self, name: str) -> TopicEntry:
+        self.check()
+        return self._log.topic(name).entry
+
+    def numbered(self, number: int, name: str) -> TopicEntry:
+        self.check()
+        topic = self._log.by_number(number)
+        if topic is None:
+            raise TopicNotFound(f"topic {name!r} of {self.directory} was deleted while it was read: open it anew")
+        return topic.entry
+
+    def grown(self, topic: TopicEntry) -> TopicEntry:
+        return topic
+
+    def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
+        if not self._waits:
+            self.environment.clock.sleep(min(pause, remaining))
+            return
+        with self.grew:
+            self.grew.wait_for(lambda: self._changed(seen), min(remaining, LONGEST_WAIT))
+
+    def _changed(self, seen: TopicEntry) -> bool:
+        topic = self._log.by_number(seen.number)
+        return self.closed or topic is None or topic.entry is not seen
+
+    def tell(self) -> None:
+        """Wake the readers that wait."""
+        with self.grew:
+            self.grew.notify_all()
+
+
+class FileBroker(ReadingBroker):
+    """The owner of an embedded log; made by `FileBroker.open`. All calls are safe from any thread."""
+
+    def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
+        self._log, self.report = open_log(environment, directory, options)
+        self._owned = Owned(environment, directory, self._log, committer=committer)
+        super().__init__(self._owned)
+        self._environment = environment
+        self._directory = directory
+        self._options = options
+        self._work = threading.RLock()
+        self._queue = threading.Condition()
+        self._compacting = threading.Lock()
+        self._fences: defaultdict[int, Fence] = defaultdict(Fence)
+        self._idle = False
+        self._closing = False
+        self._committer: threading.Thread | None = None
+        if committer:
+            self._committer = threading.Thread(target=self._commit_for_ever, name=f"commit {directory}", daemon=True)
+            self._committer.start()
+
+    @overload
+    @staticmethod
+    def open(directory: str, environment: Environment | None = ..., *, read_only: Literal[True]) -> FollowingBroker: ...
+
+    @overload
+    @staticmethod
+    def open(
+        directory: str,
+        environment: Environment | None = ...,
+        *,
+        read_only: Literal[False] = ...,
+        committer: bool = ...,
+        segment_bytes: int = ...,
+        journal_bytes: int = ...,
+        compression: str | None = ...,
+        watermark_bytes: int = ...,
+        max_message_bytes: int = ...,
+    ) -> FileBroker: ...
+
+    @staticmethod
+    def open(
+        directory: str,
+        environment: Environment | None = None,
+        *,
+        read_only: bool = False,
+        committer: bool = True,
+        segment_bytes: int = 64 * MIB,
+        journal_bytes: int = 64 * MIB,
+        compression: str | None = None,
+        watermark_bytes: int = 256 * MIB,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> FileBroker | FollowingBroker:
+        """Open a log, made if missing; sizes are in bytes, `compression` is "zstd" or None.
+
+        `read_only` follows a log that another process may own, and writes nothing. Without `committer`
+        there is no thread: each append is written before it returns. `report` of the broker says in
+        sentences what was found amiss and mended. Raises Locked, ForeignDirectory, UnsupportedFormat,
+        Damaged, DiskFull or DiskFailed.
+        """
+        environment = environment or Environment()
+        if read_only:
+            return FollowingBroker(environment, directory)
+        if compression not in (None, "zstd"):
+            raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
+        options = Options(segment_bytes, journal_bytes, compression == "zstd", watermark_bytes, max_message_bytes)
+        return FileBroker(environment, directory, options, committer=committer)
+
+    # --- structure ---
+
+    def create_topic(self, topic: str) -> None:
+        check_topic_name(topic)
+        with self._work:
+            self._owned.check()
+            self._log.create_topic(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        with self._compacting, self._work:
+            self._owned.check()
+            self._flush()
+            self._log.delete_topic(topic)
+        self._owned.tell()
+
+    def roll(self, topic: str) -> None:
+        with self._work:
+            self._owned.check()
+            self._flush()
+            self._log.roll(self._log.topic(topic))
+        self._owned.tell()
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        with self._compacting, self._work:
+            self._owned.check()
+            self._log.trim(self._log.topic(topic), first_ledger)
+        self._owned.tell()
+
+    def compact(self, topic: str, *, tombstone_grace: float = 0.0) -> None:
+        """Compact all ledgers, the newest one included, which is closed for it; appends go on meanwhile.
+
+        A deletion that is a key's newest message goes with it once it is `tombstone_grace` seconds old.
+        """
+        with self._compacting:
+            self.roll(topic)
+            entry = self._owned.named(topic)
+            rewrites = self._rewrite(entry, int(tombstone_grace * 1000))
+            if rewrites:
+                self._swap(entry, rewrites)
+
+    def _rewrite(self, topic: TopicEntry, grace_ms: int) -> list[Rewrite]:
+        try:
+            return compact_ledgers(
+                self._environment.disk,
+                self._directory,
+                topic,
+                seed=self._log.seed,
+                compress=self._options.compress,
+                now_ms=self._environment.clock.now_ms(),
+                grace_ms=grace_ms,
+            )
+        except OSError as error:
+            raise disk_error(
+                error, self._directory, f"topic {topic.name!r} was not compacted; nothing changed"
+            ) from error
+
+    def _swap(self, compacted: TopicEntry, rewrites: list[Rewrite]) -> None:
+        """Put the compacted ledgers in place of the old ones; none was trimmed meanwhile."""
+        news = {rewrite.old: rewrite.new for rewrite in rewrites}
+        with self._work:
+            topic = self._log.topic(compacted.name)
+            ledgers = tuple(news.get(ledger, ledger) for ledger in topic.entry.ledgers)
+            self._log.change(topic, topic.entry._replace(ledgers=ledgers), news)
+        self._owned.tell()
+
+    # --- writing ---
+
+    def writer(self, topic: str, *, exclusive: bool = False) -> FileWriter:
+        with self._work:
+            self._owned.check()
+            found = self._log.topic(topic)
+            with self._queue:
+                ticket = self._fences[found.entry.number].enter(topic, exclusive=exclusive)
+            # What older writers had queued before is in the log once this one is open.
+            self._flush()
+        return FileWriter(found, ticket, self._append, self._leave, exclusive=exclusive)
+
+    def _append(self, writer: FileWriter, batch: Batch) -> Future[Positions]:
+        try:
+            with self._queue:
+                self._check_writer(writer)
+                while self._log.waiting_bytes > WAITING_BYTES:
+                    self._queue.wait()
+                    self._check_writer(writer)
+                if not len(batch):
+                    return done(Positions.of([]))
+                future = self._log.submit(writer.topic, batch)
+                if self._idle:
+                    self._queue.notify_all()
+        except (Closed, Fenced, TopicNotFound) as error:
+            return failed(error)
+        if self._committer is None:
+            with self._work:
+                self._flush()
+            self._owned.tell()
+        return future
+
+    def _check_writer(self, writer: FileWriter) -> None:
+        self._owned.check()
+        name = writer.topic.entry.name
+        if writer.closed or self._closing:
+            raise Closed(f"the writer of topic {name!r} was closed: open another")
+        if writer.topic.removed:
+            raise TopicNotFound(f"topic {name!r} was deleted: create it first")
+        self._fences[writer.topic.entry.number].check(name, writer.ticket)
+
+    def _leave(self, writer: FileWriter) -> None:
+        with self._work:
+            if not self._owned.closed:
+                self._flush()
+        with self._queue:
+            self._fences[writer.topic.entry.number].leave(writer.ticket, exclusive=writer.exclusive)
+
+    def _flush(self) -> None:
+        """Write all that waits now; the work lock is held."""
+        while self._flush_once():
+            pass
+
+    def _flush_once(self) -> bool:
+        with self._queue:
+            taken = self._log.take()
+            if taken:
+                self._queue.notify_all()
+        if taken:
+            self._log.commit(taken)
+        return bool(taken)
+
+    def _commit_for_ever(self) -> None:
+        while True:
+            with self._queue:
+                self._idle = True
+                self._queue.wait_for(lambda: self._log.waiting or self._closing)
+                self._idle = False
+                if self._closing:
+                    return
+            try:
+                with self._work:
+                    self._flush_once()
+            except BaseException as error:
+                self._log.stop(DiskFailed(f"{self._directory}: committing failed ({error!r}): open the log again"))
+                raise
+            self._owned.tell()
+
+    def close(self) -> None:
+        """Write what waits, make the segments durable on their own, let go of the directory."""
+        with self._queue:
+            if self._closing:
+                return
+            self._closing = True
+            self._queue.notify_all()
+        if self._committer is not None:
+            self._committer.join()
+        with self._compacting, self._work:
+            self._owned.closed = True
+            try:
+                self._log.close()
+            finally:
+                self._owned.tell()

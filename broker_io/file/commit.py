@@ -1,0 +1,147 @@
+"""From appends that wait to blocks that are written: small ones merged, huge ones split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_io.batch import Batch, Labels
+from broker_io.block import EncodedBlock, encode_block
+from broker_io.errors import InvalidMessage, MessageTooLarge
+from broker_io.file.manifest import LedgerEntry, TopicEntry
+from broker_io.file.segment import Segment
+from broker_io.position import Positions
+
+BLOCK_BYTES = 1024 * 1024
+"""What a block is filled up to; one message may be more."""
+MAX_BLOCK_MESSAGES = 65_536
+MAX_PROPERTIES = 1000
+"""Different property names that one append, and so one block, may have."""
+
+
+@dataclass(slots=True, eq=False)
+class Topic:
+    """A topic of the engine: what readers may see, what the last checkpoint had of its open ledger."""
+
+    entry: TopicEntry
+    durable: LedgerEntry
+    segment: Segment
+    removed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """A batch that waits to be written; `size` is about its bytes."""
+
+    topic: Topic
+    batch: Batch
+    size: int
+    future: Future[Positions]
+
+
+class Commit(NamedTuple):
+    """What one flush does to one topic: blocks from where the open ledger ends, the ledger after it, answers."""
+
+    topic: Topic
+    blocks: list[EncodedBlock]
+    after: LedgerEntry
+    answers: list[tuple[Append, Positions]]
+
+
+def check_batch(batch: Batch, limit: int) -> int:
+    """About the bytes of a batch. Raises MessageTooLarge or InvalidMessage; nothing of it was appended then."""
+    count = len(batch)
+    lengths = {len(batch.keys), *(len(column) for column in batch.properties.values())}
+    if batch.event_times is not None:
+        lengths.add(len(batch.event_times))
+    if lengths != {count}:
+        raise InvalidMessage(
+            f"a batch whose columns have different lengths ({sorted(lengths | {count})}): make them one"
+        )
+    if len(batch.properties) > MAX_PROPERTIES:
+        raise InvalidMessage(f"a batch with {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}")
+    largest, total = 0, 0
+    for name, column in batch.properties.items():
+        width = len(name) + (max(map(len, column.values), default=0) if isinstance(column, Labels) else 20)
+        largest += width
+        total += len(name) + (sum(map(len, column.values)) + 4 * count if isinstance(column, Labels) else 8 * count)
+        _check_text(name, column.values if isinstance(column, Labels) else ())
+    for blobs in (batch.keys, batch.values):
+        sizes = blobs.lengths()
+        if sizes.min() < 0 or int(blobs.offsets[0]) < 0 or int(blobs.offsets[-1]) > len(blobs.data):
+            raise InvalidMessage("a batch whose offsets do not fit its bytes: make them ascend from 0 to the length")
+        largest += int(sizes.max())
+        total += int(blobs.offsets[-1]) - int(blobs.offsets[0]) + 4 * count
+    if largest > limit:
+        _check_sizes(batch, limit)
+    return total
+
+
+def _check_text(name: str, labels: Sequence[str]) -> None:
+    try:
+        name.encode()
+        for label in labels:
+            label.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"property {name!r} holds text that is no Unicode ({error.reason}): mend it") from None
+
+
+def _check_sizes(batch: Batch, limit: int) -> None:
+    sizes = batch.sizes()
+    index = int(np.argmax(sizes > limit))
+    if sizes[index] > limit:
+        raise MessageTooLarge(
+            f"message {index} of the batch has {sizes[index]} bytes, more than the limit of {limit}: "
+            "split it, or raise the limit of message bytes; nothing of the batch was appended"
+        )
+
+
+def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, compress: bool) -> Commit:
+    """The blocks for all that waits on one topic."""
+    ledger = topic.entry.ledgers[-1]
+    time_ms = max(now_ms, ledger.last_time)
+    answers: list[tuple[Append, Positions]] = []
+    entry = ledger.entries
+    for append in appends:
+        answers.append((append, Positions.run(ledger.ledger, entry, len(append.batch))))
+        entry += len(append.batch)
+    blocks: list[EncodedBlock] = []
+    first = ledger.entries
+    for batch in _in_block_sizes(appends):
+        blocks.append(encode_block(batch, first_entry=first, publish_time=time_ms, seed=seed, compress=compress))
+        first += len(batch)
+    size = sum(block.length for block in blocks)
+    return Commit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)
+
+
+def _in_block_sizes(appends: list[Append]) -> Iterator[Batch]:
+    group: list[Batch] = []
+    size, names = 0, set[str]()
+    for append in appends:
+        named = names.union(append.batch.properties)
+        if group and (size + append.size > BLOCK_BYTES or len(named) > MAX_PROPERTIES):
+            yield Batch.concat(group)
+            group, size, named = [], 0, set(append.batch.properties)
+        if append.size > 2 * BLOCK_BYTES:
+            yield from split(append.batch)
+            continue
+        group.append(append.batch)
+        size += append.size
+        names = named
+    if group:
+        yield Batch.concat(group)
+
+
+def split(batch: Batch) -> Iterator[Batch]:
+    """A batch in pieces of about a block each."""
+    ends = batch.keys.offsets[1:].astype(np.int64) + batch.values.offsets[1:]
+    start, base = 0, int(batch.keys.offsets[0]) + int(batch.values.offsets[0])
+    while start < len(batch):
+        stop = max(start + 1, int(np.searchsorted(ends, base + BLOCK_BYTES, side="right")))
+        stop = min(stop, start + MAX_BLOCK_MESSAGES)
+        yield batch.take(slice(start, stop))
+        start, base = stop, int(ends[stop - 1])

@@ -1,0 +1,211 @@
+"""Key compaction of the closed ledgers of a topic.
+
+First every block is read once, its checksums verified: the newest message of each key is found by the
+column of key hashes. A message is dropped only if the newest one of the same hash has the very same key,
+so two keys that share a hash can't shadow each other; the older of them merely stays. Also dropped are
+messages without a key, and the newest message of a key if it has no value and its grace is over (nothing
+older of that key is left then).
+
+Ledgers that lose something are written anew under the next generation, every message with its entry
+number and publish time; the manifest that names the new files is the swap, the old files go after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_io.batch import Batch, Blobs
+from broker_io.block import EncodedBlock, encode_block
+from broker_io.environment import Disk
+from broker_io.file import layout
+from broker_io.file.commit import BLOCK_BYTES
+from broker_io.file.index import SparseIndex
+from broker_io.file.manifest import LedgerEntry, TopicEntry
+from broker_io.file.recovery import open_segment
+from broker_io.file.segment import headers, read_block
+from broker_io.gather import (
+    Decoded,
+    absent_values,
+    block_publish_times,
+    decode_blocks,
+    decode_hashes,
+    decode_keys,
+)
+from broker_io.position import Int64s
+
+Mask = NDArray[np.bool_]
+
+
+class Rewrite(NamedTuple):
+    """A closed ledger before and after."""
+
+    old: LedgerEntry
+    new: LedgerEntry
+
+
+class _Keys(NamedTuple):
+    """The key columns of all closed ledgers, n messages in log order; `counts` says how many each ledger has."""
+
+    hashes: NDArray[np.uint64]
+    keys: Blobs
+    deleted: Mask
+    times: Int64s
+    counts: list[int]
+
+
+def compact_ledgers(
+    disk: Disk, directory: str, topic: TopicEntry, *, seed: int, compress: bool, now_ms: int, grace_ms: int
+) -> list[Rewrite]:
+    """Write what is left of every closed ledger that loses something; the files are durable when this returns.
+
+    Raises Damaged for a block that does not hold, or OSError; what was written by then is removed.
+    """
+    columns = _key_columns(disk, directory, topic)
+    if columns is None:
+        return []
+    keep = _survivors(columns, now_ms - grace_ms)
+    rewrites: list[Rewrite] = []
+    start = 0
+    try:
+        for ledger, count in zip(topic.ledgers[:-1], columns.counts, strict=True):
+            mask = keep[start : start + count]
+            start += count
+            if not mask.all():
+                rewrites.append(Rewrite(ledger, ledger._replace(generation=ledger.generation + 1)))
+                new = _rewrite(disk, directory, topic, ledger, mask, seed=seed, compress=compress)
+                rewrites[-1] = Rewrite(ledger, new)
+        if rewrites:
+            disk.sync_directory(layout.topic_path(directory, topic.number))
+    except Exception:
+        discard(disk, directory, topic, rewrites)
+        raise
+    return rewrites
+
+
+def discard(disk: Disk, directory: str, topic: TopicEntry, rewrites: list[Rewrite]) -> None:
+    """Remove what was written but will not be used."""
+    for _, new in rewrites:
+        path = layout.segment_path(directory, topic.number, new.ledger, new.generation)
+        with contextlib.suppress(OSError):
+            disk.remove(path)
+            disk.remove(layout.index_path(path))
+
+
+def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
+    hashes: list[NDArray[np.uint64]] = []
+    keys: list[Blobs] = []
+    deleted: list[Mask] = []
+    times: list[Int64s] = []
+    counts: list[int] = []
+    for ledger in topic.ledgers[:-1]:
+        counts.append(0)
+        path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
+        file = open_segment(disk, path)
+        try:
+            for found in headers(file, path, 0, ledger.bytes):
+                block = read_block(file, path, found)
+                hashes.append(decode_hashes(block))
+                keys.append(decode_keys(block))
+                deleted.append(absent_values(block))
+                times.append(block_publish_times(block))
+                counts[-1] += found.header.rows
+        finally:
+            file.close()
+    if not hashes:
+        return None
+    return _Keys(np.concatenate(hashes), Blobs.concat(keys), np.concatenate(deleted), np.concatenate(times), counts)
+
+
+def _survivors(columns: _Keys, tombstones_until: int) -> Mask:
+    """Which messages stay; newest tombstones published at or before a time go."""
+    count = len(columns.deleted)
+    keep = ~columns.keys.absent_mask()
+    order = np.lexsort((np.arange(count), columns.hashes[:, 1], columns.hashes[:, 0]))
+    order = order[keep[order]]
+    if not len(order):
+        return keep
+    sorted_hashes = columns.hashes[order]
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = (sorted_hashes[1:] != sorted_hashes[:-1]).any(axis=1)
+    group_ends = np.flatnonzero(last)
+    newest = order[np.repeat(group_ends, np.diff(group_ends, prepend=-1))]
+    older = ~last
+    same = _same_keys(columns.keys, order[older], newest[older])
+    keep[order[older][same]] = False
+    winners = order[last]
+    expired = columns.deleted[winners] & (columns.times[winners] <= tombstones_until)
+    keep[winners[expired]] = False
+    return keep
+
+
+def _same_keys(keys: Blobs, some: NDArray[np.intp], others: NDArray[np.intp]) -> Mask:
+    """Which pairs of messages have the very same key."""
+    data, offsets = bytes(keys.data), keys.offsets.tolist()
+    pairs = zip(some.tolist(), others.tolist(), strict=True)
+    equal = (data[offsets[a] : offsets[a + 1]] == data[offsets[b] : offsets[b + 1]] for a, b in pairs)
+    return np.fromiter(equal, np.bool_, len(some))
+
+
+def _rewrite(
+    disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask, *, seed: int, compress: bool
+) -> LedgerEntry:
+    path = layout.segment_path(directory, topic.number, old.ledger, old.generation + 1)
+    index = SparseIndex()
+    offset = 0
+    file = disk.open(path, write=True, create=True)
+    try:
+        file.truncate(0)
+        for block in _encoded(_groups(disk, directory, topic, old, keep), seed, compress):
+            file.write(offset, block.chunks)
+            index.add(block.first_entry, offset, block.publish_time)
+            offset += block.length
+        file.sync()
+    finally:
+        file.close()
+    if len(index):
+        index.save(disk, layout.index_path(path))
+    return old._replace(generation=old.generation + 1, bytes=offset)
+
+
+def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask) -> Iterator[list[Decoded]]:
+    """The messages that stay, about a block's worth at a time."""
+    path = layout.segment_path(directory, topic.number, old.ledger, old.generation)
+    file = open_segment(disk, path)
+    try:
+        group: list[Decoded] = []
+        at, size = 0, 0
+        for found in headers(file, path, 0, old.bytes):
+            mask = keep[at : at + found.header.rows]
+            at += found.header.rows
+            if not mask.any():
+                continue
+            entries, times, messages = decode_blocks([read_block(file, path, found)])
+            group.append(Decoded(entries[mask], times[mask], messages.take(mask)))
+            size += found.header.length * int(mask.sum()) // len(mask)
+            if size >= BLOCK_BYTES:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+    finally:
+        file.close()
+
+
+def _encoded(groups: Iterator[list[Decoded]], seed: int, compress: bool) -> Iterator[EncodedBlock]:
+    for group in groups:
+        entries = np.concatenate([part.entries for part in group])
+        times = np.concatenate([part.publish_times for part in group])
+        yield encode_block(
+            Batch.concat([part.messages for part in group]),
+            first_entry=int(entries[0]),
+            publish_time=int(times[0]),
+            seed=seed,
+            compress=compress,
+            entries=entries,
+            publish_times=None if (times == times[0]).all() else times,
+        )

@@ -1,0 +1,399 @@
+"""The engine of the embedded log: appends in, positions out, everything durable; no threads, no waiting.
+
+Order of a flush: all waiting appends become blocks, the blocks of all topics one record of the journal, the
+journal is synced, the blocks are written to their segments, the answers are given. So a segment never shows
+anybody what is not durable, and one sync serves all topics. A checkpoint syncs the segments, starts an
+empty journal and says so in a new manifest.
+
+The first write or sync that fails stops the engine: a failed sync may have dropped what it should have
+written, so nothing is tried again; whoever opens the log anew finds out what holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from broker_io.batch import Batch
+from broker_io.environment import Environment, File
+from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, TopicNotFound
+from broker_io.file import layout
+from broker_io.file.commit import Append, Commit, Topic, build_commit, check_batch
+from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, replace_manifest
+from broker_io.file.segment import Segment
+from broker_io.port import MAX_MESSAGE_BYTES
+from broker_io.position import Positions
+
+MIB = 1024 * 1024
+FLUSH_BYTES = 16 * MIB
+"""Appends that one flush takes at most, about."""
+OPEN_SEGMENTS = 256
+"""Files of open segments that stay open."""
+WATERMARK_BYTES_BETWEEN = 16 * MIB
+WATERMARK_SECONDS_BETWEEN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a log is kept; sizes in bytes."""
+
+    segment_bytes: int = 64 * MIB
+    journal_bytes: int = 64 * MIB
+    compress: bool = False
+    watermark_bytes: int = 256 * MIB
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+
+def disk_error(error: OSError, path: str, what: str) -> DiskFailed:
+    """The named error for what the operating system said."""
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+    return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
+
+
+_STOPPED = "the log has stopped; nothing acknowledged is lost: mend the disk or free space, then open the log again"
+
+
+class FileLog:
+    """All topics of one directory. Calls come from one thread at a time."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: str,
+        options: Options,
+        manifest: Manifest,
+        journal: Journal,
+        lock: File,
+    ) -> None:
+        self.failure: DiskFailed | None = None
+        self.waiting: deque[Append] = deque()
+        self.waiting_bytes = 0
+        self._disk = environment.disk
+        self._clock = environment.clock
+        self._randomness = environment.randomness
+        self._directory = directory
+        self._options = options
+        self._manifest = manifest
+        self._seed = int(manifest.secret, 16)
+        self._journal = journal
+        self._lock = lock
+        self._topics = {entry.number: self._open_topic(entry) for entry in manifest.topics}
+        self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
+        self._dirty: dict[int, Topic] = {}
+        self._unwatched = WATERMARK_BYTES_BETWEEN
+        self._watched_at = 0.0
+        self._low = False
+
+    def _open_topic(self, entry: TopicEntry) -> Topic:
+        return Topic(entry, entry.ledgers[-1], Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
+
+    def _path(self, entry: TopicEntry, ledger: LedgerEntry | None = None) -> str:
+        ledger = ledger or entry.ledgers[-1]
+        return layout.segment_path(self._directory, entry.number, ledger.ledger, ledger.generation)
+
+    # --- topics ---
+
+    def names(self) -> list[str]:
+        return sorted(self._numbers)
+
+    def topic(self, name: str) -> Topic:
+        """Raises TopicNotFound."""
+        topic = self._topics.get(self._numbers.get(name, 0))
+        if topic is None:
+            raise TopicNotFound(f"there is no topic {name!r} in {self._directory}: create it first")
+        return topic
+
+    def by_number(self, number: int) -> Topic | None:
+        return self._topics.get(number)
+
+    def create_topic(self, name: str) -> None:
+        """Make a topic with one empty ledger; one that exists is left as it is."""
+        if name in self._numbers:
+            return
+        self._check()
+        number = self._manifest.next_topic
+        incarnation = self._randomness.token(16).hex()
+        entry = TopicEntry(number, name, incarnation, (0, 0), (LedgerEntry(1),))
+        directory = layout.topic_path(self._directory, number)
+        with self.guard(directory):
+            self._disk.make_directory(directory)
+            self._make_segment(entry)
+            self._disk.sync_directory(layout.join(self._directory, layout.TOPICS))
+            self._disk.sync_directory(self._directory)
+            self._replace(next_topic=number + 1, topics=[*self._durable(), entry])
+        self._topics[number] = self._open_topic(entry)
+        self._numbers[name] = number
+
+    @property
+    def seed(self) -> int:
+        """The seed of the key hashes."""
+        return self._seed
+
+    def _make_segment(self, entry: TopicEntry) -> None:
+        file = self._disk.open(self._path(entry), write=True, create=True)
+        try:
+            file.truncate(0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_directory(layout.topic_path(self._directory, entry.number))
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topic(name)
+        self._check()
+        with self.guard(self._directory):
+            self._replace(topics=[entry for entry in self._durable() if entry.number != topic.entry.number])
+        topic.removed = True
+        del self._numbers[name], self._topics[topic.entry.number]
+        self._dirty.pop(topic.entry.number, None)
+        topic.segment.close()
+        with self.guard(self._directory):
+            self._remove(topic.entry, topic.entry.ledgers)
+
+    def roll(self, topic: Topic) -> None:
+        """Close the open ledger and begin another, unless it is empty."""
+        last = topic.entry.ledgers[-1]
+        if not last.entries:
+            return
+        self._check()
+        opened = LedgerEntry(last.ledger + 1, first_time=last.last_time, last_time=last.last_time)
+        entry = topic.entry._replace(ledgers=(*topic.entry.ledgers, opened))
+        with self.guard(self._path(entry)):
+            self._make_segment(entry)
+            self._checkpoint({entry.number: entry})
+        topic.segment.close()
+        topic.segment = Segment(self._disk, self._path(entry), 0)
+
+    def trim(self, topic: Topic, first_ledger: int) -> None:
+        """Drop closed ledgers below a number."""
+        old = topic.entry.ledgers
+        dropped = tuple(ledger for ledger in old[:-1] if ledger.ledger < first_ledger)
+        if not dropped:
+            return
+        floor = (dropped[-1].ledger, dropped[-1].entries)
+        self.change(topic, topic.entry._replace(floor=floor, ledgers=old[len(dropped) :]), dropped)
+
+    def change(self, topic: Topic, entry: TopicEntry, dropped: Iterable[LedgerEntry]) -> None:
+        """Put other closed ledgers in place of a topic's, in one step, and remove the files of those dropped."""
+        self._check()
+        with self.guard(self._directory):
+            changed = entry.with_open(topic.durable)
+            self._replace(topics=[changed if other.number == entry.number else other for other in self._durable()])
+            topic.entry = entry
+            self._remove(entry, dropped)
+
+    def _remove(self, entry: TopicEntry, ledgers: Iterable[LedgerEntry]) -> None:
+        for ledger in ledgers:
+            path = self._path(entry, ledger)
+            self._disk.remove(path)
+            self._disk.remove(layout.index_path(path))
+
+    # --- appends ---
+
+    def submit(self, topic: Topic, batch: Batch) -> Future[Positions]:
+        """Queue a batch of at least one message for the next flush. Raises MessageTooLarge or InvalidMessage."""
+        future: Future[Positions] = Future()
+        future.set_running_or_notify_cancel()
+        append = Append(topic, batch, check_batch(batch, self._options.max_message_bytes), future)
+        if self.failure is not None:
+            future.set_exception(self.failure)
+        else:
+            self.waiting.append(append)
+            self.waiting_bytes += append.size
+        return future
+
+    def take(self) -> list[Append]:
+        """The appends that the next flush is to write, oldest first."""
+        taken: list[Append] = []
+        size = 0
+        while self.waiting and (not taken or size + self.waiting[0].size <= FLUSH_BYTES):
+            taken.append(self.waiting.popleft())
+            size += taken[-1].size
+        self.waiting_bytes -= size
+        return taken
+
+    def flush(self) -> None:
+        """Write everything that waits and answer it."""
+        while taken := self.take():
+            self.commit(taken)
+
+    def commit(self, taken: list[Append]) -> None:
+        """Write appends durably and answer them; every future is done when this returns."""
+        live = [append for append in taken if not append.topic.removed]
+        if len(live) < len(taken):
+            gone = [append for append in taken if append.topic.removed]
+            _fail(gone, TopicNotFound(f"topic {gone[0].topic.entry.name!r} was deleted: create it first"))
+        try:
+            self._check()
+            with self.guard(self._directory):
+                refusal = self._watermark()
+            if refusal is not None:
+                _fail(live, refusal)
+                return
+            commits = self._plan(live)
+            self._write(commits)
+        except DiskFailed as error:
+            _fail([append for append in live if not append.future.done()], error)
+            return
+        for commit in commits:
+            commit.topic.entry = commit.topic.entry.with_open(commit.after)
+        for commit in commits:
+            for append, positions in commit.answers:
+                append.future.set_result(positions)
+        self._after(commits)
+
+    def _plan(self, live: list[Append]) -> list[Commit]:
+        by_topic: dict[int, list[Append]] = {}
+        for append in live:
+            by_topic.setdefault(append.topic.entry.number, []).append(append)
+        now = self._clock.now_ms()
+        compress = self._options.compress
+        commits: list[Commit] = []
+        for group in by_topic.values():
+            try:
+                commits.append(build_commit(group[0].topic, group, now, self._seed, compress))
+            except Exception as error:  # a batch that lies about itself must not leave anybody waiting
+                _fail(group, error)
+        return commits
+
+    def _write(self, commits: list[Commit]) -> None:
+        placed = []
+        for commit in commits:
+            offset = commit.topic.entry.ledgers[-1].bytes
+            for block in commit.blocks:
+                number, ledger = commit.topic.entry.number, commit.after
+                placed.append((Placed(number, ledger.ledger, ledger.generation, offset, block.length), block))
+                offset += block.length
+                self._unwatched += block.length
+        if not placed:
+            return
+        with self.guard(self._journal.path):
+            try:
+                self._journal.append(placed)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._journal.cut()
+                raise
+        for commit in commits:
+            topic = commit.topic
+            with self.guard(topic.segment.path):
+                self._dirty[topic.entry.number] = topic
+                topic.segment.write(topic.entry.ledgers[-1].bytes, commit.blocks)
+                if len(self._dirty) > OPEN_SEGMENTS:
+                    topic.segment.close()
+
+    def _after(self, commits: list[Commit]) -> None:
+        """Roll and checkpoint where it is time; a failure here stops the log but takes nothing back."""
+        with contextlib.suppress(DiskFailed):
+            for commit in commits:
+                if commit.after.bytes >= self._options.segment_bytes:
+                    self.roll(commit.topic)
+            if self._journal.size >= self._options.journal_bytes:
+                self.checkpoint()
+
+    def _watermark(self) -> DiskWatermark | None:
+        """The refusal if too little space is left; looked at now and then, and each time while there is too little."""
+        now = self._clock.monotonic()
+        due = self._unwatched >= WATERMARK_BYTES_BETWEEN or now - self._watched_at >= WATERMARK_SECONDS_BETWEEN
+        if due or self._low:
+            free = self._disk.free_bytes(self._directory)
+            self._unwatched, self._watched_at = 0, now
+            self._low = free < self._options.watermark_bytes
+            if self._low:
+                return DiskWatermark(
+                    f"{self._directory}: {free} bytes are free, fewer than the watermark of "
+                    f"{self._options.watermark_bytes}: appends are refused until there are more; free some space"
+                )
+        return None
+
+    # --- checkpoints ---
+
+    def checkpoint(self) -> None:
+        """Make the segments durable on their own and begin an empty journal."""
+        self._check()
+        with self.guard(self._directory):
+            self._checkpoint({})
+
+    def _checkpoint(self, replaced: dict[int, TopicEntry]) -> None:
+        for topic in self._dirty.values():
+            with self.guard(topic.segment.path):
+                topic.segment.save_index()
+                topic.segment.sync()
+        number = self._journal.number + 1
+        path = layout.journal_path(self._directory, number)
+        journal = Journal.create(self._disk, path, number, self._randomness.token(8))
+        try:
+            self._disk.sync_directory(self._directory)
+            entries = {number: topic.entry for number, topic in self._topics.items()} | replaced
+            self._replace(journal=journal.number, topics=list(entries.values()))
+        except BaseException:
+            journal.close()
+            raise
+        old, self._journal = self._journal, journal
+        old.close()
+        for number, entry in entries.items():
+            self._topics[number].entry = entry
+            self._topics[number].durable = entry.ledgers[-1]
+        if len(self._topics) > OPEN_SEGMENTS:
+            for topic in self._dirty.values():
+                topic.segment.close()
+        self._dirty.clear()
+        self._disk.remove(old.path)
+
+    def _durable(self) -> list[TopicEntry]:
+        """The topics without what only the journal has of them."""
+        return [topic.entry.with_open(topic.durable) for topic in self._topics.values()]
+
+    def _replace(self, *, topics: list[TopicEntry], journal: int | None = None, next_topic: int | None = None) -> None:
+        old = self._manifest
+        manifest = old._replace(
+            topics=tuple(topics), journal=journal or old.journal, next_topic=next_topic or old.next_topic
+        )
+        replace_manifest(self._disk, self._directory, manifest)
+        self._manifest = manifest
+
+    # --- the end ---
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    @contextlib.contextmanager
+    def guard(self, path: str) -> Iterator[None]:
+        """Turn an OSError about a path into a DiskFailed and stop."""
+        try:
+            yield
+        except OSError as error:
+            failure = disk_error(error, path, _STOPPED)
+            self.stop(failure)
+            raise failure from error
+
+    def stop(self, failure: DiskFailed) -> None:
+        """Refuse everything from here on but reading."""
+        self.failure = self.failure or failure
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        self.waiting_bytes = 0
+        _fail(waiting, self.failure)
+
+    def close(self) -> None:
+        """Flush, checkpoint if anything is in the journal, and let go of the directory."""
+        try:
+            self.flush()
+            if self.failure is None and self._journal.size > FILE_HEAD_BYTES:
+                self.checkpoint()
+        finally:
+            self._journal.close()
+            for topic in self._topics.values():
+                topic.segment.close()
+            self._lock.close()
+
+
+def _fail(appends: list[Append], error: Exception) -> None:
+    for append in appends:
+        append.future.set_exception(error)

@@ -1,0 +1,135 @@
+"""Opening a log after whatever happened to it: journal replayed, torn tails cut, everything else an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker_io.environment import Disk, File
+from broker_io.errors import Damaged
+from broker_io.file import layout
+from broker_io.file.journal import FILE_HEAD_BYTES, JournalBlock, Replay, read_journal
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, read_file
+from broker_io.file.segment import whole_blocks
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Topics as they are now, all on stable storage; what was found amiss; whether a checkpoint is due."""
+
+    topics: list[TopicEntry] = field(default_factory=list)
+    report: list[str] = field(default_factory=list)
+    changed: bool = False
+    mark: bytes = b""
+
+
+def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
+    """Bring every segment to where the manifest and its journal say it was. Raises Damaged or OSError.
+
+    Doing it again after a crash in the middle of it gives the same.
+    """
+    result = Recovered()
+    path = layout.journal_path(directory, manifest.journal)
+    replay = read_journal(_read(disk, path), manifest.journal, path)
+    result.mark = replay.mark
+    result.changed = replay.size > FILE_HEAD_BYTES
+    if replay.end < replay.size:
+        result.report.append(
+            f"{path}: dropped {replay.size - replay.end} bytes of an append that was never finished or acknowledged"
+        )
+    waiting = _by_topic(replay, manifest, path)
+    for topic in manifest.topics:
+        _check_closed(disk, directory, topic)
+        result.topics.append(_recover_open(disk, directory, topic, waiting.get(topic.number, []), path, result))
+    return result
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        raise Damaged(path, 0, "the journal that the manifest names is missing: restore it from a copy") from None
+    try:
+        return read_file(file)
+    finally:
+        file.close()
+
+
+def _by_topic(replay: Replay, manifest: Manifest, path: str) -> dict[int, list[JournalBlock]]:
+    """Blocks of each topic; those of a topic that was deleted since are left out."""
+    by_topic: dict[int, list[JournalBlock]] = {}
+    for block in replay.blocks:
+        if block.placed.topic >= manifest.next_topic:
+            raise Damaged(path, 0, f"the journal names topic {block.placed.topic}, which the manifest never made")
+        by_topic.setdefault(block.placed.topic, []).append(block)
+    return by_topic
+
+
+def open_segment(disk: Disk, path: str, *, write: bool = False) -> File:
+    """Open a segment that the manifest names. Raises Damaged if it is missing."""
+    try:
+        return disk.open(path, write=write)
+    except FileNotFoundError:
+        raise Damaged(path, 0, "a segment that the manifest names is missing: restore it from a copy") from None
+
+
+def _check_closed(disk: Disk, directory: str, topic: TopicEntry) -> None:
+    for ledger in topic.ledgers[:-1]:
+        path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
+        file = open_segment(disk, path)
+        try:
+            size = file.size()
+        finally:
+            file.close()
+        if size != ledger.bytes:
+            raise Damaged(path, min(size, ledger.bytes), f"the segment has {size} bytes instead of {ledger.bytes}")
+
+
+def _recover_open(
+    disk: Disk, directory: str, topic: TopicEntry, blocks: list[JournalBlock], journal: str, result: Recovered
+) -> TopicEntry:
+    ledger = topic.ledgers[-1]
+    path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
+    file = open_segment(disk, path, write=True)
+    try:
+        if file.size() < ledger.bytes:
+            raise Damaged(path, file.size(), f"the segment has {file.size()} bytes instead of {ledger.bytes}")
+        replayed = _replay(file, ledger, blocks, journal)
+        after = _cut_tail(file, path, replayed, result)
+        if after != ledger:
+            file.sync()
+            result.changed = True
+    finally:
+        file.close()
+    return topic.with_open(after)
+
+
+def _replay(file: File, ledger: LedgerEntry, blocks: list[JournalBlock], journal: str) -> LedgerEntry:
+    """Write again what the journal has of one segment, where the segment hasn't got it."""
+    for placed, header, data in blocks:
+        if (placed.ledger, placed.generation, placed.offset, header.first_entry) != (
+            *ledger[:2],
+            ledger.bytes,
+            ledger.entries,
+        ):
+            raise Damaged(journal, 0, f"the journal has a block for {placed}, which does not follow {ledger}")
+        if file.read(placed.offset, placed.length) != data:
+            file.write(placed.offset, [data])
+        ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
+    return ledger
+
+
+def _cut_tail(file: File, path: str, ledger: LedgerEntry, result: Recovered) -> LedgerEntry:
+    """Keep whole blocks behind what the journal had (it lost its last record) and cut what is none."""
+    size = file.size()
+    if size == ledger.bytes:
+        return ledger
+    end, entries, last = whole_blocks(file, ledger.bytes, size, ledger.entries)
+    if last is not None:
+        result.report.append(f"{path}: kept {entries - ledger.entries} messages that the journal had lost")
+        ledger = ledger.grown(entries - ledger.entries, end - ledger.bytes, ledger.last_time, last.publish_time)
+    if end < size:
+        result.report.append(f"{path}: cut off {size - end} bytes of a block that was never finished at offset {end}")
+        file.truncate(end)
+        file.sync()
+        result.changed = True
+    return ledger

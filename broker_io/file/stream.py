@@ -1,0 +1,105 @@
+"""Blocks of one segment in order, read in chunks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker_io.block import HEADER_BYTES, BadBlock, Header, RawBlock, open_block, parse_header
+from broker_io.environment import File
+from broker_io.errors import Damaged, UnsupportedFormat
+from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES
+
+
+class Doubt(NamedTuple):
+    """Bytes at the end of what another process is writing that are no block, or not yet."""
+
+    offset: int
+    data: bytes
+    what: str
+
+
+class BlockStream:
+    """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand."""
+
+    def __init__(self, file: File, path: str, offset: int, skip_below: int = 0) -> None:
+        self.path = path
+        self.doubt: Doubt | None = None
+        self._file = file
+        self._skip_below = skip_below
+        self._data = b""
+        self._base = offset
+        self._at = 0
+        self._chunk = FIRST_CHUNK_BYTES
+
+    @property
+    def offset(self) -> int:
+        """Where the next block stands."""
+        return self._base + self._at
+
+    def take(self, limit: int, end: int, settled: int) -> list[RawBlock]:
+        """Blocks of at least `limit` messages, or all there are below offset `end`.
+
+        Bytes below `settled` that are no whole block are Damaged; from there on they may be one that is
+        still being written.
+        """
+        blocks: list[RawBlock] = []
+        rows = 0
+        self.doubt = None
+        while rows < limit:
+            header = self._header(end, settled)
+            if header is None:
+                break
+            if header.first_entry + header.span > self._skip_below:
+                try:
+                    blocks.append(open_block(self._data, self._at, header))
+                except BadBlock as error:
+                    self._fail(str(error), header.length, settled)
+                    break
+                except UnsupportedFormat as error:
+                    raise self._unsupported(error) from None
+                rows += header.rows
+            self._at += header.length
+        return blocks
+
+    def _header(self, end: int, settled: int) -> Header | None:
+        """The next header if its whole block is in the chunk, read further where needed; None at the end."""
+        if len(self._data) - self._at < HEADER_BYTES and not self._fill(HEADER_BYTES, end, settled):
+            return None
+        try:
+            header = parse_header(self._data, self._at)
+        except BadBlock as error:
+            self._fail(str(error), HEADER_BYTES, settled)
+            return None
+        except UnsupportedFormat as error:
+            raise self._unsupported(error) from None
+        if len(self._data) - self._at < header.length and not self._fill(header.length, end, settled):
+            return None
+        return header
+
+    def _fill(self, need: int, end: int, settled: int) -> bool:
+        """Read a chunk from the next block on; whether it holds at least `need` bytes."""
+        offset = self.offset
+        size = min(max(self._chunk, need), end - offset)
+        self._data = self._file.read(offset, size) if size > 0 else b""
+        self._base, self._at = offset, 0
+        if len(self._data) == self._chunk:
+            self._chunk = min(2 * self._chunk, CHUNK_BYTES)
+        if len(self._data) >= need:
+            return True
+        if offset < settled:
+            raise Damaged(self.path, offset, f"a block ends after {len(self._data)} bytes instead of {need}")
+        self._data = b""
+        return False
+
+    def _fail(self, what: str, size: int, settled: int) -> None:
+        offset = self.offset
+        if offset < settled:
+            raise Damaged(self.path, offset, what)
+        self.doubt = Doubt(offset, self._data[self._at : self._at + size], what)
+        self._data, self._base, self._at = b"", offset, 0
+
+    def _unsupported(self, error: UnsupportedFormat) -> UnsupportedFormat:
+        return UnsupportedFormat(f"{self.path}, offset {self.offset}: {error}")
+
+    def close(self) -> None:
+        self._file.close()

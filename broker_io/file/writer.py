@@ -1,0 +1,89 @@
+"""Writing to a topic of the embedded log, and who may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from broker_io.batch import Batch
+from broker_io.errors import Error, Fenced
+from broker_io.file.commit import Topic
+from broker_io.position import Positions
+
+
+class Fence:
+    """Who may write to a topic: an exclusive writer fences all that were opened before it."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._held = False
+
+    def enter(self, name: str, *, exclusive: bool) -> int:
+        """A ticket to write with. Raises Fenced for a shared writer while an exclusive one is open."""
+        if exclusive:
+            self._number += 1
+            self._held = True
+        elif self._held:
+            raise Fenced(f"topic {name!r} is held by an exclusive writer: close that one, or open an exclusive one")
+        return self._number
+
+    def check(self, name: str, ticket: int) -> None:
+        """Raises Fenced if an exclusive writer was opened after the ticket was given."""
+        if ticket != self._number:
+            raise Fenced(f"another exclusive writer has opened topic {name!r}: this one can't append any more")
+
+    def leave(self, ticket: int, *, exclusive: bool) -> None:
+        if exclusive and ticket == self._number:
+            self._held = False
+
+
+class FileWriter:
+    """A writer; any thread may append."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        ticket: int,
+        append: Callable[[FileWriter, Batch], Future[Positions]],
+        leave: Callable[[FileWriter], None],
+        *,
+        exclusive: bool,
+    ) -> None:
+        self.topic = topic
+        self.ticket = ticket
+        self.exclusive = exclusive
+        self.closed = False
+        self._append = append
+        self._leave = leave
+
+    def append(self, batch: Batch) -> Future[Positions]:
+        return self._append(self, batch)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._leave(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def done(result: Positions) -> Future[Positions]:
+    """A future that has its result."""
+    future: Future[Positions] = Future()
+    future.set_result(result)
+    return future
+
+
+def failed(error: Error) -> Future[Positions]:
+    """A future that has failed."""
+    future: Future[Positions] = Future()
+    future.set_exception(error)
+    return future
