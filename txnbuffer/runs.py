@@ -161,7 +161,7 @@ def _row(position: Position, message: Message) -> Item:
         if size > 0 and position.batch == NO_INDEX:
             first, last = position._replace(batch=0), position._replace(batch=size - 1)
         else:
-            refused = f"{RECORDS}={properties[RECORDS][:40]!r} at batch index {position.batch}"
+            refused = f"{_quoted(message, RECORDS)} at batch index {position.batch}"
     if TXN not in properties and SEQ not in properties:
         if refused is None and RECORDS in properties and version is None:
             refused = f"{RECORDS} without {VERSION}"
@@ -175,21 +175,25 @@ def _transactional(message: Message, first: Position, last: Position, size: int,
         refused = f"{TXN} without {VERSION}"
     seq = number(properties.get(SEQ, ""), MAX_LEAST)
     if refused is None and not 1 <= seq <= MAX_LEAST - size + 1:
-        refused = f"{SEQ}={properties.get(SEQ, '')[:40]!r}"
+        refused = _quoted(message, SEQ)
     try:
         txn = TxnId.parse(properties.get(TXN, ""))
     except ValueError:
-        return Undecodable(first, last, refused or f"{TXN}={properties.get(TXN, '')[:40]!r}")
+        return Undecodable(first, last, refused or _quoted(message, TXN))
     return Undecodable(first, last, refused) if refused else RecordRun(txn, first, last, seq, size)
 
 
 def _marker(position: Position, message: Message) -> PlacedMarker | UndecodableMarker:
-    text = message.properties[MARKER]
     try:
-        if text != MARKER_TEXT:
-            raise ValueError(f"{MARKER}={text[:40]!r}")
+        if message.properties[MARKER] != MARKER_TEXT:
+            raise ValueError(_quoted(message, MARKER))
         if VERSION not in message.properties:
             raise ValueError(f"{MARKER} without {VERSION}")
         return PlacedMarker(position, decode_marker(message.value))
     except ValueError as error:
         return UndecodableMarker(position, str(error))
+
+
+def _quoted(message: Message, name: str) -> str:
+    text = message.properties.get(name)
+    return f"no {name}" if text is None else f"{name}={text[:40]!r}"

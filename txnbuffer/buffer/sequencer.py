@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from broker_io.batch import PlacedBatch
-from broker_io.position import Int64s, Position
+from broker_io.position import NO_INDEX, Int64s, Position
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.visibility import decided_rows, visible_counts
 
@@ -83,7 +83,7 @@ class Sequencer:
         counts = visible_counts(rows, buffer)
         self.first_seqnos.setdefault(rows.positions.first.ledger, first)
         self.next_seqno += int(counts.sum())
-        self.position = rows.positions.last
+        self.position = _end_of(rows.positions.last, buffer.max_read_position)
         return Sequenced(start, stop, counts, first)
 
     def trim(self, first_ledger: int) -> None:
@@ -93,6 +93,12 @@ class Sequencer:
     def seqno_at(self, ledger: int) -> int | None:
         """The number of the first visible record from the beginning of a ledger on, None if that was not reached."""
         return self.first_seqnos.get(ledger)
+
+
+def _end_of(message: Position, limit: Position | None) -> Position:
+    """Where a message ends: behind the last record of it if it is a record set, as the max read position tells."""
+    whole = limit is not None and message.batch == NO_INDEX and limit[:2] == message[:2]
+    return limit if whole and limit is not None else message
 
 
 def reader_floor(first_ledger: int, next_record: Position | None) -> int:

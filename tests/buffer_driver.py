@@ -1,0 +1,79 @@
+"""Drives a transaction buffer through a history as an owner does: parts are kept outside, trims forget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from histories import History, Log
+from written_form import through_written_form
+
+from broker_io.position import Position
+from txnbuffer.buffer import Effect, Part, Sequencer, TransactionBuffer, visible_counts
+
+
+class Owner:
+    """A buffer with the parts that it sealed, by number."""
+
+    def __init__(self, part_size: int = 8000) -> None:
+        self.buffer = TransactionBuffer(part_size)
+        self.parts: dict[int, Part] = {}
+        self.effects: list[Effect] = []
+
+    def apply(self, log: Log, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> None:
+        for placed in log.batches(start, stop, sizes):
+            self.effects += self.buffer.apply_batch(placed)
+            for part in self.buffer.take_sealed():
+                assert self.parts.setdefault(part.number, part) is part
+                assert len(part.items) == self.buffer.parts.part_size
+
+    def trim(self, first_ledger: int) -> None:
+        for number in self.buffer.trim(first_ledger):
+            self.buffer.forget(self.parts.pop(number))
+
+    def run(self, history: History, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> None:
+        """Messages and trims from one index to another; trims at `stop` happen, those at `start` have happened."""
+        stop = len(history.log.events) if stop is None else stop
+        for at, ledger in history.trims:
+            if start < at <= stop:
+                self.apply(history.log, start, at, sizes)
+                self.trim(ledger)
+                start = at
+        self.apply(history.log, start, stop, sizes)
+
+    def recovered(self) -> Owner:
+        """Another process that found what this one wrote."""
+        state, parts = through_written_form(self.buffer.snapshot_state(), [*self.parts.values()])
+        other = Owner(state.part_size)
+        other.buffer = TransactionBuffer.restore(state, parts)
+        other.parts = {part.number: part for part in parts}
+        return other
+
+
+def folded(log: Log, **options: int) -> Owner:
+    owner = Owner(**options)
+    owner.apply(log)
+    return owner
+
+
+def visible(log: Log, buffer: TransactionBuffer, start: int = 0, sizes: Sequence[int] = (1000,)) -> list[Position]:
+    """Positions of the visible records from one message on, as a reader sees them."""
+    found: list[Position] = []
+    at = start
+    for placed in log.batches(start, None, sizes):
+        counts = visible_counts(placed, buffer).tolist()
+        for event, count in zip(log.events[at : at + len(placed)], counts, strict=True):
+            records = event.records
+            if count and event.size is not None:
+                records = [place for place in records if not buffer.suppressed.count(place, 1)]
+            assert count in (0, len(records))
+            found += records if count else []
+        at += len(placed)
+    return found
+
+
+def numbered(
+    log: Log, buffer: TransactionBuffer, sequencer: Sequencer, start: int = 0, sizes: Sequence[int] = (1000,)
+) -> None:
+    """Let a sequencer read the log from one message on."""
+    for placed in log.batches(start, None, sizes):
+        sequencer.advance(placed, buffer)

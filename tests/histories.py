@@ -1,0 +1,255 @@
+"""Histories of one topic: logs as a test writes them, and strategies that draw them.
+
+A `Log` places messages and keeps, beside each, the `Event` that says what it is meant to be; the naive
+model works on events, the product on the messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+from broker_io.batch import Batch, Message, PlacedBatch
+from broker_io.position import Position, Positions
+from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
+from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker
+
+
+class Event(NamedTuple):
+    """One message: a record (`size` None), a record set, an undecodable one (`bad`) or a marker."""
+
+    position: Position
+    txn: TxnId | None = None
+    seq: int = 0
+    size: int | None = None
+    bad: bool = False
+    marker: Marker | None = None
+
+    @property
+    def records(self) -> list[Position]:
+        if self.marker is not None:
+            return []
+        if self.size is None:
+            return [self.position]
+        return [self.position._replace(batch=index) for index in range(self.size)]
+
+
+def place(messages: Sequence[Message], positions: Sequence[Position]) -> PlacedBatch:
+    return PlacedBatch(Positions.of(list(positions)), np.zeros(len(positions), np.int64), Batch.of(messages))
+
+
+def record(txn: TxnId | str | None, seq: int = 1, *, size: int | None = None, value: bytes = b"v") -> Message:
+    properties = {} if txn is None else {VERSION: "1", TXN: str(txn), SEQ: str(seq)}
+    if size is not None:
+        properties |= {VERSION: "1", RECORDS: str(size)}
+    return Message(b"k", value, properties)
+
+
+def marker(
+    *items: tuple[TxnId, Outcome, int], epoch: int = 1, lwm: int = 0, decided: bool = True, coordinator: int = 0
+) -> Marker:
+    return Marker(coordinator, epoch, lwm, decided, tuple(MarkerItem(*item) for item in items))
+
+
+@dataclass
+class Log:
+    """A log that grows by one message a call."""
+
+    events: list[Event] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    ledger: int = 1
+    entry: int = 0
+
+    def new_ledger(self, skip: int = 1) -> None:
+        self.ledger, self.entry = self.ledger + skip, 0
+
+    def _add(self, message: Message, batch: int = -1, **event: object) -> Position:
+        position = Position(self.ledger, self.entry, batch)
+        if batch == -1:
+            self.entry += 1
+        self.events.append(Event(position, **event))  # type: ignore[arg-type]  # fields by name
+        self.messages.append(message)
+        return position
+
+    def record(self, txn: TxnId | None, seq: int = 0, size: int | None = None) -> Position:
+        return self._add(record(txn, seq, size=size), txn=txn, seq=seq, size=size)
+
+    def records(self, txn: TxnId | None, first_seq: int, count: int) -> list[Position]:
+        return [self.record(txn, first_seq + step if txn else 0) for step in range(count)]
+
+    def member(self, txn: TxnId | None, seq: int, batch: int) -> Position:
+        """A message inside a batch of the broker; `next_entry` ends the batch."""
+        return self._add(record(txn, seq), batch, txn=txn, seq=seq)
+
+    def next_entry(self) -> None:
+        self.entry += 1
+
+    def bad(self, message: Message, size: int | None = None) -> Position:
+        return self._add(message, bad=True, size=size)
+
+    def mark(self, marker: Marker) -> Position:
+        return self._add(encode_marker(marker), marker=marker)
+
+    def end(self, txn: TxnId, outcome: Outcome, records: int = 0, **rest: object) -> Position:
+        return self.mark(marker((txn, outcome, records), coordinator=txn.most, **rest))  # type: ignore[arg-type]
+
+    def again(self, low: int, high: int) -> None:
+        """What a crashing broker does: append a run once more, behind newer messages."""
+        for event, message in zip(self.events[low:high], self.messages[low:high], strict=True):
+            if event.position.batch == -1:
+                self._add(message, **{name: value for name, value in event._asdict().items() if name != "position"})
+
+    def batches(self, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> Iterator[PlacedBatch]:
+        """The messages from one index to another, never two ledgers in a batch, cut after `sizes`, cyclically."""
+        stop = len(self.events) if stop is None else stop
+        turn = 0
+        while start < stop:
+            end = min(stop, start + sizes[turn % len(sizes)])
+            ledger = self.events[start].position.ledger
+            while self.events[end - 1].position.ledger != ledger:
+                end -= 1
+            yield place(self.messages[start:end], [event.position for event in self.events[start:end]])
+            start, turn = end, turn + 1
+
+
+BROKEN = [
+    {VERSION: "1", TXN: "junk", SEQ: "1"},
+    {VERSION: "1", TXN: "0:0", SEQ: "1"},
+    {VERSION: "1", TXN: "7", SEQ: "1"},
+    {VERSION: "1", TXN: "0:1"},
+    {VERSION: "1", TXN: "0:1", SEQ: "0"},
+    {VERSION: "1", TXN: "0:1", SEQ: "-3"},
+    {VERSION: "1", TXN: "0:1", SEQ: "x"},
+    {VERSION: "1", TXN: "0:1", SEQ: str(2**63)},
+    {VERSION: "1", SEQ: "1"},
+    {VERSION: "1", TXN: "0:1", SEQ: "1", RECORDS: "0"},
+    {VERSION: "1", TXN: "0:1", SEQ: "1", RECORDS: "many"},
+    {VERSION: "1", RECORDS: str(2**31)},
+    {TXN: "0:1", SEQ: "1"},
+]
+"""Properties of records that can't be read, none of them a sound record set."""
+
+BROKEN_SET = {VERSION: "1", TXN: "junk", SEQ: "1", RECORDS: "3"}
+
+
+@dataclass(frozen=True)
+class History:
+    """A log, and the trims that happen in it: (after so many messages, first ledger)."""
+
+    log: Log
+    trims: tuple[tuple[int, int], ...]
+
+
+class _Writer:
+    """Draws one message after another; transactions count their seqs, so that most histories make sense."""
+
+    def __init__(self, draw: st.DrawFn, ids: list[TxnId]) -> None:
+        self.draw = draw
+        self.ids = ids
+        self.log = Log()
+        self.sent: dict[TxnId, int] = {}
+
+    def step(self) -> None:
+        kinds = ["run", "run", "run", "end", "end", "end", "set", "plain", "again", "again", "border", "lwm", "rare"]
+        getattr(self, self.draw(st.sampled_from(kinds)))()
+
+    def txn(self) -> TxnId:
+        return self.draw(st.sampled_from(self.ids))
+
+    def run(self) -> None:
+        txn, count = self.txn(), self.draw(st.integers(1, 4))
+        self.log.records(txn, self._advance(txn, count), count)
+
+    def set(self) -> None:
+        size = self.draw(st.integers(1, 4))
+        txn = self.draw(st.sampled_from([None, *self.ids]))
+        self.log.record(txn, 0 if txn is None else self._advance(txn, size), size)
+
+    def plain(self) -> None:
+        self.log.records(None, 0, self.draw(st.integers(1, 3)))
+
+    def again(self) -> None:
+        """A resent run, perhaps from far behind, sometimes with its markers."""
+        high = self.draw(st.integers(0, len(self.log.events)))
+        self.log.again(max(0, high - self.draw(st.integers(1, 5))), high)
+
+    def end(self) -> None:
+        items = [self._item(txn) for txn in self.draw(st.lists(st.sampled_from(self.ids), min_size=1, max_size=3))]
+        most = items[0][0].most
+        self._mark(most, [item for item in items if item[0].most == most])
+
+    def border(self) -> None:
+        self._mark(self.txn().most, [], lwm=0)
+
+    def lwm(self) -> None:
+        txn = self.txn()
+        self._mark(txn.most, [], lwm=txn.least)
+
+    def rare(self) -> None:
+        which = self.draw(st.sampled_from(["ledger", "bad", "bad set", "members", "gap", "overlap"]))
+        if which == "ledger":
+            self.log.new_ledger(self.draw(st.integers(1, 2)))
+        elif which == "bad":
+            self.log.bad(Message(b"k", b"v", self.draw(st.sampled_from(BROKEN))))
+        elif which == "bad set":
+            self.log.bad(Message(b"k", b"v", BROKEN_SET), size=3)
+        elif which == "members":
+            self._members()
+        elif which == "gap":
+            self.sent[self.txn()] = self.draw(st.integers(0, 6))
+        else:  # a run that begins with repeated records and ends with new ones
+            txn = self.txn()
+            seq = max(1, self.sent.get(txn, 0) - self.draw(st.integers(0, 2)))
+            self.sent[txn] = seq + 3
+            if self.draw(st.booleans()):
+                self.log.record(txn, seq, 4)
+            else:
+                self.log.records(txn, seq, 4)
+
+    def _members(self) -> None:
+        for index in range(self.draw(st.integers(1, 3))):
+            txn = self.draw(st.sampled_from([None, *self.ids]))
+            self.log.member(txn, 0 if txn is None else self._advance(txn, 1), index)
+        self.log.next_entry()
+
+    def _advance(self, txn: TxnId, count: int) -> int:
+        first = self.sent.get(txn, 0) + 1
+        self.sent[txn] = first + count - 1
+        return first
+
+    def _item(self, txn: TxnId) -> tuple[TxnId, Outcome, int]:
+        sent = self.sent.get(txn, 0)
+        return txn, self.draw(st.sampled_from(Outcome)), self.draw(st.sampled_from([sent, sent, sent, 0, 1]))
+
+    def _mark(self, most: int, items: list[tuple[TxnId, Outcome, int]], lwm: int | None = None) -> None:
+        if lwm is None:
+            lwm = self.draw(st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
+        epoch, decided = self.draw(st.sampled_from([1, 1, 2, 2, 3])), self.draw(st.booleans())
+        self.log.mark(marker(*items, epoch=epoch, lwm=lwm, decided=decided, coordinator=most))
+
+
+@st.composite
+def histories(draw: st.DrawFn, max_steps: int = 30) -> History:
+    """Short histories in which the rare interleavings are frequent: few ids, many repetitions."""
+    ids = [TxnId(most, least) for most, least in draw(st.sampled_from(UNIVERSES))]
+    writer = _Writer(draw, ids)
+    trims: list[tuple[int, int]] = []
+    for _ in range(draw(st.integers(1, max_steps))):
+        writer.step()
+        if draw(st.integers(0, 9)) == 0:
+            trims.append((len(writer.log.events), draw(st.integers(0, writer.log.ledger))))
+    return History(writer.log, tuple(trims))
+
+
+UNIVERSES = [
+    [(0, 1), (0, 2), (0, 3)],
+    [(0, 2), (0, 7), (1, 2)],
+    [(0, 1), (0, 2), (0, 3), (0, 4), (2**63 - 1, 2**63 - 1)],
+]
+
+cuts = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+part_sizes = st.sampled_from([1, 1, 2, 3, 5, 8000])
