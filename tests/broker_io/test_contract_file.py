@@ -1,0 +1,124 @@
+"""The contract, kept by the embedded log in its forms, and by a process that follows a log that another one owns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from broker_io.file.broker import FileBroker
+from broker_io.port import Broker, Ledger, Reader, Writer
+from broker_io.position import EARLIEST, Position
+from broker_io.testing.contract import BrokerContract
+
+
+class FileContract(BrokerContract):
+    """`options` open the log."""
+
+    destructive_compaction = True
+    options: dict[str, Any] = {}
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> str:
+        return str(tmp_path / "log")
+
+    @pytest.fixture
+    def broker(self, directory: str) -> Iterator[Broker]:
+        with self.open(directory) as broker:
+            yield broker
+
+    def open(self, directory: str) -> Broker:
+        self.directory_in_use = directory
+        return FileBroker.open(directory, watermark_bytes=0, **self.options)
+
+    def reopen(self, broker: Broker) -> Broker:
+        broker.close()
+        return self.open(self.directory_in_use)
+
+
+class TestFileWithCommitter(FileContract):
+    pass
+
+
+class TestFileInline(FileContract):
+    options = {"committer": False}
+
+
+class TestFileOfSmallSegments(FileContract):
+    options = {"segment_bytes": 3_000, "journal_bytes": 20_000}
+
+
+class TestFileCompressed(FileContract):
+    options = {"compression": "zstd", "committer": False, "segment_bytes": 30_000}
+
+
+class OwnerAndFollower:
+    """Writes go to the owner of a log, questions to another broker that opened it read-only."""
+
+    def __init__(self, owner: Broker, follower: Broker) -> None:
+        self.owner = owner
+        self.follower = follower
+
+    def topics(self) -> list[str]:
+        return self.follower.topics()
+
+    def create_topic(self, topic: str) -> None:
+        self.owner.create_topic(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        self.owner.delete_topic(topic)
+
+    def incarnation(self, topic: str) -> str:
+        return self.follower.incarnation(topic)
+
+    def writer(self, topic: str, *, exclusive: bool = False) -> Writer:
+        return self.owner.writer(topic, exclusive=exclusive)
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> Reader:
+        return self.follower.reader(topic, start, inclusive=inclusive, compacted=compacted)
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        return self.follower.ledgers(topic)
+
+    def first_position(self, topic: str) -> Position | None:
+        return self.follower.first_position(topic)
+
+    def last_position(self, topic: str) -> Position | None:
+        return self.follower.last_position(topic)
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        return self.follower.position_at(topic, time_ms)
+
+    def roll(self, topic: str) -> None:
+        self.owner.roll(topic)
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        self.owner.trim(topic, first_ledger)
+
+    def compact(self, topic: str) -> None:
+        self.owner.compact(topic)
+
+    def close(self) -> None:
+        self.follower.close()
+        self.owner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TestFileFollowed(FileContract):
+    def open(self, directory: str) -> Broker:
+        owner = super().open(directory)
+        return OwnerAndFollower(owner, FileBroker.open(directory, read_only=True))
+
+
+class TestFileOfSmallSegmentsFollowed(TestFileFollowed):
+    options = {"segment_bytes": 3_000, "journal_bytes": 20_000, "committer": False}
