@@ -9,16 +9,23 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from bench import sqlite_peer
+from bench.fresh import fresh
 from bench.harness import Pair, figure
-from bench.workload import batches
+from bench.workload import batches, end_of
 from broker_io import open_broker
 from broker_io.batch import Batch
 from broker_io.port import Broker, Writer
 from broker_io.position import Positions
+from snapshots.keeper import BufferKeeper
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import transactional
 
 TOPIC = "bench"
 RECORDS = 1_000_000
 BATCH = 1_000
+READ_AT_ONCE = 10_000
+PATIENCE = 10.0
+"""Seconds without a record after which a reader takes it that one is missing."""
 UNDER_WAY = 32
 """Appends that a writer has under way at most; the peer has one transaction."""
 
@@ -49,6 +56,45 @@ def append() -> Pair:
         with open_broker(f"file:{directory}/log") as broker:
             ours = append_seconds(broker, work)
         theirs = sqlite_peer.append_seconds(str(Path(directory, "peer.sqlite")), work)
+    return Pair(RECORDS / ours, RECORDS / theirs)
+
+
+def write_committed(address: str, work: list[Batch]) -> None:
+    """Write each batch as one transaction that commits, and snapshot what its topic's buffer makes of it."""
+    with open_broker(address) as broker, BufferKeeper(broker) as keeper:
+        keeper.recover()
+        keeper.register(TOPIC)
+        with broker.writer(TOPIC) as writer:
+            for number, batch in enumerate(work, 1):
+                append_all(writer, [transactional(batch, TxnId(0, number), 1)])
+                append_all(writer, [end_of(range(number, number + 1), Outcome.COMMIT, len(batch))])
+        keeper.pump()
+
+
+def read_committed_seconds(address: str, expected: int) -> float:
+    """Read so many visible records of a log that another process owns or owned."""
+    from txnbuffer.client.reader import CommittedReader
+
+    start = time.perf_counter()
+    count = 0
+    with open_broker(address, read_only=True) as broker, CommittedReader(broker, TOPIC) as reader:
+        while count < expected:
+            batch = reader.read(limit=READ_AT_ONCE, timeout=PATIENCE)
+            if batch is None:
+                raise RuntimeError(f"{count} of {expected} records became visible")
+            count += len(batch)
+    return time.perf_counter() - start
+
+
+@figure("log.read_records_per_s", unit="records/s", goal=">= 1500000", peer="sqlite3, rows by the thousand")
+def read_committed() -> Pair:
+    work = batches(RECORDS, BATCH)
+    with tempfile.TemporaryDirectory() as directory:
+        address, peer = f"file:{directory}/log", str(Path(directory, "peer.sqlite"))
+        write_committed(address, work)
+        sqlite_peer.append_seconds(peer, work)
+        ours = float(fresh("bench.figures_log", "read_committed_seconds", address, RECORDS))
+        theirs = float(fresh("bench.sqlite_peer", "read_seconds", peer, BATCH))
     return Pair(RECORDS / ours, RECORDS / theirs)
 
 

@@ -1,0 +1,79 @@
+"""The figures of the repository, each run once on little work, so that none rots until somebody measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import figures_aborts, figures_buffer, figures_log, figures_snapshots, harness
+from broker_io import open_broker
+from broker_io.memory import MemoryBroker
+
+AGREED = {
+    "aborts.bytes_each.10m",
+    "aborts.lookup_ns",
+    "log.append_records_per_s",
+    "log.read_records_per_s",
+    "recovery.seconds.10m",
+    "recovery.seconds.1m",
+    "snapshot.bytes.800k",
+}
+
+
+def test_the_agreed_figures_are_there_and_have_goals() -> None:
+    goals = {one.name: one.goal for one in harness.figures()}
+    assert {name for name in AGREED if goals.get(name) is None} == set()
+
+
+def test_aborted_ids_are_as_dense_as_they_say() -> None:
+    assert figures_aborts.aborted_ids(5, 1).tolist() == [1, 2, 3, 4, 5]
+    assert 8.5 < figures_aborts.aborted_ids(20_000, 10)[-1] / 20_000 < 11.5
+    assert len(figures_aborts.filled(figures_aborts.aborted_ids(20_000, 10))) == 20_000
+
+
+def test_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_aborts, "LOOKUPS", 2_000)
+    assert figures_aborts.bytes_each(20_000, 10) >= 0
+    assert figures_aborts.lookup_ns(20_000, 10, bulk=True) > 0
+    assert figures_aborts.lookup_ns(20_000, 10, bulk=False) > 0
+
+
+def test_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_buffer, "BATCHES", 20)
+    assert figures_buffer.fold_long() > 0
+    assert figures_buffer.fold_short() > 0
+    assert figures_buffer.visible() > 0
+
+
+def test_appending_and_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_log, "RECORDS", 5_000)
+    for pair in (figures_log.append(), figures_log.read_committed()):
+        assert isinstance(pair, harness.Pair)
+        assert min(pair) > 0
+
+
+def test_reading_fails_where_records_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(figures_log, "PATIENCE", 0.05)
+    address = f"file:{tmp_path}/log"
+    figures_log.write_committed(address, figures_log.batches(4_000, 1_000))
+    with pytest.raises(RuntimeError, match="4000 of 5000"):
+        figures_log.read_committed_seconds(address, 5_000)
+
+
+def test_recovery(tmp_path: Path) -> None:
+    address = f"file:{tmp_path}/log"
+    with open_broker(address) as broker:
+        figures_snapshots.abort_many(broker, 20_000, snapshot_every=5_000)
+    assert figures_snapshots.recover(address, 20_000) > 0
+    with pytest.raises(RuntimeError, match="20000 aborts recovered of 20001"):
+        figures_snapshots.recover(address, 20_001)
+
+
+def test_snapshots_cost_what_changed() -> None:
+    sizes = []
+    for aborts in (40_000, 80_000):
+        broker = MemoryBroker()
+        figures_snapshots.abort_many(broker, aborts, snapshot_every=1_000)
+        sizes.append(sum(ledger.bytes for ledger in broker.ledgers(figures_snapshots.SNAPSHOT_TOPIC)))
+    assert sizes[1] < 2.2 * sizes[0]
