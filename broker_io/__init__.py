@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker_io.errors import InvalidAddress
-from broker_io.port import Broker
+
+if TYPE_CHECKING:
+    from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
 
 
 def open_broker(address: str, **options: Any) -> Broker:
