@@ -240,6 +240,19 @@ def test_after_a_failed_sync_no_later_one_helps() -> None:
     assert disk.crash(Unsynced.LOST).content("/a") == b"1"
 
 
+def test_a_crash_instead_of_a_sync_does_not_keep_the_next_process_from_syncing() -> None:
+    disk = SimulatedDisk()
+    stable(disk, "/a", b"1")
+    file = disk.open("/a", write=True)
+    file.write(0, [b"2"])
+    disk.stop_at(1)
+    with pytest.raises(Crash):
+        file.sync()
+    found = disk.kill()
+    found.open("/a").sync()
+    assert found.crash(Unsynced.LOST).content("/a") == b"2"
+
+
 def test_counts_every_operation_that_changes_the_disk() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d/e")
