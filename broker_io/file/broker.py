@@ -17,9 +17,10 @@ from broker_io.environment import Environment
 from broker_io.errors import CallerError, Closed, DiskFailed, Fenced, TopicNotFound
 from broker_io.file.compaction import Rewrite, compact_ledgers
 from broker_io.file.following import FollowingBroker
-from broker_io.file.log import MIB, FileLog, Options, disk_error
+from broker_io.file.log import FileLog
 from broker_io.file.manifest import TopicEntry
 from broker_io.file.opening import open_log
+from broker_io.file.options import MIB, Options, disk_error
 from broker_io.file.reading import ReadingBroker
 from broker_io.file.writer import Fence, FileWriter, done, failed
 from broker_io.port import MAX_MESSAGE_BYTES, check_topic_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_io.batch import Batch, Labels
+from broker_io.batch import Batch, Blobs, Labels
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.errors import InvalidMessage, MessageTooLarge
 from broker_io.file.manifest import LedgerEntry, TopicEntry
@@ -71,14 +72,25 @@ def check_batch(batch: Batch, limit: int) -> int:
         total += len(name) + (sum(map(len, column.values)) + 4 * count if isinstance(column, Labels) else 8 * count)
         _check_text(name, column.values if isinstance(column, Labels) else ())
     for blobs in (batch.keys, batch.values):
-        sizes = blobs.lengths()
-        if sizes.min() < 0 or int(blobs.offsets[0]) < 0 or int(blobs.offsets[-1]) > len(blobs.data):
-            raise InvalidMessage("a batch whose offsets do not fit its bytes: make them ascend from 0 to the length")
-        largest += int(sizes.max())
-        total += int(blobs.offsets[-1]) - int(blobs.offsets[0]) + 4 * count
+        longest, size = _measure(blobs)
+        largest += longest
+        total += size + 4 * count
     if largest > limit:
         _check_sizes(batch, limit)
     return total
+
+
+def _measure(blobs: Blobs) -> tuple[int, int]:
+    """Bytes of the longest string and of all. Raises InvalidMessage if the offsets lie."""
+    offsets = blobs.offsets
+    first, last = int(offsets[0]), int(offsets[-1])
+    shortest = longest = last - first
+    if len(offsets) > 2:
+        lengths = offsets[1:] - offsets[:-1]
+        shortest, longest = int(lengths.min()), int(lengths.max())
+    if first < 0 or shortest < 0 or last > len(blobs.data):
+        raise InvalidMessage("a batch whose offsets do not fit its bytes: make them ascend from 0 to the length")
+    return longest, last - first
 
 
 def _check_text(name: str, labels: Sequence[str]) -> None:
@@ -104,11 +116,7 @@ def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, co
     """The blocks for all that waits on one topic."""
     ledger = topic.entry.ledgers[-1]
     time_ms = max(now_ms, ledger.last_time)
-    answers: list[tuple[Append, Positions]] = []
-    entry = ledger.entries
-    for append in appends:
-        answers.append((append, Positions.run(ledger.ledger, entry, len(append.batch))))
-        entry += len(append.batch)
+    answers = _answers(appends, ledger)
     blocks: list[EncodedBlock] = []
     first = ledger.entries
     for batch in _in_block_sizes(appends):
@@ -116,6 +124,16 @@ def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, co
         first += len(batch)
     size = sum(block.length for block in blocks)
     return Commit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)
+
+
+def _answers(appends: list[Append], ledger: LedgerEntry) -> list[tuple[Append, Positions]]:
+    counts = [len(append.batch) for append in appends]
+    run = Positions.run(ledger.ledger, ledger.entries, sum(counts))
+    starts = itertools.accumulate(counts, initial=0)
+    return [
+        (append, run.take(slice(start, start + count)))
+        for append, count, start in zip(appends, counts, starts, strict=False)
+    ]
 
 
 def _in_block_sizes(appends: list[Append]) -> Iterator[Batch]:

@@ -12,47 +12,28 @@ written, so nothing is tried again; whoever opens the log anew finds out what ho
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment, File
-from broker_io.errors import DiskFailed, DiskFull, DiskWatermark, TopicNotFound
+from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import Append, Commit, Topic, build_commit, check_batch
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
 from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, replace_manifest
+from broker_io.file.options import MIB, Options, disk_error
 from broker_io.file.segment import Segment
-from broker_io.port import MAX_MESSAGE_BYTES
+from broker_io.file.watermark import Watermark
 from broker_io.position import Positions
 
-MIB = 1024 * 1024
 FLUSH_BYTES = 16 * MIB
 """Appends that one flush takes at most, about."""
+APPEND_BYTES = 1024
+"""What one more append costs in memory, whatever is in it."""
 OPEN_SEGMENTS = 256
 """Files of open segments that stay open."""
-WATERMARK_BYTES_BETWEEN = 16 * MIB
-WATERMARK_SECONDS_BETWEEN = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a log is kept; sizes in bytes."""
-
-    segment_bytes: int = 64 * MIB
-    journal_bytes: int = 64 * MIB
-    compress: bool = False
-    watermark_bytes: int = 256 * MIB
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-
-
-def disk_error(error: OSError, path: str, what: str) -> DiskFailed:
-    """The named error for what the operating system said."""
-    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
-    return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
 
 
 _STOPPED = "the log has stopped; nothing acknowledged is lost: mend the disk or free space, then open the log again"
@@ -85,9 +66,7 @@ class FileLog:
         self._topics = {entry.number: self._open_topic(entry) for entry in manifest.topics}
         self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
         self._dirty: dict[int, Topic] = {}
-        self._unwatched = WATERMARK_BYTES_BETWEEN
-        self._watched_at = 0.0
-        self._low = False
+        self._watermark = Watermark(environment, directory, options.watermark_bytes)
 
     def _open_topic(self, entry: TopicEntry) -> Topic:
         return Topic(entry, entry.ledgers[-1], Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
@@ -204,7 +183,7 @@ class FileLog:
             future.set_exception(self.failure)
         else:
             self.waiting.append(append)
-            self.waiting_bytes += append.size
+            self.waiting_bytes += append.size + APPEND_BYTES
         return future
 
     def take(self) -> list[Append]:
@@ -214,7 +193,7 @@ class FileLog:
         while self.waiting and (not taken or size + self.waiting[0].size <= FLUSH_BYTES):
             taken.append(self.waiting.popleft())
             size += taken[-1].size
-        self.waiting_bytes -= size
+        self.waiting_bytes -= size + APPEND_BYTES * len(taken)
         return taken
 
     def flush(self) -> None:
@@ -231,7 +210,7 @@ class FileLog:
         try:
             self._check()
             with self.guard(self._directory):
-                refusal = self._watermark()
+                refusal = self._watermark.refusal()
             if refusal is not None:
                 _fail(live, refusal)
                 return
@@ -269,7 +248,7 @@ class FileLog:
                 number, ledger = commit.topic.entry.number, commit.after
                 placed.append((Placed(number, ledger.ledger, ledger.generation, offset, block.length), block))
                 offset += block.length
-                self._unwatched += block.length
+                self._watermark.count(block.length)
         if not placed:
             return
         with self.guard(self._journal.path):
@@ -295,21 +274,6 @@ class FileLog:
                     self.roll(commit.topic)
             if self._journal.size >= self._options.journal_bytes:
                 self.checkpoint()
-
-    def _watermark(self) -> DiskWatermark | None:
-        """The refusal if too little space is left; looked at now and then, and each time while there is too little."""
-        now = self._clock.monotonic()
-        due = self._unwatched >= WATERMARK_BYTES_BETWEEN or now - self._watched_at >= WATERMARK_SECONDS_BETWEEN
-        if due or self._low:
-            free = self._disk.free_bytes(self._directory)
-            self._unwatched, self._watched_at = 0, now
-            self._low = free < self._options.watermark_bytes
-            if self._low:
-                return DiskWatermark(
-                    f"{self._directory}: {free} bytes are free, fewer than the watermark of "
-                    f"{self._options.watermark_bytes}: appends are refused until there are more; free some space"
-                )
-        return None
 
     # --- checkpoints ---
 

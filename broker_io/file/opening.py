@@ -6,8 +6,9 @@ from broker_io.environment import Disk, Environment, File
 from broker_io.errors import Locked
 from broker_io.file import layout
 from broker_io.file.journal import Journal
-from broker_io.file.log import FileLog, Options, disk_error
+from broker_io.file.log import FileLog
 from broker_io.file.manifest import Manifest, load_manifest, read_file, replace_manifest
+from broker_io.file.options import Options, disk_error
 from broker_io.file.recovery import Recovered, recover
 
 

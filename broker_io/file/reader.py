@@ -11,8 +11,8 @@ from broker_io.batch import PlacedBatch
 from broker_io.block import BadBlock
 from broker_io.errors import Closed, Damaged, PositionTrimmed
 from broker_io.file import layout
-from broker_io.file.log import disk_error
 from broker_io.file.manifest import LedgerEntry, TopicEntry
+from broker_io.file.options import disk_error
 from broker_io.file.segment import sound_index
 from broker_io.file.source import Source
 from broker_io.file.stream import BlockStream, Doubt

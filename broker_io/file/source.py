@@ -9,8 +9,8 @@ from broker_io.block import HEADER_BYTES, BadBlock, parse_header
 from broker_io.environment import Disk, Environment, File
 from broker_io.errors import Closed, ForeignDirectory, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.log import disk_error
 from broker_io.file.manifest import LedgerEntry, TopicEntry, decode_manifest, load_manifest, read_file
+from broker_io.file.options import disk_error
 from broker_io.file.recovery import open_segment
 
 
