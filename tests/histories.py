@@ -95,7 +95,7 @@ class Log:
         return self._add(encode_marker(marker), marker=marker)
 
     def end(self, txn: TxnId, outcome: Outcome, records: int = 0, **rest: object) -> Position:
-        return self.mark(marker((txn, outcome, records), coordinator=txn.most, **rest))  # type: ignore[arg-type]
+        return self.mark(marker((txn, outcome, records), coordinator=txn.most, **rest))  # type: ignore[arg-type]  # fields by name
 
     def again(self, low: int, high: int) -> None:
         """What a crashing broker does: append a run once more, behind newer messages."""

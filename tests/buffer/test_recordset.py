@@ -1,0 +1,123 @@
+"""Record sets packed, unpacked, and seen through the reader's rule."""
+
+from __future__ import annotations
+
+import pytest
+from golden_files import committed
+from histories import marker, place, record
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io.batch import Batch, Message
+from broker_io.position import Position
+from txnbuffer.buffer import TransactionBuffer, visible_counts, visible_mask
+from txnbuffer.errors import UndecodableRecordSet
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker
+from txnbuffer.recordset import expand, pack, set_rows, unpack
+
+X, Y = TxnId(0, 1), TxnId(0, 2)
+THREE = [Message(b"a", b"1", {"colour": "red"}), Message(b"b", None), Message(None, b"3", {}, 77)]
+
+messages = st.builds(
+    Message,
+    st.none() | st.binary(max_size=5),
+    st.none() | st.binary(max_size=5),
+    st.dictionaries(st.sampled_from(["p", "q"]), st.sampled_from(["1", "x"]), max_size=2),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(messages, min_size=1, max_size=10), st.booleans())
+def test_records_come_back_as_they_were(rows: list[Message], compress: bool) -> None:
+    packed = pack(Batch.of(rows), compress=compress)
+    assert packed.key is None
+    assert packed.properties == {VERSION: "1", RECORDS: str(len(rows))}
+    assert [*unpack(Position(1, 0), packed)] == rows
+
+
+def test_golden_record_set() -> None:
+    packed = pack(Batch.of(THREE), X, 5)
+    assert packed.properties == {VERSION: "1", RECORDS: "3", TXN: "0:1", SEQ: "5"}
+    assert packed.value is not None
+    stored = packed._replace(value=committed("record-set.block", packed.value))
+    rows = [*unpack(Position(1, 0), stored)]
+    assert [row.properties[SEQ] for row in rows] == ["5", "6", "7"]
+    assert {row.properties[TXN] for row in rows} == {"0:1"}
+    assert [(row.key, row.value, row.event_time) for row in rows] == [
+        (b"a", b"1", 0),
+        (b"b", None, 0),
+        (None, b"3", 77),
+    ]
+
+
+def test_expand_replaces_sets_by_their_records_and_leaves_the_rest() -> None:
+    batch = place(
+        [record(X, 1), pack(Batch.of(THREE), X, 2), record(None), pack(Batch.of(THREE[:1]))],
+        [Position(4, entry) for entry in range(4)],
+    )
+    assert set_rows(batch).tolist() == [1, 3]
+    expanded = expand(batch)
+    places = ["4:0", "4:1:0", "4:1:1", "4:1:2", "4:2", "4:3:0"]
+    assert [str(position) for position in expanded.positions] == places
+    assert [row.properties.get(SEQ) for row in expanded.messages] == ["1", "2", "3", "4", None, None]
+    assert [row.key for row in expanded.messages] == [b"k", b"a", b"b", None, b"k", b"a"]
+    plain = place([record(X, 1)], [Position(4, 0)])
+    assert expand(plain) is plain
+
+
+def test_what_is_no_sound_set_stays_as_it_is() -> None:
+    odd = [
+        Message(None, b"", {VERSION: "1", RECORDS: "x"}),
+        encode_marker(marker())._replace(properties={VERSION: "1", "tb.marker": "1", RECORDS: "2"}),
+    ]
+    batch = place(odd, [Position(4, 0), Position(4, 1)])
+    assert expand(batch) is batch
+    member = place([pack(Batch.of(THREE))], [Position(4, 0, 0)])
+    assert expand(member) is member
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pack(Batch.of(THREE))._replace(value=None),
+        pack(Batch.of(THREE))._replace(value=b"junk"),
+        pack(Batch.of(THREE))._replace(properties={VERSION: "1", RECORDS: "4"}),
+        pack(Batch.of(THREE))._replace(value=(pack(Batch.of(THREE)).value or b"") + b"\0"),
+    ],
+    ids=["no value", "junk", "another count", "bytes behind"],
+)
+def test_a_broken_set_is_one_error_that_names_the_position(broken: Message) -> None:
+    with pytest.raises(UndecodableRecordSet, match="4:7"):
+        expand(place([broken], [Position(4, 7)]))
+
+
+def test_a_partly_repeated_set_shows_its_new_records_only() -> None:
+    five = Batch.of([Message(b"k", bytes([number])) for number in range(5)])
+    log = place(
+        [pack(five.take(slice(0, 3)), X, 1), pack(five, X, 1), encode_marker(marker((X, Outcome.COMMIT, 5)))],
+        [Position(1, entry) for entry in range(3)],
+    )
+    buffer = TransactionBuffer()
+    buffer.apply_batch(log)
+    assert buffer.counters.duplicates == 3
+    assert buffer.counters.damaged == 0
+    assert visible_counts(log, buffer).tolist() == [3, 2, 0]
+    records = expand(log.take(visible_mask(log, buffer)))
+    shown = records.take(visible_mask(records, buffer))
+    assert [row.value for row in shown.messages] == [bytes([number]) for number in range(5)]
+    assert [str(position) for position in shown.positions] == ["1:0:0", "1:0:1", "1:0:2", "1:1:3", "1:1:4"]
+
+
+def test_an_aborted_set_and_one_with_an_unreadable_transaction_stay_hidden_when_expanded() -> None:
+    unreadable = pack(Batch.of(THREE))
+    unreadable = unreadable._replace(properties={**unreadable.properties, TXN: "junk", SEQ: "1"})
+    log = place(
+        [pack(Batch.of(THREE), X), unreadable, pack(Batch.of(THREE)), encode_marker(marker((X, Outcome.ABORT, 0)))],
+        [Position(1, entry) for entry in range(4)],
+    )
+    buffer = TransactionBuffer()
+    buffer.apply_batch(log)
+    assert visible_mask(log, buffer).tolist() == [False, False, True, False]
+    expanded = expand(log)
+    assert visible_mask(expanded, buffer).tolist() == [False] * 6 + [True] * 3 + [False]

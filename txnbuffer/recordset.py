@@ -1,0 +1,93 @@
+"""Record sets: many records in one message.
+
+The value of a record set is one block (`broker_io.block`) of its n records: their keys, values, event times
+and own properties. Entry numbers and publish times of the block mean nothing. The message has no key;
+its properties `tb.v`, `tb.records` = n and, for records of a transaction, `tb.txn` and `tb.seq` (of the
+first record) are those of `txnbuffer.protocol`. The records stand at `(ledger, entry, 0 ... n - 1)`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_io.batch import Batch, Message, PlacedBatch
+from broker_io.block import BadBlock, encode_block, open_block, parse_header
+from broker_io.gather import decode_blocks
+from broker_io.position import NO_INDEX, Position, Positions
+from txnbuffer.columns import ids, number, numbers, present
+from txnbuffer.errors import UndecodableRecordSet
+from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
+from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, transactional
+
+
+def pack(batch: Batch, txn: TxnId | None = None, first_seq: int = 1, *, compress: bool = False) -> Message:
+    """One message that holds all records of a batch of at least one, of a transaction or ordinary ones."""
+    block = encode_block(batch, first_entry=0, publish_time=0, compress=compress)
+    properties = {VERSION: str(PROTOCOL_VERSION), RECORDS: str(len(batch))}
+    if txn is not None:
+        properties |= {TXN: str(txn), SEQ: str(first_seq)}
+    return Message(None, b"".join(block.chunks), properties)
+
+
+def unpack(position: Position, message: Message) -> Batch:
+    """The records of a set, those of a transaction with its properties. Raises UndecodableRecordSet."""
+    try:
+        value = message.value or b""
+        header = parse_header(value)
+        batch = decode_blocks([open_block(value, 0, header)]).messages
+    except BadBlock as error:
+        raise UndecodableRecordSet(f"the record set at {position} can't be decoded: {error}") from None
+    count = number(message.properties.get(RECORDS, ""), MAX_SET_RECORDS)
+    if len(batch) != count or len(value) != header.length:
+        raise UndecodableRecordSet(
+            f"the record set at {position} holds {len(batch)} records in {len(value)} bytes "
+            f"where {count} in {header.length} are announced"
+        )
+    (most,), (least,) = ids([message.properties.get(TXN, "")])
+    seq = number(message.properties.get(SEQ, ""), MAX_LEAST)
+    return transactional(batch, TxnId(int(most), int(least)), seq) if least > 0 and seq > 0 else batch
+
+
+def expand(placed: PlacedBatch) -> PlacedBatch:
+    """The same messages with each record set replaced by its records, at their own positions.
+
+    What is no sound record set stays as it is. Raises UndecodableRecordSet that names the position.
+    """
+    sets = set_rows(placed)
+    if not len(sets):
+        return placed
+    pieces: list[PlacedBatch] = []
+    done = 0
+    for row in sets.tolist():
+        if done < row:
+            pieces.append(placed.take(slice(done, row)))
+        pieces.append(_expanded(placed, row))
+        done = row + 1
+    if done < len(placed):
+        pieces.append(placed.take(slice(done, len(placed))))
+    positions = Positions(
+        np.concatenate([piece.positions.ledgers for piece in pieces]),
+        np.concatenate([piece.positions.entries for piece in pieces]),
+        np.concatenate([piece.positions.indexes for piece in pieces]),
+    )
+    times = np.concatenate([piece.publish_times for piece in pieces])
+    return PlacedBatch(positions, times, Batch.concat([piece.messages for piece in pieces]))
+
+
+def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
+    """Rows of a batch that are record sets."""
+    properties = placed.messages.properties
+    if RECORDS not in properties:
+        return np.zeros(0, np.intp)
+    count = len(placed)
+    sound = (numbers(properties[RECORDS], count, MAX_SET_RECORDS) > 0) & (placed.positions.indexes == NO_INDEX)
+    return np.flatnonzero(sound & ~present(properties.get(MARKER), count))
+
+
+def _expanded(placed: PlacedBatch, row: int) -> PlacedBatch:
+    ledger, entry, _ = place = placed.positions[row]
+    records = unpack(place, placed.messages[row])
+    count = len(records)
+    positions = Positions(np.full(count, ledger), np.full(count, entry), np.arange(count, dtype=np.int64))
+    return PlacedBatch(positions, np.full(count, placed.publish_times[row]), records)
