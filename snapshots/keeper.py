@@ -23,7 +23,7 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.recovery import Restored, fresh, restore, restored_topics
-from snapshots.table import SnapshotTable, TopicEntries
+from snapshots.table import SnapshotTable, TopicEntries, scan
 from snapshots.tailing import Tail
 from snapshots.writer import MAX_ENTRY_BYTES, Plan, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
@@ -126,6 +126,22 @@ class BufferKeeper:
             if tail.writer.last is not None:
                 self.problems[topic] = error
             raise
+        self._tails[topic] = tail
+
+    def rebuild(self, topic: str) -> None:
+        """Replace the snapshot of a topic by what its log still holds, whatever state that snapshot is in.
+
+        What stood in ledgers that are gone is forgotten: for repair, after `problems` has named the topic.
+        """
+        entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
+        if (tail := self._tails.pop(topic, None)) is not None:
+            tail.close()
+        incarnation = self._broker.incarnation(topic)
+        restored = fresh(topic, incarnation, self._broker.ledgers(topic), self._part_size)
+        tail = self._new_tail(restored, entries)
+        tail.replay()
+        self._write([tail])
+        self.problems.pop(topic, None)
         self._tails[topic] = tail
 
     def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
@@ -239,7 +255,7 @@ class BufferKeeper:
     def _new_tail(self, restored: Restored, entries: TopicEntries) -> Tail:
         writer = self._writer(restored.topic, restored.incarnation, entries)
         if restored.snapshot is not None:
-            writer.adopt(restored.snapshot.end, {e.part.number: e.chain_after for e in restored.snapshot.parts})
+            writer.adopt(restored.snapshot.end, restored.snapshot.chain)
         return Tail(self._broker, restored, writer, self._policy, self._clock)
 
     def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:

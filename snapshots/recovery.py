@@ -25,17 +25,19 @@ from snapshots.records import BadRecord
 from snapshots.states import UNKNOWN_LEDGER, TopicState, decode_state
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.items import Part
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.errors import PartMismatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """One complete snapshot of one topic, checked."""
+    """One complete snapshot of one topic, checked. `chain` has the digest after each of its parts."""
 
     end: EndEntry
     state: TopicState
-    parts: list[PartEntry]
+    chain: dict[int, bytes]
+    buffer: TransactionBuffer
 
 
 @dataclass(slots=True)
@@ -75,7 +77,6 @@ def read_snapshot(topic: str, entries: TopicEntries) -> Snapshot:
     end = decode_end(topic, entries.end)
     if end.deleted:
         raise SnapshotMissing(topic, "its deletion has begun")
-    parts = list(_chain(topic, end, entries.parts))
     try:
         state = decode_state(_state_bytes(topic, end, entries.spills))
     except BadRecord as error:
@@ -83,7 +84,19 @@ def read_snapshot(topic: str, entries: TopicEntries) -> Snapshot:
     named = state.buffer.parts
     if (named.first, named.end) != (end.first_part, end.next_part):
         raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its state and its head name different parts")
-    return Snapshot(end, state, parts)
+    chain: dict[int, bytes] = {}
+    try:
+        buffer = TransactionBuffer.restore(state.buffer, _parts(topic, end, entries.parts, chain))
+    except PartMismatch as error:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+    return Snapshot(end, state, chain, buffer)
+
+
+def _parts(topic: str, end: EndEntry, found: dict[int, Stored], chain: dict[int, bytes]) -> Iterator[Part]:
+    """The parts one by one, for all of them at once are big; their digests go into `chain`."""
+    for entry in _chain(topic, end, found):
+        chain[entry.part.number] = entry.chain_after
+        yield entry.part
 
 
 def _chain(topic: str, end: EndEntry, found: dict[int, Stored]) -> Iterator[PartEntry]:
@@ -174,15 +187,11 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
     if snapshot.end.incarnation != incarnation:
         raise SnapshotMissing(topic, "the topic was deleted and made anew since")
     resume, renumber = resume_positions(topic, snapshot.state, ledgers)
-    try:
-        buffer = TransactionBuffer.restore(snapshot.state.buffer, [entry.part for entry in snapshot.parts])
-    except PartMismatch as error:
-        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
     return Restored(
         topic,
         incarnation,
         snapshot,
-        buffer,
+        snapshot.buffer,
         Sequencer.restore(snapshot.state.sequencer),
         snapshot.state.origin_ledger,
         snapshot.state.following_ledger,

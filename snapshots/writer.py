@@ -73,6 +73,8 @@ class SnapshotWriter:
 
     def __post_init__(self) -> None:
         self.chain_first = self.chain_first or chain_start(self.topic, self.incarnation)
+        if self._room() < 1:
+            raise ValueError(f"entries of {self.max_entry_bytes} bytes are too short for a snapshot of {self.topic}")
 
     def found(self, entries: TopicEntries) -> None:
         """Take over which numbers have a live entry, named by an end entry or not."""
@@ -183,8 +185,13 @@ class SnapshotWriter:
         self.end_durable(plan)
         return True
 
+    def _room(self) -> int:
+        """Bytes of state that an entry has room for."""
+        names = 2 * len(self.topic.encode()) + len(self.incarnation.encode())
+        return self.max_entry_bytes - _FRAME_BYTES - names
+
     def _pieces(self, state: bytes) -> list[bytes]:
-        room = self.max_entry_bytes - _FRAME_BYTES - 2 * len(self.topic.encode()) - len(self.incarnation.encode())
+        room = self._room()
         if len(state) <= room:
             return []
         return [state[start : start + room] for start in range(0, len(state), room)]

@@ -1,0 +1,193 @@
+"""Looking closely at snapshots without changing anything: each in itself, and against the log.
+
+A snapshot is checked against the log by folding the log anew up to the applied position and comparing
+the two states. That needs the whole log: where ledgers were trimmed, the snapshot is checked in itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import Position
+from snapshots.entries import EndEntry, decode_end
+from snapshots.errors import AppliedPositionTrimmed, SnapshotDamaged, SnapshotError, UnsupportedSnapshot
+from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.parts import decode_part
+from snapshots.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
+from snapshots.states import TopicState
+from snapshots.table import SnapshotTable, TopicEntries, scan
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequencer
+
+
+class Level(enum.Enum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(NamedTuple):
+    """One thing found. `entry` is the key it is about, `position` where that entry stands in the snapshot topic."""
+
+    level: Level
+    topic: str
+    what: str
+    entry: str | None = None
+    position: Position | None = None
+
+
+def verify(broker: Broker, topic: str | None = None, *, snapshot_topic: str = SNAPSHOT_TOPIC) -> list[Finding]:
+    """What there is to say of the snapshots of one data topic, or of all. Raises TopicNotFound."""
+    table = scan(broker, snapshot_topic, topic)
+    findings: list[Finding] = []
+    if table.zombies:
+        findings.append(_of_all(f"{table.zombies} entries of owners that had lost the topic count for nothing"))
+    if table.foreign:
+        findings.append(_of_all(f"{len(table.foreign)} keys are those of no entry"))
+    for name in restored_topics(table):
+        findings += verify_topic(broker, table, name)
+    if topic is not None and topic not in restored_topics(table):
+        findings.append(Finding(Level.WARNING, topic, "it has no snapshot, so it was never registered"))
+    return findings
+
+
+def _of_all(what: str) -> Finding:
+    return Finding(Level.WARNING, SNAPSHOT_TOPIC, what)
+
+
+def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Finding]:
+    """One topic of a scan: every entry in itself, the chain, the log that follows, and the log before."""
+    entries = table.topics[topic]
+    findings = [*_parts(topic, entries)]
+    try:
+        snapshot = read_snapshot(topic, entries)
+        findings += _leftovers(topic, entries, snapshot.end)
+        if snapshot.end.incarnation != broker.incarnation(topic):
+            return [
+                *findings,
+                Finding(Level.WARNING, topic, "the topic was made anew: this counts for nothing"),
+            ]
+        resume_positions(topic, snapshot.state, broker.ledgers(topic))
+    except TopicNotFound:
+        return [*findings, Finding(Level.WARNING, topic, "the topic is gone: its snapshot counts for nothing")]
+    except (SnapshotError, Error) as error:
+        return [*findings, _as_finding(topic, entries, error)]
+    return findings + _against_log(broker, topic, entries, snapshot)
+
+
+def _as_finding(topic: str, entries: TopicEntries, error: Error) -> Finding:
+    if isinstance(error, SnapshotDamaged):
+        return Finding(Level.ERROR, topic, error.what, error.entry, _place(entries, error.entry))
+    entry = error.entry if isinstance(error, UnsupportedSnapshot) else str(EntryKey(topic, KeyKind.END))
+    return Finding(Level.ERROR, topic, str(error), entry, _place(entries, entry))
+
+
+def _place(entries: TopicEntries, entry: str) -> Position | None:
+    key = EntryKey.parse(entry.encode())
+    if key is None:
+        return None
+    if key.kind is KeyKind.END:
+        stored = entries.end
+    else:
+        stored = (entries.parts if key.kind is KeyKind.PART else entries.spills).get(key.number)
+    return None if stored is None else stored.position
+
+
+def _parts(topic: str, entries: TopicEntries) -> Iterator[Finding]:
+    """Each part entry that can't be read in itself, named or not; the chain tells only the first of those it needs."""
+    named: range = range(0)
+    if entries.end is not None:
+        try:
+            named = decode_end(topic, entries.end).parts
+        except SnapshotError:
+            return  # told with the end entry
+    for number, stored in sorted(entries.parts.items()):
+        try:
+            decode_part(topic, number, stored)
+        except SnapshotError as error:
+            level = Level.ERROR if number in named else Level.WARNING
+            what = error.what if isinstance(error, SnapshotDamaged) else str(error)
+            yield Finding(level, topic, what, str(EntryKey(topic, KeyKind.PART, number)), stored.position)
+
+
+def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Finding]:
+    for kind, found, named in (
+        (KeyKind.PART, entries.parts, end.parts),
+        (KeyKind.SPILL, entries.spills, end.spill_numbers),
+    ):
+        for number in sorted(found.keys() - set(named)):
+            what = "the end entry does not name it: a write or a clean-up was interrupted, the next one settles it"
+            yield Finding(Level.WARNING, topic, what, str(EntryKey(topic, kind, number)), found[number].position)
+
+
+def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: Snapshot) -> list[Finding]:
+    state: TopicState = snapshot.state
+    end = str(EntryKey(topic, KeyKind.END))
+    place = entries.end.position if entries.end is not None else None
+    numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} parts, applied to {state.buffer.applied}"
+    if broker.ledgers(topic)[0].ledger != state.origin_ledger:
+        what = f"{numbers}: whole in itself; not compared with the log, whose first ledgers were trimmed"
+        return [Finding(Level.OK, topic, what, end, place)]
+    try:
+        buffer, sequencer = rebuild(broker, topic, part_size=state.buffer.part_size, until=state.buffer.applied)
+    except Error as error:
+        return [Finding(Level.ERROR, topic, f"the log can't be read again: {error}", end, place)]
+    buffer.trim(state.buffer.first_ledger)
+    differences = diff_states(snapshot.buffer, buffer) + _diff_numbers(state, sequencer)
+    if differences:
+        return [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
+    return [Finding(Level.OK, topic, f"{numbers}: equal to what the log says", end, place)]
+
+
+def rebuild(
+    broker: Broker, topic: str, *, part_size: int = PART_SIZE, until: Position | None = None
+) -> tuple[TransactionBuffer, Sequencer]:
+    """Fold the log from its first ledger up to a position (None: an empty state), and number it.
+
+    Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
+    """
+    buffer, sequencer = TransactionBuffer(part_size), Sequencer()
+    first = broker.ledgers(topic)[0].ledger
+    start = before_ledger(first)
+    with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
+        while until is not None and (buffer.applied is None or buffer.applied < until):
+            placed = reader.read()
+            if placed is None:
+                raise AppliedPositionTrimmed(topic, until, first)
+            buffer.apply_batch(placed.take(slice(placed.positions.search(until, right=True))))
+        buffer.take_sealed()
+        while (placed := second.read()) is not None:
+            if sequencer.advance(placed, buffer).stop < len(placed):
+                break
+    return buffer, sequencer
+
+
+def diff_states(one: TransactionBuffer, other: TransactionBuffer) -> list[str]:
+    """What two buffers of one topic do not agree on, a line each: state, aborted transactions, suppressed ranges."""
+    differences = one.snapshot_state().differences(other.snapshot_state())
+    for name, mine, theirs in (
+        ("aborted", set(one.aborted.ids()), set(other.aborted.ids())),
+        ("suppressed", set(one.suppressed.ranges()), set(other.suppressed.ranges())),
+    ):
+        for what, items in (("only in the first", mine - theirs), ("only in the second", theirs - mine)):
+            if items:
+                differences.append(f"{name}, {what}: {len(items)}, such as {min(items)}")
+    return differences
+
+
+def _diff_numbers(state: TopicState, sequencer: Sequencer) -> list[str]:
+    """Seqnos may trail in the snapshot, never differ."""
+    mine, theirs = state.sequencer, sequencer.snapshot_state()
+    first_seqnos = dict(zip(theirs.ledgers.tolist(), theirs.first_seqnos.tolist(), strict=True))
+    differences = [
+        f"first seqno of ledger {ledger}: {seqno} != {first_seqnos.get(ledger)}"
+        for ledger, seqno in zip(mine.ledgers.tolist(), mine.first_seqnos.tolist(), strict=True)
+        if first_seqnos.get(ledger) != seqno
+    ]
+    if mine.position == theirs.position and mine.next_seqno != theirs.next_seqno:
+        differences.append(f"next seqno: {mine.next_seqno} != {theirs.next_seqno}")
+    return differences

@@ -1,0 +1,120 @@
+"""Drives snapshots in tests: owners on a memory broker, the log as it really is, brokers that interfere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from writing import TopicWriter
+
+from broker_io.batch import Batch, Message
+from broker_io.memory import MemoryBroker
+from broker_io.position import Position, Positions
+from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.policy import SnapshotPolicy
+from snapshots.table import TopicEntries, scan
+from snapshots.verify import diff_states, rebuild
+from txnbuffer.buffer import TransactionBuffer
+
+NEVER = SnapshotPolicy(changes=10**9, interval_ms=10**9, recovery_target=1e9)
+"""Snapshots are written only when a test says so."""
+
+SMALL = 1300
+"""A limit of entries that makes all but the smallest states spill."""
+
+
+def keeper(broker: Any, **options: Any) -> BufferKeeper:
+    """An owner that has recovered; parts of 3 unless said otherwise."""
+    made = BufferKeeper(broker, **{"policy": NEVER, "part_size": 3, **options})
+    made.recover()
+    return made
+
+
+def abort_some(writer: TopicWriter, *txns: int) -> None:
+    for txn in txns:
+        writer.records(txn, "x")
+        writer.abort(txn)
+
+
+def entries(broker: Any, topic: str) -> TopicEntries:
+    return scan(broker, only=topic).topics.get(topic, TopicEntries())
+
+
+def assert_true(owner: BufferKeeper, broker: MemoryBroker, topic: str) -> None:
+    """The owner's buffer says what a fold of the whole log says."""
+    assert topic not in owner.problems, owner.problems
+    mine: TransactionBuffer = owner.buffer(topic)
+    log, sequencer = rebuild(broker, topic, part_size=mine.parts.part_size, until=broker.last_position(topic))
+    assert diff_states(mine, log) == []
+    assert owner.sequencer(topic).next_seqno == sequencer.next_seqno
+    assert owner.sequencer(topic).first_seqnos == sequencer.first_seqnos
+
+
+def put(broker: MemoryBroker, *messages: Message, topic: str = SNAPSHOT_TOPIC) -> list[Position]:
+    """Land messages in a topic, whoever owned it: for tests of what others may have written."""
+    with broker.writer(topic, exclusive=True) as writer:
+        return list(writer.append(Batch.of(messages)).result())
+
+
+class Interfering:
+    """A broker through which a test sees and changes what its user does.
+
+    `before` is called with the name of each method and its topic; `appended` may put other messages in front of
+    what an exclusive writer appends.
+    """
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.inner = broker
+        self.before: Callable[[str, str], None] = lambda name, topic: None
+        self.foreign: list[list[Message]] = []
+        self.limit = 65_536
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(topic: str, *rest: Any, **options: Any) -> Any:
+            self.before(name, topic)
+            return getattr(self.inner, name)(topic, *rest, **options)
+
+        return call
+
+    def writer(self, topic: str, *, exclusive: bool = False) -> Any:
+        inner = self.inner.writer(topic, exclusive=exclusive)
+        if topic != SNAPSHOT_TOPIC:
+            return inner
+        outer = self
+
+        class Writer:
+            def append(self, batch: Batch) -> Future[Positions]:
+                if outer.foreign:
+                    inner.append(Batch.of(outer.foreign.pop(0))).result()
+                outer.before("append", topic)
+                return inner.append(batch)
+
+            def close(self) -> None:
+                inner.close()
+
+        return Writer()
+
+    def reader(self, topic: str, *rest: Any, **options: Any) -> Any:
+        self.before("reader", topic)
+        inner = self.inner.reader(topic, *rest, **options)
+        outer = self
+
+        class Reader:
+            def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> Any:
+                outer.reads += 1
+                outer.before("read", topic)
+                return inner.read(limit=min(limit, outer.limit), timeout=timeout)
+
+            def close(self) -> None:
+                inner.close()
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                inner.close()
+
+        return Reader()

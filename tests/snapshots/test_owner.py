@@ -1,0 +1,91 @@
+import pytest
+from snapshot_driver import Interfering, entries, keeper, put
+from writing import TopicWriter
+
+from broker_io.memory import MemoryBroker
+from snapshots.envelope import owner_message
+from snapshots.errors import OwnershipLost
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.owner import acquire
+from snapshots.table import scan
+
+
+def test_each_owner_has_a_higher_epoch():
+    broker = MemoryBroker()
+    epochs = [acquire(broker)[0].epoch for _ in range(3)]
+    assert epochs == [1, 2, 3]
+    broker.compact(SNAPSHOT_TOPIC)
+    assert acquire(broker)[0].epoch == 4
+
+
+def test_a_fenced_owner_writes_nothing_more():
+    broker = MemoryBroker()
+    first, _ = acquire(broker)
+    acquire(broker)
+    last = broker.last_position(SNAPSHOT_TOPIC)
+    for _ in range(2):
+        with pytest.raises(OwnershipLost, match="another owner"):
+            first.append([owner_message(9)])
+    assert first.lost
+    assert broker.last_position(SNAPSHOT_TOPIC) == last
+
+
+def test_a_fenced_owner_never_fences_back():
+    broker = MemoryBroker()
+    first, _ = acquire(broker)
+    second, _ = acquire(broker)
+    with pytest.raises(OwnershipLost):
+        first.renew()
+    second.append([owner_message(2)])
+    assert not second.lost
+
+
+def test_an_owner_that_lost_an_acknowledgement_renews_itself():
+    broker = MemoryBroker()
+    ownership, _ = acquire(broker)
+    broker.faults.lose_acknowledgement(topic=SNAPSHOT_TOPIC)
+    with pytest.raises(Exception):  # noqa: B017 - whatever the broker says
+        ownership.append([owner_message(1)])
+    table = ownership.renew()
+    assert ownership.epoch == 2
+    assert table.epoch == 2
+    ownership.append([owner_message(2)])
+
+
+@pytest.mark.parametrize(("landed", "epoch"), [([], 6), ([6], 7), ([5], 6), ([8], 9), ([7, 6], 8)])
+def test_h12_two_owners_with_one_epoch_number(landed, epoch):
+    """The fenced owner's entry lands after the new owner has read the topic and before its first write."""
+    broker = MemoryBroker()
+    broker.create_topic(SNAPSHOT_TOPIC)
+    put(broker, owner_message(5))
+    between = Interfering(broker)
+    if landed:
+        between.foreign = [[owner_message(number) for number in landed]]
+    ownership, table = acquire(between)
+    assert ownership.epoch == epoch
+    assert table.epoch == epoch
+    owners = [number for _, number in scan(broker).owners]
+    assert owners.count(epoch) == 1
+    assert owners[-1] == max(owners) == epoch
+
+
+def test_p6_a_zombie_write_is_refused_or_ignored():
+    broker = MemoryBroker()
+    zombie = keeper(broker)
+    zombie.register("t")
+    writer = TopicWriter(broker, "t")
+    for txn in range(1, 8):
+        writer.records(txn, "x")
+        writer.abort(txn)
+    zombie.pump()
+    plan, _ = zombie._tails["t"].plan(zombie.epoch)
+    owner = keeper(broker)
+    owner.snapshot("t")
+    with pytest.raises(OwnershipLost):
+        zombie.snapshot("t")
+    before = entries(broker, "t")
+    put(broker, *plan.first, plan.end)  # a broker that does not fence would have let these in
+    table = scan(broker)
+    assert table.zombies == len(plan.first) + 1
+    assert table.topics["t"] == before
+    assert keeper(broker).buffer("t").aborted.ids() == owner.buffer("t").aborted.ids()
