@@ -16,10 +16,11 @@ from txnbuffer.cli.output import narrate, output_option, show_line
 
 @click.command("demo")
 @click.option("--kills", default=6, show_default=True, type=click.IntRange(4), help="SIGKILLs for the writer.")
+@click.option("--transactions", type=click.IntRange(100), help="Only the first so many hours of the year.")
 @click.option("--seed", type=int, help="Choose the moments of the kills; random unless given.")
 @click.option("--dir", "directory", type=click.Path(), help="Keep the log in this directory (must be new or empty).")
 @output_option
-def command(kills: int, seed: int | None, directory: str | None, output: str) -> None:
+def command(kills: int, transactions: int | None, seed: int | None, directory: str | None, output: str) -> None:
     """Write a year of flights in transactions while the writer is killed; compare the end with the source.
 
     One transaction per hour of 2013 over the topics `departures` and `arrivals`, one in ten aborted
@@ -33,8 +34,8 @@ def command(kills: int, seed: int | None, directory: str | None, output: str) ->
     narrate(f"log in {place}; the kills come from --seed {seed}")
     started = time.monotonic()
     try:
-        conductor = Conductor(f"file:{place}", kills, random.Random(seed), narrate)  # noqa: S311 - moments, no secrets
-        report = conductor.run()
+        chance = random.Random(seed)  # noqa: S311 - moments, no secrets
+        report = Conductor(f"file:{place}", kills, chance, narrate, transactions).run()
     finally:
         if directory is None:
             shutil.rmtree(place, ignore_errors=True)

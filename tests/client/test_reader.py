@@ -1,0 +1,245 @@
+"""The committed reader: what it shows, from where, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from writing import TopicWriter
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.memory import MemoryBroker
+from broker_io.port import Broker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.records import Record
+from txnbuffer.errors import InvalidRequest, ProtocolStopped
+from txnbuffer.model import EARLIEST, Position, TxnId
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with MemoryBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def keeper(broker: Broker) -> Iterator[BufferKeeper]:
+    with BufferKeeper(broker) as keeper:
+        keeper.recover()
+        keeper.register(TOPIC)
+        yield keeper
+
+
+@pytest.fixture
+def log(broker: Broker, keeper: BufferKeeper) -> TopicWriter:
+    return TopicWriter(broker, TOPIC)
+
+
+def drain(reader: CommittedReader) -> list[Record]:
+    records: list[Record] = []
+    while (batch := reader.read()) is not None:
+        records += batch
+    return records
+
+
+def values(records: list[Record]) -> list[str]:
+    return ["-" if record.value is None else record.value.decode() for record in records]
+
+
+def read(broker: Broker, **options: object) -> list[Record]:
+    with CommittedReader(broker, TOPIC, **options) as reader:  # type: ignore[arg-type]  # passed on as they come
+        return drain(reader)
+
+
+def test_shows_what_committed_and_plain_records_in_log_order(broker: Broker, log: TopicWriter) -> None:
+    log.plain("p1")
+    log.records(1, "a1")
+    log.records(2, "b1")
+    log.records(1, "a2", None, key="k")
+    log.abort(2)
+    log.commit(1)
+    log.plain("p2")
+    records = read(broker)
+    assert values(records) == ["p1", "a1", "a2", "-", "p2"]
+    assert [record.seqno for record in records] == [1, 2, 3, 4, 5]
+    assert [record.txn for record in records] == [None, TxnId(0, 1), TxnId(0, 1), TxnId(0, 1), None]
+    assert records[3].key == b"k"
+    assert all(not name.startswith("tb.") for record in records for name in record.properties)
+
+
+def test_stops_below_the_oldest_open_transaction_and_goes_on_when_it_ends(broker: Broker, log: TopicWriter) -> None:
+    with CommittedReader(broker, TOPIC) as reader:
+        log.plain("p1")
+        log.records(1, "a1")
+        log.plain("p2")
+        assert values(drain(reader)) == ["p1"]
+        lag = reader.lag()[TOPIC]
+        assert (lag.behind, lag.undecided) == (2, 2)
+        log.commit(1)
+        assert values(drain(reader)) == ["a1", "p2"]
+        assert reader.lag()[TOPIC].behind == 0
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_reads_from_any_position_with_the_same_seqnos(
+    broker: Broker, log: TopicWriter, keeper: BufferKeeper, snapshot: bool
+) -> None:
+    for txn in range(1, 30):
+        log.records(txn, f"{txn}a", f"{txn}b")
+        log.records(txn, f"{txn}b", first_seq=2)
+        (log.abort if txn % 3 == 0 else log.commit)(txn)
+        if txn % 7 == 0:
+            broker.roll(TOPIC)
+    keeper.pump()
+    if snapshot:
+        keeper.snapshot(TOPIC)
+    log.records(30, "30a")
+    log.commit(30)
+    whole = read(broker)
+    assert [record.seqno for record in whole] == [*range(1, len(whole) + 1)]
+    for n, record in enumerate(whole):
+        assert read(broker, start=record.position) == whole[n:]
+        behind = Position(record.position.ledger, record.position.entry + 1)
+        assert read(broker, start=behind) == whole[n + 1 :]
+
+
+def test_starts_at_the_end(broker: Broker, log: TopicWriter) -> None:
+    log.plain("old")
+    with CommittedReader(broker, TOPIC, start="end") as reader:
+        log.plain("new")
+        assert [(record.seqno, record.value) for record in drain(reader)] == [(2, b"new")]
+
+
+def test_end_lies_behind_an_open_transaction(broker: Broker, log: TopicWriter) -> None:
+    log.records(1, "before")
+    with CommittedReader(broker, TOPIC, start="end") as reader:
+        log.records(1, "after")
+        log.commit(1)
+        assert values(drain(reader)) == ["after"]
+
+
+def test_starts_at_a_time(broker: Broker, log: TopicWriter) -> None:
+    log.plain("old")
+    future = datetime(2100, 1, 1, tzinfo=UTC)
+    past = datetime(2000, 1, 1, tzinfo=UTC)
+    assert values(read(broker, start=past)) == ["old"]
+    assert read(broker, start=future) == []
+
+
+def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+    keeper.register("other")
+    other = TopicWriter(broker, "other")
+    log.plain("x")
+    other.plain("y1")
+    at = other.plain("y2").first
+    with CommittedReader(broker, [TOPIC, "other"], start={"other": at}) as reader:
+        assert sorted(values(drain(reader))) == ["x", "y2"]
+
+
+def test_uncommitted_shows_every_record_as_it_stands(broker: Broker, log: TopicWriter) -> None:
+    log.records(1, "a")
+    log.abort(1)
+    log.records(2, "b")
+    records = read(broker, isolation="read_uncommitted")
+    assert values(records) == ["a", "b"]
+    assert records[0].seqno is None
+
+
+def test_uncommitted_lag_counts_what_it_has_not_handed_out(broker: Broker, log: TopicWriter) -> None:
+    log.plain("a", "b", "c")
+    with CommittedReader(broker, TOPIC, isolation="read_uncommitted") as reader:
+        batch = reader.read(limit=1)
+        assert batch is not None
+        assert values(list(batch)) == ["a"]
+        assert reader.lag()[TOPIC].behind == 2
+
+
+def test_limit_bounds_a_batch(broker: Broker, log: TopicWriter) -> None:
+    log.plain(*map(str, range(25)))
+    with CommittedReader(broker, TOPIC) as reader:
+        sizes = []
+        while (batch := reader.read(limit=10)) is not None:
+            sizes.append(len(batch))
+        assert sizes == [10, 10, 5]
+
+
+def test_nothing_within_the_timeout_is_none(broker: Broker, log: TopicWriter) -> None:
+    with CommittedReader(broker, TOPIC) as reader:
+        assert reader.read(timeout=0.05) is None
+
+
+def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, keeper: BufferKeeper) -> None:
+    broker.create_topic("plain")
+    with broker.writer("plain") as writer:
+        writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(10)
+    with CommittedReader(broker, "plain") as reader:
+        assert [(record.seqno, record.value) for record in drain(reader)] == [(None, b"1"), (None, b"2")]
+
+
+def test_reads_on_while_the_owner_trims(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+    for txn in range(1, 5):
+        log.records(txn, str(txn))
+        (log.commit if txn % 2 else log.abort)(txn)
+        broker.roll(TOPIC)
+    keeper.pump()
+    keeper.snapshot(TOPIC)
+    keeper.pump()
+    keeper.snapshot(TOPIC)
+    first = broker.ledgers(TOPIC)[2].ledger
+    keeper.trim(TOPIC, first)
+    assert broker.ledgers(TOPIC)[0].ledger == first
+    assert [(record.seqno, record.value) for record in read(broker)] == [(2, b"3")]
+    with pytest.raises(PositionTrimmed):
+        CommittedReader(broker, TOPIC, start=Position(first - 1, 0))
+
+
+def test_a_reader_that_was_trimmed_away_says_so(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+    log.plain("1")
+    with CommittedReader(broker, TOPIC) as reader:
+        assert values(drain(reader)) == ["1"]
+        broker.roll(TOPIC)
+        log.plain("2")
+        broker.roll(TOPIC)
+        log.plain("3")
+        broker.trim(TOPIC, broker.ledgers(TOPIC)[-1].ledger)
+        with pytest.raises(PositionTrimmed):
+            drain(reader)
+
+
+def test_an_undecodable_marker_stops_the_topic_and_names_the_position(broker: Broker, log: TopicWriter) -> None:
+    log.plain("fine")
+    with broker.writer(TOPIC) as writer:
+        bad = writer.append(Batch.of([Message(value=b"?", properties={"tb.v": "1", "tb.marker": "1"})])).result(10)
+    log.plain("never")
+    with CommittedReader(broker, TOPIC) as reader:
+        shown: list[Record] = []
+        with pytest.raises(ProtocolStopped, match=f"topic {TOPIC} stopped at {bad.first}"):
+            while (batch := reader.read()) is not None:
+                shown += batch
+        assert values(shown) in ([], ["fine"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"topics": "nowhere"}, TopicNotFound),
+        ({"topics": []}, InvalidRequest),
+        ({"topics": TOPIC, "isolation": "serializable"}, InvalidRequest),
+        ({"topics": TOPIC, "start": "middle"}, InvalidRequest),
+    ],
+)
+def test_bad_requests_are_refused(
+    broker: Broker, log: TopicWriter, arguments: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        CommittedReader(broker, **arguments)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_bad_limit_is_refused(broker: Broker, log: TopicWriter) -> None:
+    with CommittedReader(broker, TOPIC, start=EARLIEST) as reader, pytest.raises(InvalidRequest):
+        reader.read(limit=0)

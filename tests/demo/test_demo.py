@@ -1,0 +1,102 @@
+"""The demo: it passes on what is right, and its judge sees what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker_io.batch import Batch, Labels, Message
+from broker_io.memory import MemoryBroker
+from broker_io.port import Broker
+from broker_io.position import Positions
+from txnbuffer.client.records import RecordBatch
+from txnbuffer.demo.decisions import TOPIC, Decision, DecisionLog
+from txnbuffer.demo.flights import ARRIVALS, DEPARTURES, Hour
+from txnbuffer.demo.reader import Seen, judge
+from txnbuffer.model import Outcome, TxnId
+
+RECORDS = [Message(b"plane", str(n).encode()) for n in range(4)]
+
+
+def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "txnbuffer", "demo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_short_year_with_kills_ends_as_the_source_says(tmp_path: Path) -> None:
+    done = run_demo("--transactions", "600", "--kills", "4", "--output", "json", "--dir", str(tmp_path / "log"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["records_read"] == report["records_expected"] > 40_000
+    assert (report["lost"], report["duplicated"], report["uncommitted_seen"]) == (0, 0, 0)
+    assert report["kills"] >= 4
+    assert report["kills_in_recovery"] == 1
+    assert report["recovery_seconds_max"] > 0
+    assert report["transactions_per_second"] > 0
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    done = run_demo("--transactions", "100", "--dir", str(tmp_path))
+    assert done.returncode != 0
+    assert "letter.txt" in done.stderr
+    assert (tmp_path / "letter.txt").read_text() == "mine"
+
+
+@pytest.fixture
+def broker() -> Broker:
+    broker = MemoryBroker()
+    broker.create_topic(TOPIC)
+    counts = {DEPARTURES: 4}
+    DecisionLog(broker).append(
+        [
+            Decision(TxnId(0, 1), 0, Outcome.COMMIT, counts, final=True),
+            Decision(TxnId(0, 2), 7, Outcome.ABORT, counts, final=True),
+        ],
+        0,
+    )
+    return broker
+
+
+def seen(messages: list[Message], txn: str = "0:1", first_seqno: int = 1) -> Seen:
+    count = len(messages)
+    batch = RecordBatch(
+        DEPARTURES,
+        Positions.run(1, 0, count),
+        np.arange(first_seqno, first_seqno + count, dtype=np.int64),
+        np.zeros(count, np.int64),
+        Batch.of(messages),
+        Labels.constant(txn, count),
+    )
+    return {DEPARTURES: [batch], ARRIVALS: []}
+
+
+HOURS = [Hour(0, {DEPARTURES: RECORDS, ARRIVALS: []}), Hour(7, {DEPARTURES: [Message(None, b"never")], ARRIVALS: []})]
+
+
+@pytest.mark.parametrize(
+    ("found", "lost", "duplicated", "uncommitted"),
+    [
+        (seen(RECORDS), 0, 0, 0),
+        (seen(RECORDS[:3]), 1, 0, 0),
+        (seen([*RECORDS, RECORDS[0]]), 0, 1, 0),
+        (seen([*RECORDS[:3], Message(b"plane", b"torn")]), 1, 1, 0),
+        (seen([*RECORDS[:3], Message(b"other", b"3")]), 1, 1, 0),
+        (seen(RECORDS, txn="0:2"), 0, 0, 4),
+        (seen(RECORDS, txn="0:3"), 0, 0, 4),
+        (seen(RECORDS, first_seqno=2), 0, 4, 0),
+    ],
+)
+def test_the_judge_counts_every_kind_of_fault(
+    broker: Broker, found: Seen, lost: int, duplicated: int, uncommitted: int
+) -> None:
+    good = seen(RECORDS)
+    for live, again in ((found, good), (good, found)):
+        verdict = judge(broker, HOURS, live, again)
+        assert verdict["records_expected"] == 4
+        assert (verdict["lost"], verdict["duplicated"], verdict["uncommitted_seen"]) == (lost, duplicated, uncommitted)

@@ -1,0 +1,239 @@
+"""One topic read for a committed reader: folded ahead, delivered behind.
+
+The fold reads the log from the snapshot's applied position and keeps the transaction buffer current.
+Delivery trails it and stops at maxReadPosition. While delivery is far behind it reads the log with a
+reader of its own; once it has caught up with the fold both share what the fold read ("joined"), unless
+a long transaction makes that too much to hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from broker_io.batch import PlacedBatch
+from broker_io.port import Broker, Reader
+from snapshots.layout import reaches
+from snapshots.loading import load
+from txnbuffer.buffer import reader_floor
+from txnbuffer.buffer.visibility import visible_mask
+from txnbuffer.client.records import RecordBatch
+from txnbuffer.errors import ProtocolStopped
+from txnbuffer.model import EARLIEST, Position
+from txnbuffer.protocol import MARKER
+from txnbuffer.recordset import expand
+
+PATIENCE = 10.0
+"""Seconds in which a message that was read before must be read again."""
+
+HOLD_BYTES = 64 * 1024 * 1024
+"""Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
+
+
+class Follower(Protocol):
+    """One topic of a reader."""
+
+    topic: str
+
+    def poll(self, limit: int) -> RecordBatch | None:
+        """Up to `limit` visible records that can be handed out without waiting, else None."""
+
+    def advance(self, timeout: float) -> bool:
+        """Read on in the log for up to `timeout` seconds; true if there was anything."""
+
+    @property
+    def next_position(self) -> Position:
+        """The position behind which reading goes on."""
+
+    @property
+    def decided_position(self) -> Position:
+        """The position up to which everything can be handed out."""
+
+    def close(self) -> None: ...
+
+
+class CommittedFollower:
+    """Hands out what committed, in log order, each record with its seqno.
+
+    `start` is the position of the first record wanted, whether or not a record stands there.
+    """
+
+    def __init__(self, broker: Broker, topic: str, start: Position) -> None:
+        self.topic = topic
+        self._broker = broker
+        self._start = start
+        loaded = load(broker, topic)
+        self._buffer = loaded.buffer
+        self._first_ledger = loaded.first_ledger
+        self._seqno, self._at = loaded.anchor(start)
+        self._held: deque[PlacedBatch] = deque()
+        self._held_bytes = 0
+        self._fold = broker.reader(topic, loaded.resume, inclusive=False)
+        self._trail: Reader | None = None
+        self._joined = reaches(self._at, loaded.resume)
+
+    @property
+    def next_position(self) -> Position:
+        return self._at
+
+    @property
+    def decided_position(self) -> Position:
+        return self._buffer.max_read_position or EARLIEST
+
+    def poll(self, limit: int) -> RecordBatch | None:
+        while (decided := self._next_decided(limit)) is not None:
+            self._at = decided.positions.last
+            visible = self._visible(decided)
+            seqnos: np.ndarray | None = None
+            if self._seqno is not None:
+                seqnos = np.arange(self._seqno, self._seqno + len(visible), dtype=np.int64)
+                self._seqno += len(visible)
+            if len(visible) and visible.positions.first < self._start:
+                wanted = slice(visible.positions.search(self._start), None)
+                visible = visible.take(wanted)
+                seqnos = None if seqnos is None else seqnos[wanted]
+            if len(visible):
+                return RecordBatch.of(self.topic, visible, seqnos)
+        return None
+
+    def advance(self, timeout: float) -> bool:
+        placed = self._fold.read(timeout=timeout)
+        if placed is None:
+            return False
+        try:
+            self._buffer.apply_batch(placed)
+        except ProtocolStopped as error:
+            raise error.of_topic(self.topic) from error
+        self._buffer.take_sealed()
+        if self._joined:
+            self._hold(placed)
+            self._joined = self._held_bytes <= HOLD_BYTES
+        if placed.positions.first.ledger > self._first_ledger:
+            self._forget_trimmed()
+        return True
+
+    def close(self) -> None:
+        self._fold.close()
+        if self._trail is not None:
+            self._trail.close()
+
+    def _visible(self, decided: PlacedBatch) -> PlacedBatch:
+        messages = decided.take(visible_mask(decided, self._buffer))
+        records = expand(messages)
+        if records is messages:
+            return messages
+        return records.take(~self._buffer.suppressed.mask(records.positions))
+
+    def _next_decided(self, limit: int) -> PlacedBatch | None:
+        """The next messages that are all decided, markers and invisible ones among them."""
+        if not self._held and not self._joined:
+            self._read_trail(limit)
+        if not self._held or self._buffer.max_read_position is None:
+            return None
+        head = self._held[0]
+        count = min(head.positions.search(self._buffer.max_read_position, right=True), limit)
+        if count == 0:
+            return None
+        self._held.popleft()
+        if count < len(head):
+            self._held.appendleft(head.take(slice(count, None)))
+            return head.take(slice(count))
+        self._held_bytes -= _weight(head)
+        return head
+
+    def _read_trail(self, limit: int) -> None:
+        """Read the log between delivery and fold; join the fold once it is reached."""
+        applied = self._buffer.applied
+        if applied is None or reaches(self._at, applied):
+            self._join()
+            return
+        if self._trail is None:
+            self._trail = self._broker.reader(self.topic, self._at, inclusive=False)
+        placed = self._trail.read(limit=limit)
+        if placed is None:
+            return
+        count = placed.positions.search(applied, right=True)
+        if count:
+            self._hold(placed.take(slice(count)))
+        if count < len(placed) or reaches(placed.positions.last, applied):
+            self._join()
+
+    def _forget_trimmed(self) -> None:
+        """Let go of aborts whose ledgers are gone, by taking the owner's newest snapshot in place of the buffer.
+
+        A sealed part keeps no ids in memory, and the owner may have removed its entry already, so a reader
+        starts anew rather than subtract. Not while its own next record stands in a ledger that is gone.
+        """
+        self._first_ledger = self._broker.ledgers(self.topic)[0].ledger
+        floor = reader_floor(self._first_ledger, self._at)
+        parts = self._buffer.parts.summaries
+        if not parts or parts[0].last_ledger >= floor or floor < self._first_ledger:
+            return
+        loaded = load(self._broker, self.topic)
+        target = self._buffer.applied
+        with self._broker.reader(self.topic, loaded.resume, inclusive=False) as reader:
+            while not reaches(loaded.buffer.applied, target):
+                placed = reader.read(timeout=PATIENCE)
+                if placed is None or target is None:
+                    return
+                loaded.buffer.apply_batch(placed.take(slice(placed.positions.search(target, right=True))))
+        if loaded.buffer.applied == target:
+            self._buffer = loaded.buffer
+
+    def _hold(self, placed: PlacedBatch) -> None:
+        self._held.append(placed)
+        self._held_bytes += _weight(placed)
+
+    def _join(self) -> None:
+        self._joined = True
+        if self._trail is not None:
+            self._trail.close()
+            self._trail = None
+
+
+class UncommittedFollower:
+    """Hands out every record as it stands in the log, whatever became of its transaction."""
+
+    def __init__(self, broker: Broker, topic: str, start: Position) -> None:
+        self.topic = topic
+        self._reader = broker.reader(topic, start)
+        self._held: PlacedBatch | None = None
+        self._at = EARLIEST
+        self._read_to = EARLIEST
+
+    @property
+    def next_position(self) -> Position:
+        return self._at
+
+    @property
+    def decided_position(self) -> Position:
+        return self._read_to
+
+    def poll(self, limit: int) -> RecordBatch | None:
+        if self._held is None:
+            return None
+        batch, rest = self._held.take(slice(limit)), self._held.take(slice(limit, None))
+        self._held = rest if len(rest) else None
+        self._at = batch.positions.last
+        return RecordBatch.of(self.topic, batch, None)
+
+    def advance(self, timeout: float) -> bool:
+        placed = self._reader.read(timeout=timeout)
+        if placed is None:
+            return False
+        self._at = self._read_to = placed.positions.last
+        markers = placed.messages.properties.get(MARKER)
+        if markers is not None:
+            placed = placed.take(np.array([text is None for text in markers.to_list()], np.bool_))
+        if len(placed):
+            self._held = expand(placed)
+        return True
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def _weight(placed: PlacedBatch) -> int:
+    return len(placed.messages.values.data) + len(placed.messages.keys.data) + 64 * len(placed)

@@ -1,0 +1,163 @@
+"""Reading what committed, from the snapshot topic and the logs alone, in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import NamedTuple, Self, TypeAlias
+
+from broker_io.environment import Clock, SystemClock
+from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.port import Broker, Ledger
+from txnbuffer.client.follower import CommittedFollower, Follower, UncommittedFollower
+from txnbuffer.client.records import RecordBatch
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import EARLIEST, Position
+
+Start: TypeAlias = "Position | datetime | str"
+"""Where to begin: a position, a time, "beginning" or "end"."""
+
+ISOLATIONS = ("read_committed", "read_uncommitted")
+
+SLICE = 0.01
+"""Seconds that a reader of several topics waits on one of them before it looks at the next."""
+
+
+class Lag(NamedTuple):
+    """How far a reader is behind on one topic, in messages of its log, markers included.
+
+    `behind`: between what was handed out and the end; `undecided`: of these, those that nobody may
+    see yet, because a transaction below them is open or because the reader has not come to them.
+    """
+
+    next_position: Position
+    decided_position: Position
+    end: Position | None
+    behind: int
+    undecided: int
+
+
+class CommittedReader:
+    """Reads the visible records of one topic or several, each topic in log order.
+
+        with open_broker("file:DIR") as broker, CommittedReader(broker, "orders") as reader:
+            for batch in reader: ...
+
+    `start` is one `Start` for all topics, or a mapping from topic to `Start`; a position is that of
+    the first record wanted. `isolation` is "read_committed", or "read_uncommitted" for every record as
+    it stands in the log. Raises TopicNotFound, PositionTrimmed, SnapshotDamaged and its kin; nothing is
+    handed out before the state of its topic is wholly recovered.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: str | Iterable[str],
+        *,
+        start: Start | Mapping[str, Start] = "beginning",
+        isolation: str = "read_committed",
+        clock: Clock | None = None,
+    ) -> None:
+        if isolation not in ISOLATIONS:
+            raise InvalidRequest(f"isolation {isolation!r} is none of {', '.join(ISOLATIONS)}")
+        self._broker = broker
+        self._clock = clock or SystemClock()
+        self._followers: list[Follower] = []
+        self._turn = 0
+        kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
+        try:
+            for topic in _names(broker, topics):
+                first = start.get(topic, "beginning") if isinstance(start, Mapping) else start
+                self._followers.append(kind(broker, topic, _position(broker, topic, first)))
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
+        """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds."""
+        if limit < 1:
+            raise InvalidRequest(f"a batch of {limit} records can't be: ask for at least 1")
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            for _ in self._followers:
+                follower = self._followers[self._turn]
+                self._turn = (self._turn + 1) % len(self._followers)
+                if (batch := follower.poll(limit)) is not None:
+                    return batch
+            if sum(follower.advance(0.0) for follower in self._followers):
+                continue
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return None
+            self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
+            self._turn = (self._turn + 1) % len(self._followers)
+
+    def __iter__(self) -> Iterator[RecordBatch]:
+        """Batches without end; stop by leaving the loop."""
+        while True:
+            if (batch := self.read(timeout=1.0)) is not None:
+                yield batch
+
+    def lag(self) -> dict[str, Lag]:
+        """How far each topic is behind the end of its log at this moment."""
+        lags = {}
+        for follower in self._followers:
+            ledgers = self._broker.ledgers(follower.topic)
+            end = self._broker.last_position(follower.topic)
+            at, decided = follower.next_position, follower.decided_position
+            total = _ordinal(ledgers, end)
+            undecided = total - _ordinal(ledgers, max(at, decided))
+            lags[follower.topic] = Lag(at, decided, end, total - _ordinal(ledgers, at), undecided)
+        return lags
+
+    def close(self) -> None:
+        for follower in self._followers:
+            follower.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _names(broker: Broker, topics: str | Iterable[str]) -> list[str]:
+    names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
+    if not names:
+        raise InvalidRequest("name at least one topic to read")
+    known = set(broker.topics())
+    for name in names:
+        if name not in known:
+            raise TopicNotFound(f"there is no topic {name!r} to read")
+    return names
+
+
+def _position(broker: Broker, topic: str, start: Start) -> Position:
+    """The position at or behind which the first record is wanted."""
+    if isinstance(start, Position):
+        if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):
+            raise PositionTrimmed(f"topic {topic} begins with ledger {first}: {start} is gone; start at the beginning")
+        return start
+    if start == "beginning":
+        return EARLIEST
+    found: Position | None = None
+    if isinstance(start, datetime):
+        found = broker.position_at(topic, round(start.timestamp() * 1000))
+    elif start != "end":
+        raise InvalidRequest(f"can't start at {start!r}: give a position, a time, 'beginning' or 'end'")
+    if found is not None:
+        return found
+    last = broker.last_position(topic)
+    return EARLIEST if last is None else Position(last.ledger, last.entry + 1)
+
+
+def _ordinal(ledgers: list[Ledger], position: Position | None) -> int:
+    """How many messages of these ledgers stand up to and at a position."""
+    if position is None:
+        return 0
+    below = sum(ledger.entries for ledger in ledgers if ledger.ledger < position.ledger)
+    inside = [ledger.entries for ledger in ledgers if ledger.ledger == position.ledger]
+    return below + (min(position.entry + 1, inside[0]) if inside else 0)

@@ -1,0 +1,80 @@
+"""What a reader hands out: columns of visible records, or one record of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker_io.batch import Batch, PlacedBatch, PropertyColumn
+from broker_io.position import Int64s, Positions
+from txnbuffer.model import Position, TxnId
+from txnbuffer.protocol import TXN
+
+RESERVED = "tb."
+"""Properties under this prefix belong to the log protocol and are not handed out."""
+
+
+class Record(NamedTuple):
+    """One visible record. `value` None: the key is deleted. Times are in milliseconds since 1970."""
+
+    topic: str
+    position: Position
+    seqno: int | None
+    key: bytes | None
+    value: bytes | None
+    properties: Mapping[str, str]
+    event_time: int
+    publish_time: int
+    txn: TxnId | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordBatch:
+    """n visible records of one topic in log order, as columns of length n; iterate it for single records.
+
+    `seqnos` int64[n] counts the visible records of the topic from 1; None where records have no
+    number: the topic is not registered for transactions, or the reader is not read_committed.
+    `publish_times` int64[n] in milliseconds; `txns` the texts `most:least`, or None: no transactions.
+    """
+
+    topic: str
+    positions: Positions
+    seqnos: Int64s | None
+    publish_times: Int64s
+    messages: Batch
+    txns: PropertyColumn | None
+
+    @classmethod
+    def of(cls, topic: str, placed: PlacedBatch, seqnos: Int64s | None) -> RecordBatch:
+        messages = placed.messages
+        properties = {name: column for name, column in messages.properties.items() if not name.startswith(RESERVED)}
+        return cls(
+            topic,
+            placed.positions,
+            seqnos,
+            placed.publish_times,
+            Batch(messages.keys, messages.values, properties, messages.event_times),
+            messages.properties.get(TXN),
+        )
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __iter__(self) -> Iterator[Record]:
+        seqnos = [None] * len(self) if self.seqnos is None else self.seqnos.tolist()
+        txns = [None] * len(self) if self.txns is None else self.txns.to_list()
+        rows = zip(self.positions, seqnos, self.messages, self.publish_times.tolist(), txns, strict=True)
+        for position, seqno, message, publish_time, txn in rows:
+            key, value, properties, event_time = message
+            yield Record(
+                self.topic,
+                position,
+                seqno,
+                key,
+                value,
+                properties,
+                event_time,
+                publish_time,
+                None if txn is None else TxnId.parse(txn),
+            )
