@@ -20,7 +20,7 @@ can therefore be read without touching a value. All numbers are little-endian. T
         44     4  bytes of the values part once decompressed
         48     4  CRC32C of the stored keys part
         52     4  CRC32C of the stored values part
-        56     4  zero
+        56     4  place: a number that says which file the block belongs to; 0 outside of files
         60     4  CRC32C of the 60 bytes before
 
 The keys part starts with a table of 8 bytes a section: tag (2), flags (2; 1 = a reader that doesn't know
@@ -99,6 +99,7 @@ class Header(NamedTuple):
     values_raw: int
     keys_crc: int
     values_crc: int
+    place: int
     length: int
 
 
@@ -137,6 +138,7 @@ def encode_block(
     first_entry: int,
     publish_time: int,
     seed: int = 0,
+    place: int = 0,
     compress: bool = False,
     entries: Int64s | None = None,
     publish_times: Int64s | None = None,
@@ -151,7 +153,7 @@ def encode_block(
     sections = _sections(batch, seed, None if span == count else entries, publish_times)
     part = _keys_part(sections)
     values = bytes(batch.values.packed().data)
-    return _assemble(part, values, len(sections), count, span, first_entry, publish_time, compress)
+    return _assemble(part, values, len(sections), count, span, first_entry, publish_time, place, compress)
 
 
 def _assemble(
@@ -162,6 +164,7 @@ def _assemble(
     span: int,
     first_entry: int,
     publish_time: int,
+    place: int,
     compress: bool,
 ) -> EncodedBlock:
     flags, keys_raw, values_raw = 0, len(part), len(values)
@@ -170,7 +173,7 @@ def _assemble(
     fields = _HEADER.pack(
         *(MAGIC, VERSION, flags, sections, count, span, first_entry, publish_time),
         *(len(part), len(values), keys_raw, values_raw),
-        *(google_crc32c.value(part), google_crc32c.value(values), 0),
+        *(google_crc32c.value(part), google_crc32c.value(values), place),
     )
     head = fields + _CRC.pack(google_crc32c.value(fields))
     chunks = [head + part + _PADDING[-len(part) % 8], values + _PADDING[-len(values) % 8]]
@@ -237,20 +240,25 @@ def _keys_part(sections: list[tuple[int, bytes]]) -> bytes:
 # --- decoding ---
 
 
-def parse_header(data: bytes, at: int = 0) -> Header:
-    """The header that stands at an offset. Raises BadBlock, or UnsupportedFormat for a newer version."""
+def parse_header(data: bytes, at: int = 0, place: int | None = None) -> Header:
+    """The header that stands at an offset, of a block that belongs to `place` unless that is None.
+
+    Raises BadBlock, or UnsupportedFormat for a newer version.
+    """
     head = data[at : at + HEADER_BYTES]
     if len(head) < HEADER_BYTES:
         raise BadBlock(f"{len(head)} bytes are no block header of {HEADER_BYTES}")
     if head[:4] != MAGIC or google_crc32c.value(head[:60]) != int.from_bytes(head[60:], "little"):
         raise BadBlock("no valid block header stands here")
-    _, version, flags, *fields, _ = _HEADER.unpack_from(head)
+    _, version, flags, *fields = _HEADER.unpack_from(head)
     if version != VERSION or flags & ~(KEYS_ZSTD | VALUES_ZSTD):
         raise UnsupportedFormat(
             f"a block of format version {version} with flags {flags}; this release reads version {VERSION}: upgrade it"
         )
     keys_size, values_size = fields[5], fields[6]
     length = HEADER_BYTES + keys_size + (-keys_size % 8) + values_size + (-values_size % 8)
+    if place is not None and fields[-1] != place:
+        raise BadBlock("a block of another file stands here")
     return Header._make((flags, *fields, length))
 
 

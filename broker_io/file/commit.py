@@ -118,9 +118,11 @@ def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, co
     time_ms = max(now_ms, ledger.last_time)
     answers = _answers(appends, ledger)
     blocks: list[EncodedBlock] = []
-    first = ledger.entries
+    first, place = ledger.entries, topic.entry.place(ledger)
     for batch in _in_block_sizes(appends):
-        blocks.append(encode_block(batch, first_entry=first, publish_time=time_ms, seed=seed, compress=compress))
+        blocks.append(
+            encode_block(batch, first_entry=first, publish_time=time_ms, seed=seed, place=place, compress=compress)
+        )
         first += len(batch)
     size = sum(block.length for block in blocks)
     return Commit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)

@@ -107,7 +107,7 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
         path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
         file = open_segment(disk, path)
         try:
-            for found in headers(file, path, 0, ledger.bytes):
+            for found in headers(file, path, 0, ledger.bytes, topic.place(ledger)):
                 block = read_block(file, path, found)
                 hashes.append(decode_hashes(block))
                 keys.append(decode_keys(block))
@@ -155,12 +155,13 @@ def _rewrite(
     disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask, *, seed: int, compress: bool
 ) -> LedgerEntry:
     path = layout.segment_path(directory, topic.number, old.ledger, old.generation + 1)
+    new = old._replace(generation=old.generation + 1)
     index = SparseIndex()
     offset = 0
     file = disk.open(path, write=True, create=True)
     try:
         file.truncate(0)
-        for block in _encoded(_groups(disk, directory, topic, old, keep), seed, compress):
+        for block in _encoded(_groups(disk, directory, topic, old, keep), seed, topic.place(new), compress):
             file.write(offset, block.chunks)
             index.add(block.first_entry, offset, block.publish_time)
             offset += block.length
@@ -169,7 +170,7 @@ def _rewrite(
         file.close()
     if len(index):
         index.save(disk, layout.index_path(path))
-    return old._replace(generation=old.generation + 1, bytes=offset)
+    return new._replace(bytes=offset)
 
 
 def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask) -> Iterator[list[Decoded]]:
@@ -179,7 +180,7 @@ def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, kee
     try:
         group: list[Decoded] = []
         at, size = 0, 0
-        for found in headers(file, path, 0, old.bytes):
+        for found in headers(file, path, 0, old.bytes, topic.place(old)):
             mask = keep[at : at + found.header.rows]
             at += found.header.rows
             if not mask.any():
@@ -196,7 +197,7 @@ def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, kee
         file.close()
 
 
-def _encoded(groups: Iterator[list[Decoded]], seed: int, compress: bool) -> Iterator[EncodedBlock]:
+def _encoded(groups: Iterator[list[Decoded]], seed: int, place: int, compress: bool) -> Iterator[EncodedBlock]:
     for group in groups:
         entries = np.concatenate([part.entries for part in group])
         times = np.concatenate([part.publish_times for part in group])
@@ -205,6 +206,7 @@ def _encoded(groups: Iterator[list[Decoded]], seed: int, compress: bool) -> Iter
             first_entry=int(entries[0]),
             publish_time=int(times[0]),
             seed=seed,
+            place=place,
             compress=compress,
             entries=entries,
             publish_times=None if (times == times[0]).all() else times,

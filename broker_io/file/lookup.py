@@ -48,7 +48,7 @@ def _entry_at(source: Source, topic: TopicEntry, ledger: LedgerEntry, time_ms: i
     try:
         known = sound_index(disk, file, path, ledger.bytes, time_ms=time_ms).before_time(time_ms)
         older: Found | None = None
-        for found in headers(file, path, 0 if known is None else known.offset, ledger.bytes):
+        for found in headers(file, path, 0 if known is None else known.offset, ledger.bytes, topic.place(ledger)):
             if found.header.publish_time >= time_ms:
                 inside = None if older is None else _within(read_block(file, path, older, values=False), time_ms)
                 return found.header.first_entry if inside is None else inside

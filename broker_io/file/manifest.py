@@ -66,6 +66,10 @@ class TopicEntry(NamedTuple):
         """The first ledger at or above a number."""
         return next((entry for entry in self.ledgers if entry.ledger >= ledger), None)
 
+    def place(self, entry: LedgerEntry) -> int:
+        """What every block of a ledger says about where it belongs, so that a file under a wrong name is noticed."""
+        return int(google_crc32c.value(f"{self.incarnation}/{entry.ledger}/{entry.generation}".encode()))
+
     def with_open(self, entry: LedgerEntry) -> TopicEntry:
         """The topic with its open ledger replaced."""
         return self._replace(ledgers=(*self.ledgers[:-1], entry))

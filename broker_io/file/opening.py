@@ -11,6 +11,9 @@ from broker_io.file.manifest import Manifest, load_manifest, read_file, replace_
 from broker_io.file.options import Options, disk_error
 from broker_io.file.recovery import Recovered, recover
 
+HOLDER_BYTES = 32
+"""A lock file is written over, never cut: padded to this, what it says is always whole."""
+
 
 def open_log(environment: Environment, directory: str, options: Options) -> tuple[FileLog, list[str]]:
     """The engine on a directory, made if missing, and what was found amiss in it, a sentence each.
@@ -21,7 +24,7 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
     try:
         # Before the lock, so that nothing is written to a directory that is somebody else's.
         load_manifest(disk, directory)
-        _make_directory(disk, directory)
+        disk.make_directory(directory)
         lock = _lock(environment, directory)
         try:
             return _open_locked(environment, directory, options, lock)
@@ -32,12 +35,14 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
         raise disk_error(error, directory, "the log can't be opened; nothing in it was lost") from error
 
 
-def _make_directory(disk: Disk, directory: str) -> None:
-    if disk.exists(directory):
-        return
-    disk.make_directory(directory)
-    parent = directory.rstrip("/").rpartition("/")[0] or ("/" if directory.startswith("/") else ".")
-    disk.sync_directory(parent)
+def _sync_names(disk: Disk, directory: str) -> None:
+    """Make the name of a directory durable, and those of all above it, which may be as new."""
+    path = directory.rstrip("/") or "/"
+    while path not in ("", "."):
+        disk.sync_directory(path)
+        path = path.rpartition("/")[0] or ("/" if path.startswith("/") and path != "/" else "")
+    if not directory.startswith("/"):
+        disk.sync_directory(".")
 
 
 def _lock(environment: Environment, directory: str) -> File:
@@ -46,15 +51,14 @@ def _lock(environment: Environment, directory: str) -> File:
     if lock is None:
         holder = _holder(environment.disk, path)
         raise Locked(f"{directory} is owned by another process{holder}: stop that one, or open the log read-only")
-    lock.truncate(0)
-    lock.write(0, [environment.process.encode()])
+    lock.write(0, [f"{environment.process:<{HOLDER_BYTES}}".encode()])
     return lock
 
 
 def _holder(disk: Disk, path: str) -> str:
     file = disk.open(path)
     try:
-        text = read_file(file).decode(errors="replace")
+        text = read_file(file).decode(errors="replace").strip()
     finally:
         file.close()
     return f" ({text})" if text else ""
@@ -77,7 +81,7 @@ def _create(environment: Environment, directory: str) -> Manifest:
     token = environment.randomness.token
     manifest = Manifest(token(16).hex(), token(8).hex(), 1, 1, ())
     Journal.create(environment.disk, layout.journal_path(directory, 1), 1, token(8)).close()
-    environment.disk.sync_directory(directory)
+    _sync_names(environment.disk, directory)
     replace_manifest(environment.disk, directory, manifest)
     return manifest
 

@@ -188,12 +188,13 @@ def open_stream(source: Source, topic: TopicEntry, ledger: LedgerEntry, entry: i
     """The blocks of a ledger from the one that holds an entry on."""
     disk = source.environment.disk
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
+    place = topic.place(ledger)
     file = disk.open(path)
     try:
         if entry == 0:
-            return BlockStream(file, path, 0)
+            return BlockStream(file, path, 0, place)
         known = sound_index(disk, file, path, ledger.bytes, entry).at_entry(entry)
-        return BlockStream(file, path, 0 if known is None else known.offset, entry)
+        return BlockStream(file, path, 0 if known is None else known.offset, place, entry)
     except BaseException:
         file.close()
         raise

@@ -93,8 +93,9 @@ def _recover_open(
     try:
         if file.size() < ledger.bytes:
             raise Damaged(path, file.size(), f"the segment has {file.size()} bytes instead of {ledger.bytes}")
-        replayed = _replay(file, ledger, blocks, journal)
-        after = _cut_tail(file, path, replayed, result)
+        place = topic.place(ledger)
+        replayed = _replay(file, ledger, place, blocks, journal)
+        after = _cut_tail(file, path, replayed, place, result)
         if after != ledger:
             file.sync()
             result.changed = True
@@ -103,14 +104,11 @@ def _recover_open(
     return topic.with_open(after)
 
 
-def _replay(file: File, ledger: LedgerEntry, blocks: list[JournalBlock], journal: str) -> LedgerEntry:
+def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlock], journal: str) -> LedgerEntry:
     """Write again what the journal has of one segment, where the segment hasn't got it."""
     for placed, header, data in blocks:
-        if (placed.ledger, placed.generation, placed.offset, header.first_entry) != (
-            *ledger[:2],
-            ledger.bytes,
-            ledger.entries,
-        ):
+        found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
+        if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
             raise Damaged(journal, 0, f"the journal has a block for {placed}, which does not follow {ledger}")
         if file.read(placed.offset, placed.length) != data:
             file.write(placed.offset, [data])
@@ -118,12 +116,12 @@ def _replay(file: File, ledger: LedgerEntry, blocks: list[JournalBlock], journal
     return ledger
 
 
-def _cut_tail(file: File, path: str, ledger: LedgerEntry, result: Recovered) -> LedgerEntry:
+def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Recovered) -> LedgerEntry:
     """Keep whole blocks behind what the journal had (it lost its last record) and cut what is none."""
     size = file.size()
     if size == ledger.bytes:
         return ledger
-    end, entries, last = whole_blocks(file, ledger.bytes, size, ledger.entries)
+    end, entries, last = whole_blocks(file, ledger.bytes, size, ledger.entries, place)
     if last is not None:
         result.report.append(f"{path}: kept {entries - ledger.entries} messages that the journal had lost")
         ledger = ledger.grown(entries - ledger.entries, end - ledger.bytes, ledger.last_time, last.publish_time)

@@ -29,15 +29,15 @@ class Found(NamedTuple):
     header: Header
 
 
-def headers(file: File, path: str, start: int, end: int) -> Iterator[Found]:
-    """Go from block to block between two offsets. Raises Damaged where no whole block stands."""
+def headers(file: File, path: str, start: int, end: int, place: int | None = None) -> Iterator[Found]:
+    """Go from block to block of a place between two offsets. Raises Damaged where no whole block stands."""
     at, base, data, size = start, start, b"", FIRST_CHUNK_BYTES
     while at < end:
         if at + HEADER_BYTES > base + len(data):
             base, data = at, file.read(at, min(size, end - at))
             size = min(2 * size, CHUNK_BYTES)
         try:
-            header = parse_header(data, at - base)
+            header = parse_header(data, at - base, place)
         except BadBlock as error:
             raise Damaged(path, at, str(error)) from None
         if at + header.length > end:
@@ -54,12 +54,12 @@ def read_block(file: File, path: str, found: Found, *, values: bool = True) -> R
         raise Damaged(path, found.offset, str(error)) from None
 
 
-def whole_blocks(file: File, start: int, end: int, next_entry: int) -> tuple[int, int, Header | None]:
+def whole_blocks(file: File, start: int, end: int, next_entry: int, place: int) -> tuple[int, int, Header | None]:
     """How far valid blocks that continue at an entry number reach: offset, next entry, header of the last one."""
     at, last = start, None
     while at < end:
         try:
-            header = parse_header(file.read(at, HEADER_BYTES))
+            header = parse_header(file.read(at, HEADER_BYTES), 0, place)
             if header.first_entry != next_entry or at + header.length > end:
                 break
             open_block(file.read(at, header.length), 0, header)

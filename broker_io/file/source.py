@@ -120,7 +120,7 @@ class Follower:
         path = layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
         file = open_segment(self._disk, path)
         try:
-            return topic.with_open(_hop_to_end(file, ledger))
+            return topic.with_open(_hop_to_end(file, ledger, topic.place(ledger)))
         finally:
             file.close()
 
@@ -135,12 +135,12 @@ class Follower:
             self._file = None
 
 
-def _hop_to_end(file: File, ledger: LedgerEntry) -> LedgerEntry:
+def _hop_to_end(file: File, ledger: LedgerEntry, place: int) -> LedgerEntry:
     """A ledger with the blocks that stand behind what the manifest has of it."""
     size = file.size()
     while ledger.bytes < size:
         try:
-            header = parse_header(file.read(ledger.bytes, HEADER_BYTES))
+            header = parse_header(file.read(ledger.bytes, HEADER_BYTES), 0, place)
         except BadBlock:
             break
         if header.first_entry != ledger.entries or ledger.bytes + header.length > size:

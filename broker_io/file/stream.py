@@ -21,10 +21,11 @@ class Doubt(NamedTuple):
 class BlockStream:
     """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand."""
 
-    def __init__(self, file: File, path: str, offset: int, skip_below: int = 0) -> None:
+    def __init__(self, file: File, path: str, offset: int, place: int, skip_below: int = 0) -> None:
         self.path = path
         self.doubt: Doubt | None = None
         self._file = file
+        self._place = place
         self._skip_below = skip_below
         self._data = b""
         self._base = offset
@@ -66,7 +67,7 @@ class BlockStream:
         if len(self._data) - self._at < HEADER_BYTES and not self._fill(HEADER_BYTES, end, settled):
             return None
         try:
-            header = parse_header(self._data, self._at)
+            header = parse_header(self._data, self._at, self._place)
         except BadBlock as error:
             self._fail(str(error), HEADER_BYTES, settled)
             return None
