@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
 SHELLS = (
-    "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo", "txnbuffer.pipeline",
-    "txnbuffer.service",
+    "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
+    "txnbuffer.pipeline", "txnbuffer.service",
 )  # fmt: skip
 WORLD = (
     "asyncio", "concurrent", "grpc", "io", "multiprocessing", "os", "pathlib", "pulsar", "random", "secrets", "shutil",
