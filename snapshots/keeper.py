@@ -69,6 +69,7 @@ class BufferKeeper:
         self._ownership: Ownership | None = None
         self._tails: dict[str, Tail] = {}
         self._unsettled: list[tuple[SnapshotWriter, Plan]] = []
+        self._fallen_back: list[str] = []
 
     # What is asked
 
@@ -95,7 +96,8 @@ class BufferKeeper:
         """Become the owner, restore every topic that has a snapshot, and apply its log up to its end.
 
         Returns the effects of what was replayed, by topic. Topics that failed stand in `problems`, what was
-        unusual in `notes`. Raises OwnershipLost if another owner came at the same time and is the later one.
+        unusual in `notes`; a topic that had to fall back has a new snapshot at once. Raises OwnershipLost if
+        another owner came at the same time and is the later one, and what the write of a snapshot raises.
         """
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
@@ -103,6 +105,8 @@ class BufferKeeper:
             found = self._guarded(topic, partial(self._recover_topic, table, topic))
             if found:
                 effects[topic] = found
+        self._write([self._tails[topic] for topic in self._fallen_back if topic in self._tails])
+        self._fallen_back.clear()
         return effects
 
     def register(self, topic: str) -> None:
@@ -248,14 +252,17 @@ class BufferKeeper:
             self._delete_keys(self._writer(topic, "", entries))
             self.notes.append(f"topic {topic}: removed what was left of its snapshot ({error})")
             return []
-        self.notes += restored.notes
+        if restored.notes:
+            self.notes += restored.notes
+            self._fallen_back.append(topic)
         tail = self._tails[topic] = self._new_tail(restored, entries)
         return tail.replay()
 
     def _new_tail(self, restored: Restored, entries: TopicEntries) -> Tail:
         writer = self._writer(restored.topic, restored.incarnation, entries)
         if restored.snapshot is not None:
-            writer.adopt(restored.snapshot.end, restored.snapshot.chain)
+            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
+            writer.add(restored.rewrite)
         return Tail(self._broker, restored, writer, self._policy, self._clock)
 
     def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:

@@ -9,7 +9,7 @@ from there leads to the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker_io.errors import PositionTrimmed
@@ -45,7 +45,8 @@ class Restored:
     """One topic as its snapshot has it.
 
     The log is applied behind `resume` and numbered behind `renumber`, both exclusive. `snapshot` is None where
-    the whole log has to be replayed; `notes` tell what was unusual, for operators.
+    the whole log has to be replayed; `rewrite` are its parts if they are not all live any more, and have to
+    be written again before an end entry names them; `notes` tell what was unusual, for operators.
     """
 
     topic: str
@@ -57,6 +58,7 @@ class Restored:
     following_ledger: int
     resume: Position
     renumber: Position
+    rewrite: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -175,7 +177,8 @@ def restore(
         if not fall_back:
             raise
         older = _older(broker, snapshot_topic, topic)
-        restored = _from_older(topic, incarnation, older, ledgers) or _from_start(topic, incarnation, older, ledgers)
+        restored = _from_older(topic, incarnation, older, ledgers, entries.parts)
+        restored = restored or _from_start(topic, incarnation, older, ledgers)
         if restored is None:
             raise
         restored.notes.insert(0, str(error))
@@ -217,15 +220,22 @@ def _older(broker: Broker, snapshot_topic: str, topic: str) -> list[TopicEntries
 
 
 def _from_older(
-    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
+    topic: str,
+    incarnation: str,
+    older: Iterable[TopicEntries],
+    ledgers: Sequence[Ledger],
+    live: Mapping[int, Stored],
 ) -> Restored | None:
     for entries in older:
         try:
             restored = _restored(topic, incarnation, entries, ledgers)
         except SnapshotError:
             continue
-        snapshot_id = restored.snapshot.end.snapshot_id if restored.snapshot else 0
-        restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot_id}")
+        if (snapshot := restored.snapshot) is not None:
+            restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot.end.snapshot_id}")
+            named = {number: entries.parts[number] for number in snapshot.end.parts}
+            if any(number not in live or live[number].position != part.position for number, part in named.items()):
+                restored.rewrite = [decode_part(topic, number, part).part for number, part in named.items()]
         return restored
     return None
 
