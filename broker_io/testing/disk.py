@@ -205,7 +205,8 @@ class SimulatedDisk:
     def _sync(self, file: SimulatedFile) -> None:
         with self._mutex:
             plan = self._note("sync", file.path)
-            file.inode.sync_failed |= plan is not None and plan.error is not None
+            if plan is not None and plan.error is not None:
+                file.inode.fail_to_sync()
             self._go_wrong(plan, file.path)
             file.inode.sync()
 

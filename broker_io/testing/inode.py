@@ -37,14 +37,16 @@ Change = Write | Truncate
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """One file. `stable` is what was synced, `pending` what was done since, `data` both together."""
+    """One file. `stable` is what was synced, `pending` what was done since, `data` all together.
+
+    What a failed sync dropped shows in `data` only: a process still reads it, a power loss takes it.
+    """
 
     number: int
     data: bytearray = field(default_factory=bytearray)
     stable: bytes = b""
     pending: list[Change] = field(default_factory=list)
     version: int = 0
-    sync_failed: bool = False
 
     def change(self, change: Change) -> None:
         self.pending.append(change)
@@ -52,13 +54,19 @@ class Inode:
         _apply(self.data, change)
 
     def sync(self) -> None:
-        """Make it stable; without any effect once a sync has failed, for that one dropped the dirty pages."""
-        if not self.sync_failed:
-            self.stable = bytes(self.data)
+        if self.pending:
+            data = bytearray(self.stable)
+            for change in self.pending:
+                _apply(data, change)
+            self.stable = bytes(data)
             self.pending.clear()
 
+    def fail_to_sync(self) -> None:
+        """Drop what was to be written, as an operating system does: no later sync will write it."""
+        self.pending.clear()
+
     def copy(self) -> Inode:
-        return Inode(self.number, bytearray(self.data), self.stable, [*self.pending], self.version, self.sync_failed)
+        return Inode(self.number, bytearray(self.data), self.stable, [*self.pending], self.version)
 
     def after_power_loss(self, unsynced: Unsynced, choose: random.Random) -> Inode:
         """The file as it is found again; all of it is stable then."""

@@ -227,7 +227,7 @@ def test_fails_an_operation_once() -> None:
     assert disk.content("/a") == b"zz"
 
 
-def test_after_a_failed_sync_no_later_one_helps() -> None:
+def test_after_a_failed_sync_only_writing_again_helps() -> None:
     disk = SimulatedDisk()
     stable(disk, "/a", b"1")
     file = disk.open("/a", write=True)
@@ -238,6 +238,9 @@ def test_after_a_failed_sync_no_later_one_helps() -> None:
     file.sync()
     assert disk.content("/a") == b"2"
     assert disk.crash(Unsynced.LOST).content("/a") == b"1"
+    file.write(0, [b"2"])
+    file.sync()
+    assert disk.crash(Unsynced.LOST).content("/a") == b"2"
 
 
 def test_a_crash_instead_of_a_sync_does_not_keep_the_next_process_from_syncing() -> None:
