@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -17,7 +17,7 @@ class FileContract(BrokerContract):
     """`options` open the log."""
 
     destructive_compaction = True
-    options: dict[str, Any] = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> str:
@@ -42,15 +42,15 @@ class TestFileWithCommitter(FileContract):
 
 
 class TestFileInline(FileContract):
-    options = {"committer": False}
+    options: ClassVar = {"committer": False}
 
 
 class TestFileOfSmallSegments(FileContract):
-    options = {"segment_bytes": 3_000, "journal_bytes": 20_000}
+    options: ClassVar = {"segment_bytes": 3_000, "journal_bytes": 20_000}
 
 
 class TestFileCompressed(FileContract):
-    options = {"compression": "zstd", "committer": False, "segment_bytes": 30_000}
+    options: ClassVar = {"compression": "zstd", "committer": False, "segment_bytes": 30_000}
 
 
 class OwnerAndFollower:
@@ -121,4 +121,4 @@ class TestFileFollowed(FileContract):
 
 
 class TestFileOfSmallSegmentsFollowed(TestFileFollowed):
-    options = {"segment_bytes": 3_000, "journal_bytes": 20_000, "committer": False}
+    options: ClassVar = {"segment_bytes": 3_000, "journal_bytes": 20_000, "committer": False}

@@ -1,0 +1,229 @@
+"""The embedded log after every crash, every disk error, every cut and every flipped bit: the truth or a named error."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from log_history import DIRECTORY, Life, check_found, check_usable, content_of, live, matches, open_log
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import DiskFailed, DiskFull, Error
+from broker_io.testing import Crash, SimulatedDisk, Unsynced
+
+SHARDS = 8
+STRIDE = 1 if settings.get_current_profile_name() == "ci" else 3
+"""Outside of CI every third place is tried, another third in each shard."""
+
+
+def whole_life() -> Life:
+    """A life that nothing disturbed; its log is still open."""
+    life = Life(SimulatedDisk())
+    live(life)
+    return life
+
+
+OPERATIONS = whole_life().disk.history
+
+
+def shard(number: int) -> range:
+    """Every eighth operation, so that workers can share them."""
+    return range(1 + number, len(OPERATIONS) + 1, SHARDS * STRIDE)
+
+
+def stopped_at(operation: int, *, written: int) -> Life:
+    life = Life(SimulatedDisk())
+    life.disk.stop_at(operation, written=written)
+    with pytest.raises(Crash):
+        live(life)
+    return life
+
+
+def torn_writes(operation: int) -> list[int]:
+    """How much of an operation to let through: nothing, and for a write a part, and all of it."""
+    size = OPERATIONS[operation - 1].size if OPERATIONS[operation - 1].kind == "write" else 0
+    return sorted({0, size // 2, size})
+
+
+def found_disks(disk: SimulatedDisk, seed: int) -> Iterator[SimulatedDisk]:
+    """The disk as it may be found after the process or the machine stopped."""
+    yield disk.kill()
+    yield disk.crash(Unsynced.LOST)
+    yield disk.crash(Unsynced.KEPT)
+    yield disk.crash(Unsynced.PREFIX, seed)
+    yield disk.crash(Unsynced.SECTORS, seed)
+    yield disk.crash(Unsynced.SECTORS, seed + 1)
+
+
+def check_all(life: Life, seed: int) -> None:
+    """Check what is found on every such disk; that it works on, on the killed one and on one of the others."""
+    for number, disk in enumerate(found_disks(life.disk, seed)):
+        with open_log(disk) as broker:
+            found = check_found(broker, life)
+            if number in (0, 1 + seed % 5):
+                check_usable(disk, broker, found)
+
+
+def test_the_life_uses_the_disk_in_every_way() -> None:
+    assert {operation.kind for operation in OPERATIONS} >= {
+        "create", "write", "sync", "rename", "remove", "sync_directory", "make_directory"
+    }  # fmt: skip
+    life = whole_life()
+    check_found(life.broker, life)
+    assert max(len(life.broker.ledgers(topic)) for topic in life.state) > 1
+
+
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_a_crash_at_any_operation(number: int) -> None:
+    for operation in shard(number):
+        for written in torn_writes(operation):
+            check_all(stopped_at(operation, written=written), operation)
+
+
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_a_crash_during_the_recovery_from_a_crash(number: int) -> None:
+    for operation in shard(number)[::3]:
+        life = stopped_at(operation, written=1)
+        for disk in found_disks(life.disk, operation):
+            for again in range(1, operations_to_open(disk.copy()) + 1):
+                second = disk.copy()
+                second.stop_at(again, written=again % 50)
+                with pytest.raises(Crash):
+                    open_log(second)
+                third = second.crash([*Unsynced][again % 4], again) if again % 5 else second.kill()
+                with open_log(third) as broker:
+                    check_found(broker, life)
+
+
+def operations_to_open(disk: SimulatedDisk) -> int:
+    open_log(disk)
+    return len(disk.history)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_an_error_at_any_operation(number: int, error: int) -> None:
+    for operation in shard(number):
+        life = Life(SimulatedDisk())
+        life.disk.fail_at(operation, error, written=torn_writes(operation)[-1] // 2)
+        stop: Error | None = None
+        try:
+            live(life)
+        except DiskFailed as raised:
+            stop = raised
+        if stop is not None:
+            assert isinstance(stop, DiskFull) == (error == errno.ENOSPC), stop
+            if life.is_open:
+                check_stopped_or_unharmed(life, stop)
+        check_all(life, operation)
+
+
+def check_stopped_or_unharmed(life: Life, stop: Error) -> None:
+    """A log that stopped takes nothing more, and still reads what was acknowledged."""
+    if "was not compacted" in str(stop):  # that goes on with what there was
+        life.append("a", "xx")
+        return
+    for topic in life.state:
+        future = life.broker.writer(topic).append(Batch.of([Message(b"late", b"late")]))
+        assert isinstance(future.exception(0), type(stop))
+    assert any(matches(content_of(life.broker), state) for state in (life.state, life.underway) if state is not None)
+
+
+@pytest.fixture(scope="module", params=["killed", "closed"])
+def ended(request: pytest.FixtureRequest) -> tuple[Life, SimulatedDisk]:
+    """A life and the disk that it left: with all appends of its end in the journal, or with none."""
+    life = whole_life()
+    if request.param == "closed":
+        life.close()
+    return life, life.disk.kill()
+
+
+def check_truth_or_error(disk: SimulatedDisk, life: Life, *, usable: bool = True) -> bool:
+    """Whether a damaged log still told the truth; else it raised a named error, and never told anything wrong."""
+    try:
+        with open_log(disk) as broker:
+            found = check_found(broker, life)
+            if usable:
+                check_usable(disk, broker, found)
+    except Error:
+        return False
+    return True
+
+
+def can_be_made_again(path: str) -> bool:
+    return path.endswith((".index", "/lock"))
+
+
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_a_flipped_bit_in_any_byte(ended: tuple[Life, SimulatedDisk], number: int) -> None:
+    life, disk = ended
+    choose = random.Random(number)
+    for path, size in disk.files().items():
+        for byte in range(number, size, SHARDS * STRIDE):
+            flipped = disk.copy()
+            flipped.flip(path, byte * 8 + choose.randrange(8))
+            truth = check_truth_or_error(flipped, life, usable=byte % 7 == 0)
+            assert truth or not can_be_made_again(path), path
+
+
+def test_a_file_cut_off_anywhere_near_its_end(ended: tuple[Life, SimulatedDisk]) -> None:
+    life, disk = ended
+    for path, size in disk.files().items():
+        for cut in range(max(0, size - 400), size, STRIDE):
+            shorter = disk.copy()
+            shorter.put(path, disk.content(path)[:cut])
+            truth = check_truth_or_error(shorter, life, usable=cut % 7 == 0)
+            assert truth or not can_be_made_again(path), path
+
+
+def test_a_missing_file(ended: tuple[Life, SimulatedDisk]) -> None:
+    life, disk = ended
+    for path in disk.files():
+        without = disk.copy()
+        without.remove(path)
+        truth = check_truth_or_error(without, life)
+        assert truth or not can_be_made_again(path), path
+
+
+def test_zeros_and_rubbish_behind_the_end(ended: tuple[Life, SimulatedDisk]) -> None:
+    life, disk = ended
+    choose = random.Random(6)
+    for path in disk.files():
+        for tail in (bytes(1), bytes(100), bytes(5000), choose.randbytes(1), choose.randbytes(700)):
+            longer = disk.copy()
+            longer.put(path, disk.content(path) + tail)
+            check_truth_or_error(longer, life)
+
+
+def test_a_block_or_a_file_of_zeros(ended: tuple[Life, SimulatedDisk]) -> None:
+    life, disk = ended
+    for path, size in disk.files().items():
+        for start in range(0, size, 256):
+            zeroed = disk.copy()
+            data = bytearray(disk.content(path))
+            data[start : start + 256] = bytes(len(data[start : start + 256]))
+            zeroed.put(path, bytes(data))
+            check_truth_or_error(zeroed, life)
+
+
+def test_the_manifest_of_another_log_is_refused(ended: tuple[Life, SimulatedDisk]) -> None:
+    _, disk = ended
+    other = SimulatedDisk()
+    open_log(other).close()
+    disk = disk.copy()
+    disk.put(f"{DIRECTORY}/manifest", other.content(f"{DIRECTORY}/manifest"))
+    with pytest.raises(Error):
+        open_log(disk)
+
+
+def test_a_clean_close_leaves_nothing_to_do() -> None:
+    life = whole_life()
+    life.close()
+    disk = life.disk.kill()
+    with open_log(disk) as broker:
+        assert broker.report == []
+        check_found(broker, life)
+    assert {operation.path for operation in disk.history} <= {f"{DIRECTORY}/lock"}
