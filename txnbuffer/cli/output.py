@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import click
 
 Row: TypeAlias = Mapping[str, Any]
+
+CELL_WIDTH = 200
+"""Characters of a table's cell; JSON has all of them."""
 
 output_option = click.option(
     "--output",
@@ -69,6 +73,11 @@ def text(data: bytes) -> str:
         return "0x" + data.hex()
 
 
+def instant(time_ms: int) -> str:
+    """A time in milliseconds since 1970 as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
 def narrate(line: str) -> None:
     """Say something to the person who watches."""
     click.echo(line, err=True)
@@ -82,7 +91,10 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, (dict, list)):
         return json.dumps(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    line = str(value)
+    return line if len(line) <= CELL_WIDTH else line[: CELL_WIDTH - 1] + "…"
 
 
 def _print_table(rows: Sequence[Row], title: str) -> None:

@@ -69,7 +69,7 @@ class CommittedReader:
         try:
             for topic in _names(broker, topics):
                 first = start.get(topic, "beginning") if isinstance(start, Mapping) else start
-                self._followers.append(kind(broker, topic, _position(broker, topic, first)))
+                self._followers.append(kind(broker, topic, position_of(broker, topic, first)))
         except BaseException:
             self.close()
             raise
@@ -135,7 +135,7 @@ def _names(broker: Broker, topics: str | Iterable[str]) -> list[str]:
     return names
 
 
-def _position(broker: Broker, topic: str, start: Start) -> Position:
+def position_of(broker: Broker, topic: str, start: Start) -> Position:
     """The position at or behind which the first record is wanted."""
     if isinstance(start, Position):
         if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):

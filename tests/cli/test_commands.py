@@ -1,0 +1,207 @@
+"""The commands as people and programs run them: output, exit codes, one clear error for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from writing import TopicWriter
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from snapshots.keeper import BufferKeeper
+
+
+def txnbuf(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "txnbuffer", *arguments]
+    environment = {**os.environ, **(environ or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+def result(*arguments: str, code: int = 0) -> Any:
+    done = txnbuf(*arguments, "--output", "json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with a committed, an aborted and an open transaction, a late record, and a snapshot."""
+    place = tmp_path_factory.mktemp("logs") / "log"
+    with open_broker(f"file:{place}") as broker, BufferKeeper(broker) as keeper:
+        keeper.recover()
+        keeper.register("orders")
+        log = TopicWriter(broker, "orders")
+        log.plain("plain", key="k0")
+        log.records(1, "one", "two", key="k1")
+        log.records(2, "never")
+        log.commit(1)
+        log.abort(2)
+        log.records(1, "late")
+        log.records(3, "open")
+        keeper.pump()
+        keeper.snapshot("orders")
+    return place
+
+
+@pytest.fixture
+def own_copy(directory: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(directory, tmp_path / "copy"))
+
+
+def test_help_teaches_every_command() -> None:
+    listing = txnbuf("--help").stdout
+    for name in ("inspect", "verify", "recover", "tail", "bench", "demo"):
+        assert f"  {name}" in listing
+        usage = txnbuf(name, "--help")
+        assert usage.returncode == 0
+        assert usage.stdout.startswith(f"Usage: txnbuf {name}")
+
+
+def test_inspect_log_lists_topics(directory: Path) -> None:
+    rows = {row["topic"]: row for row in result("inspect", "log", f"file:{directory}")}
+    assert rows["orders"]["messages"] == 8
+    assert rows["orders"]["first"] == "1:0"
+    assert rows["orders"]["last"] == "1:7"
+    assert "__txnbuffer_snapshots" in rows
+
+
+def test_inspect_log_shows_messages_as_they_stand(directory: Path) -> None:
+    rows = result("inspect", "log", f"file:{directory}", "orders")
+    assert [row["kind"] for row in rows] == ["record"] * 4 + ["marker"] * 2 + ["record"] * 2
+    assert rows[1] | {"published": ""} == {
+        "position": "1:1", "published": "", "kind": "record", "txn": "0:1", "seq": "1", "key": "k1", "content": "one",
+    }  # fmt: skip
+    assert "COMMIT 0:1 (2)" in rows[4]["content"]
+    assert len(result("inspect", "log", f"file:{directory}", "orders", "--from", "1:6")) == 2
+    assert len(result("inspect", "log", f"file:{directory}", "orders", "--limit", "3")) == 3
+
+
+def test_inspect_log_shows_what_cannot_be_decoded(own_copy: Path) -> None:
+    with open_broker(f"file:{own_copy}") as broker, broker.writer("orders") as writer:
+        writer.append(Batch.of([Message(None, b"\xff", {"tb.v": "1", "tb.marker": "1"})])).result(10)
+    rows = result("inspect", "log", f"file:{own_copy}", "orders", "--from", "1:8")
+    assert rows[0]["kind"] == "marker"
+    assert rows[0]["content"].startswith("undecodable: ")
+    assert "Traceback" not in txnbuf("tail", f"file:{own_copy}", "orders").stderr
+
+
+def test_inspect_buffer_shows_the_state(directory: Path) -> None:
+    state = result("inspect", "buffer", f"file:{directory}", "orders")
+    assert state["registered"] is True
+    assert state["max_read_position"] == "1:6"
+    assert state["oldest_open"] == ["0:3 since 1:7, 1 records"]
+    assert (state["aborts"], state["late"], state["suppressed_ranges"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("txn", "state"), [("0:1", "COMMITTED"), ("0:2", "ABORTED"), ("0:3", "OPEN"), ("0:4", "never seen here")]
+)
+def test_inspect_buffer_answers_about_a_transaction(directory: Path, txn: str, state: str) -> None:
+    assert result("inspect", "buffer", f"file:{directory}", "orders", "--txn", txn)["state"] == state
+
+
+def test_inspect_snapshot_shows_entries(directory: Path) -> None:
+    (row,) = result("inspect", "snapshot", f"file:{directory}")
+    assert row["entry"] == "orders-end"
+    assert row["bytes"] > 0
+
+
+def test_verify_passes_a_sound_log(directory: Path) -> None:
+    findings = result("verify", f"file:{directory}")
+    assert {finding["level"] for finding in findings} == {"ok"}
+
+
+def test_recover_finds_no_difference_in_a_sound_log(directory: Path) -> None:
+    found = result("recover", f"file:{directory}", "orders")
+    assert found["differences"] == []
+    assert (found["aborts"], found["open_transactions"], found["late"]) == (1, 1, 1)
+
+
+def forge_snapshot(place: Path) -> None:
+    """Put an end entry in place that is none."""
+    with open_broker(f"file:{place}") as broker, broker.writer("__txnbuffer_snapshots") as writer:
+        properties = {"tb.v": "1", "tb.kind": "end", "tb.epoch": "1000"}
+        writer.append(Batch.of([Message(b"orders-end", b"torn", properties)])).result(10)
+
+
+def test_a_damaged_snapshot_is_found_and_can_be_replaced(own_copy: Path) -> None:
+    forge_snapshot(own_copy)
+    address = f"file:{own_copy}"
+    findings = result("verify", address, code=1)
+    assert any(finding["level"] == "error" and finding["entry"] == "orders-end" for finding in findings)
+    refused = txnbuf("tail", address, "orders")
+    assert refused.returncode == 4
+    assert "orders-end" in refused.stderr
+    assert "txnbuf recover" in refused.stderr
+    assert result("recover", address, "orders", code=1)["differences"] != []
+    result("recover", address, "orders", "--write")
+    assert {finding["level"] for finding in result("verify", address)} == {"ok"}
+    assert "one" in txnbuf("tail", address, "orders").stdout
+
+
+def test_tail_prints_what_committed(directory: Path) -> None:
+    lines = txnbuf("tail", f"file:{directory}", "orders").stdout.splitlines()
+    assert [line.split("\t") for line in lines] == [
+        ["orders", "1:0", "1", "-", "k0", "plain"],
+        ["orders", "1:1", "2", "0:1", "k1", "one"],
+        ["orders", "1:2", "3", "0:1", "k1", "two"],
+    ]
+
+
+def test_tail_prints_json_lines(directory: Path) -> None:
+    done = txnbuf("tail", f"file:{directory}", "orders", "--output", "json", "--from", "1:2", "--limit", "1")
+    record = json.loads(done.stdout)
+    assert (record["position"], record["seqno"], record["txn"], record["value"]) == ("1:2", 3, "0:1", "two")
+
+
+def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
+    done = txnbuf("tail", f"file:{directory}", "orders", "--isolation", "read_uncommitted")
+    assert len(done.stdout.splitlines()) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["tail", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
+        (["tail", "file:{d}", "orders", "--from", "middle"], 2, "neither beginning, end, a position nor a time"),
+        (["tail", "smtp:x", "orders"], 2, "'smtp:x' is no broker address"),
+        (["tail", "file:{d}/none", "orders"], 4, "none"),
+        (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is no transaction id"),
+        (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_bad_input_is_one_clear_error(directory: Path, arguments: list[str], code: int, message: str) -> None:
+    done = txnbuf(*(argument.format(d=directory) for argument in arguments))
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_variable_is_refused(directory: Path) -> None:
+    done = txnbuf("recover", f"file:{directory}", "orders", environ={"TXNBUFFER_LOG_COLOUR": "1"})
+    assert done.returncode == 2
+    assert "TXNBUFFER_LOG_COLOUR: unknown key log.colour" in done.stderr
+
+
+def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    done = txnbuf("inspect", "log", f"file:{tmp_path}")
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["letter.txt"]
+
+
+def test_a_reader_that_leaves_early_is_no_error(directory: Path) -> None:
+    command = f"{sys.executable} -m txnbuffer tail file:{directory} orders | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("orders\t1:0")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,212 @@
+"""`txnbuf inspect`: what is stored, in three views: log, buffer, snapshot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from broker_io.batch import PlacedBatch, PlacedMessage
+from broker_io.errors import TopicNotFound
+from broker_io.port import Broker
+from snapshots.entries import decode_end
+from snapshots.errors import SnapshotError
+from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.loading import Loaded, load
+from snapshots.table import TopicEntries, scan
+from txnbuffer.cli.opening import address_argument, open_for_reading
+from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows, text
+from txnbuffer.cli.tail import parse_start
+from txnbuffer.client.reader import position_of
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position, TxnId
+from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
+
+SHOWN_OPEN = 20
+"""Open transactions shown one by one, oldest first."""
+
+
+@click.group("inspect")
+def command() -> None:
+    """Show what is stored; nothing is changed."""
+
+
+@command.command("log")
+@address_argument
+@click.argument("topic", required=False)
+@click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Messages to show.")
+@output_option
+def inspect_log(address: str, topic: str | None, start: str, limit: int, output: str) -> None:
+    """Show the topics of a log, or the messages of one TOPIC: records, record sets and markers as they stand."""
+    with open_for_reading(address) as broker:
+        if topic is None:
+            show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
+        else:
+            first = position_of(broker, topic, parse_start(start))
+            show_rows(list(_message_rows(broker, topic, first, limit)), output, empty="no messages there")
+
+
+def _topic_row(broker: Broker, topic: str) -> Row:
+    ledgers = broker.ledgers(topic)
+    return {
+        "topic": topic,
+        "ledgers": len(ledgers),
+        "messages": sum(ledger.entries for ledger in ledgers),
+        "bytes": sum(ledger.bytes for ledger in ledgers),
+        "first": broker.first_position(topic),
+        "last": broker.last_position(topic),
+    }
+
+
+def _message_rows(broker: Broker, topic: str, first: Position, limit: int) -> Iterator[Row]:
+    with broker.reader(topic, first) as reader:
+        while limit > 0:
+            placed: PlacedBatch | None = reader.read(limit=limit)
+            if placed is None:
+                return
+            for message in placed.take(slice(limit)):
+                limit -= 1
+                yield _message_row(message)
+
+
+def _message_row(placed: PlacedMessage) -> Row:
+    position, publish_time, (key, value, properties, _) = placed
+    kind, detail = "record", "(deleted)" if value is None else text(value)
+    if MARKER in properties:
+        kind, detail = "marker", _marker_text(value)
+    elif RECORDS in properties:
+        kind, detail = "set", f"{properties[RECORDS]} records in {len(value or b''):,} bytes"
+    return {
+        "position": position,
+        "published": instant(publish_time),
+        "kind": kind,
+        "txn": properties.get(TXN),
+        "seq": properties.get(SEQ),
+        "key": key,
+        "content": detail,
+    }
+
+
+def _marker_text(value: bytes | None) -> str:
+    try:
+        marker = decode_marker(value)
+    except ValueError as error:
+        return f"undecodable: {error}"
+    ends = ", ".join(f"{outcome.name} {txn} ({records})" for txn, outcome, records in marker.items)
+    how = "decided" if marker.decided else "one-phase"
+    return f"{how}, epoch {marker.epoch}, low-water mark {marker.low_water_mark}: {ends or 'border'}"
+
+
+@command.command("buffer")
+@address_argument
+@click.argument("topic")
+@click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Ask about one transaction.")
+@output_option
+def inspect_buffer(address: str, topic: str, txn_text: str | None, output: str) -> None:
+    """Show the transactional state of TOPIC: recovered from its snapshot, applied to the end of its log."""
+    txn = None if txn_text is None else _txn(txn_text)
+    with open_for_reading(address) as broker:
+        loaded = load(broker, topic)
+        _apply_rest(broker, loaded)
+        if txn is None:
+            show_record(_buffer_record(broker, loaded), output, title=topic)
+        else:
+            show_record({"topic": topic, "txn": txn, "state": _txn_state(loaded, txn)}, output)
+
+
+def _txn(text: str) -> TxnId:
+    try:
+        return TxnId.parse(text)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _apply_rest(broker: Broker, loaded: Loaded) -> None:
+    with broker.reader(loaded.topic, loaded.resume, inclusive=False) as reader:
+        while (placed := reader.read()) is not None:
+            loaded.buffer.apply_batch(placed)
+
+
+def _buffer_record(broker: Broker, loaded: Loaded) -> Row:
+    buffer = loaded.buffer
+    state = buffer.snapshot_state()
+    return {
+        "registered": loaded.registered,
+        "applied": buffer.applied,
+        "max_read_position": buffer.max_read_position,
+        "log_end": broker.last_position(loaded.topic),
+        "open_transactions": len(state.ongoing),
+        "oldest_open": [
+            f"{entry.txn} since {entry.first}, {entry.accepted} records"
+            for entry in itertools.islice(buffer.ongoing, SHOWN_OPEN)
+        ],
+        "aborts": len(buffer.aborted),
+        "suppressed_ranges": sum(1 for _ in buffer.suppressed.ranges()),
+        "parts": len(state.parts),
+        "unsealed": len(state.tail.least) + len(state.tail.firsts),
+        "coordinators": [
+            f"{most}: epoch {epoch}, low-water mark {mark}"
+            for most, epoch, mark in zip(
+                state.coordinators.most.tolist(),
+                state.coordinators.epochs.tolist(),
+                state.coordinators.low_water_marks.tolist(),
+                strict=True,
+            )
+        ],
+        **buffer.counters._asdict(),
+        "damage": [
+            f"{txn} at {position}: {expected} records expected, {accepted} there"
+            for txn, position, expected, accepted in buffer.damage
+        ],
+    }
+
+
+def _txn_state(loaded: Loaded, txn: TxnId) -> str:
+    buffer = loaded.buffer
+    if txn in buffer.ongoing:
+        return "OPEN"
+    if (outcome := buffer.outcome(txn)) is not None:
+        return f"{outcome.name}ED" if outcome.name == "ABORT" else "COMMITTED"
+    if buffer.is_aborted(txn):
+        return "ABORTED"
+    return "ended here, forgotten" if buffer.has_ended(txn) else "never seen here"
+
+
+@command.command("snapshot")
+@address_argument
+@click.argument("topic", required=False)
+@output_option
+def inspect_snapshot(address: str, topic: str | None, output: str) -> None:
+    """Show the entries of the snapshot topic, of all data topics or of TOPIC."""
+    with open_for_reading(address) as broker:
+        try:
+            table = scan(broker, only=topic)
+        except TopicNotFound:
+            raise TopicNotFound(f"{address} has no topic {SNAPSHOT_TOPIC}: nothing is registered there") from None
+        rows = [row for name in sorted(table.topics) for row in _entry_rows(name, table.topics[name])]
+        show_rows(rows, output, title=f"owner epoch {table.epoch}" if output == "table" else "", empty="no entries")
+
+
+def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
+    found: list[tuple[EntryKey, Any]] = [] if entries.end is None else [(EntryKey(topic, KeyKind.END), entries.end)]
+    found += [(EntryKey(topic, KeyKind.PART, number), stored) for number, stored in sorted(entries.parts.items())]
+    found += [(EntryKey(topic, KeyKind.SPILL, number), stored) for number, stored in sorted(entries.spills.items())]
+    for key, stored in found:
+        detail = ""
+        if key.kind is KeyKind.END:
+            try:
+                end = decode_end(topic, stored)
+                parts = f"parts {end.first_part} to {end.next_part - 1}" if end.parts else "no parts"
+                detail = f"snapshot {end.snapshot_id}, {parts}, {len(end.spills)} spills"
+            except SnapshotError as error:
+                detail = str(error)
+        yield {
+            "entry": str(key),
+            "position": stored.position,
+            "epoch": stored.epoch,
+            "bytes": len(stored.value or b""),
+            "content": detail,
+        }

@@ -1,0 +1,83 @@
+"""`txnbuf recover`: a buffer's state from its log alone, beside what the snapshot says."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from broker_io.port import Broker
+from snapshots.errors import SnapshotError
+from snapshots.loading import load
+from snapshots.verify import diff_states, rebuild
+from txnbuffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.cli.opening import address_argument, config_options, configuration, open_for_reading, open_for_writing
+from txnbuffer.cli.output import narrate, output_option, show_record
+
+
+@click.command("recover")
+@address_argument
+@click.argument("topic")
+@click.option(
+    "--write", is_flag=True, help="Write the rebuilt state as the topic's snapshot (needs the log to itself)."
+)
+@config_options
+@output_option
+def command(
+    address: str, topic: str, write: bool, config_path: str | None, flags: tuple[str, ...], output: str
+) -> None:
+    """Rebuild the state of TOPIC from its log and show how it differs from the snapshot.
+
+    The log is folded from its first ledger to its end; the snapshot is restored and the log behind it
+    applied. Exit code 1 if the two differ or the snapshot can't be used. With --write the rebuilt state
+    takes the snapshot's place; where ledgers were trimmed, what only they told is given up.
+    """
+    config = configuration(config_path, flags)
+    with open_for_reading(address) as broker:
+        restored, problem = _from_snapshot(broker, topic)
+        part_size = PART_SIZE if restored is None else restored.parts.part_size
+        rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=broker.last_position(topic))
+        if restored is not None:
+            rebuilt.trim(restored.first_ledger)
+            restored.take_sealed()
+        differences = [problem] if restored is None else diff_states(restored, rebuilt)
+    show_record(
+        {
+            "topic": topic,
+            "applied": rebuilt.applied,
+            "max_read_position": rebuilt.max_read_position,
+            "open_transactions": len(rebuilt.ongoing),
+            "aborts": len(rebuilt.aborted),
+            "visible_records": sequencer.next_seqno - 1,
+            **rebuilt.counters._asdict(),
+            "differences": differences,
+        },
+        output,
+    )
+    if not write:
+        sys.exit(1 if differences else 0)
+    with open_for_writing(address, config) as broker:
+        _write(broker, topic)
+    narrate(f"the rebuilt state is now the snapshot of {topic}")
+
+
+def _from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:
+    """The buffer by way of its snapshot, or why there is none."""
+    try:
+        loaded = load(broker, topic)
+    except SnapshotError as error:
+        return None, str(error)
+    if not loaded.registered:
+        return None, "the topic has no snapshot"
+    with broker.reader(topic, loaded.resume, inclusive=False) as reader:
+        while (placed := reader.read()) is not None:
+            loaded.buffer.apply_batch(placed)
+    return loaded.buffer, ""
+
+
+def _write(broker: Broker, topic: str) -> None:
+    from snapshots.keeper import BufferKeeper
+
+    with BufferKeeper(broker) as keeper:
+        keeper.recover()
+        keeper.rebuild(topic)

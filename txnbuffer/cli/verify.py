@@ -1,0 +1,39 @@
+"""`txnbuf verify`: every buffer snapshot in itself and against its log."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from snapshots.verify import Level, verify
+from txnbuffer.cli.opening import address_argument, open_for_reading
+from txnbuffer.cli.output import narrate, output_option, show_rows
+
+
+@click.command("verify")
+@address_argument
+@click.argument("topic", required=False)
+@output_option
+def command(address: str, topic: str | None, output: str) -> None:
+    """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
+
+    Each entry is checked in itself, the chain of parts as a whole, and the state against one that is
+    folded from the log anew. Exit code 1 if anything is wrong.
+    """
+    with open_for_reading(address) as broker:
+        findings = verify(broker, topic)
+    rows = [
+        {
+            "level": finding.level.value,
+            "topic": finding.topic,
+            "entry": finding.entry,
+            "position": finding.position,
+            "what": finding.what,
+        }
+        for finding in findings
+    ]
+    show_rows(rows, output, empty="no snapshots")
+    wrong = sum(finding.level is Level.ERROR for finding in findings)
+    narrate(f"{wrong} errors in {len({finding.topic for finding in findings})} topics")
+    sys.exit(1 if wrong else 0)
