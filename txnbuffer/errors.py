@@ -7,21 +7,37 @@ from typing import Self
 
 from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
 from broker_io.position import Position
+from txnbuffer.model import TxnId
 
 __all__ = [
+    "AlreadyCommitted",
     "CallerError",
+    "CoordinatorStopped",
     "EnvironmentFault",
     "Error",
     "Fault",
+    "ForeignTransaction",
     "InvalidConfiguration",
     "InvalidRequest",
     "OutOfOrder",
+    "OutcomeForgotten",
+    "OutcomeUnknown",
     "PartMismatch",
     "PeerError",
+    "PositionConflict",
+    "ProducerFenced",
     "ProtocolStopped",
+    "RegistrationFailed",
+    "StaleGeneration",
     "StorageError",
+    "TooManyTransactions",
+    "TransactionAborted",
     "UndecodableMarker",
     "UndecodableRecordSet",
+    "UnknownSession",
+    "UnknownTransaction",
+    "UnreadableDecision",
+    "UnregisteredTopic",
     "UnsupportedProtocol",
 ]
 
@@ -90,3 +106,111 @@ class InvalidRequest(CallerError):
 
 class InvalidConfiguration(CallerError):
     """A configuration that names an unknown key or gives an impossible value."""
+
+
+# What a coordinator answers
+
+
+class TransactionAborted(CallerError):
+    """The transaction has ended, without effect; whoever wants it done begins another one."""
+
+    grpc_status = "ABORTED"
+
+    def __init__(self, txn: TxnId, reason: str) -> None:
+        super().__init__(f"transaction {txn} was aborted: {reason}; begin another one to do it again")
+        self.txn = txn
+        self.reason = reason
+
+
+class OutcomeUnknown(PeerError):
+    """The outcome is not known yet; asking again tells."""
+
+    retryable = True
+
+
+class OutcomeForgotten(CallerError):
+    """The transaction ended so long ago that nobody knows how."""
+
+    grpc_status = "NOT_FOUND"
+
+    def __init__(self, txn: TxnId) -> None:
+        super().__init__(f"the outcome of transaction {txn} is forgotten: it ended; read the topics to see how")
+        self.txn = txn
+
+
+class AlreadyCommitted(CallerError):
+    """A named producer's number was committed before: nothing is left to do."""
+
+    grpc_status = "ALREADY_EXISTS"
+
+    def __init__(self, name: str, number: int, last: int) -> None:
+        super().__init__(f"number {number} of {name!r} is committed (the last one is {last}): go on behind it")
+        self.name = name
+        self.number = number
+        self.last = last
+
+
+class ProducerFenced(PeerError):
+    """Another producer opened the name: this one must not go on."""
+
+    grpc_status = "ABORTED"
+
+
+class StaleGeneration(PeerError):
+    """Another consumer joined the group: this one must not go on."""
+
+    grpc_status = "ABORTED"
+
+
+class PositionConflict(CallerError):
+    """A consumer's transaction does not start where the last committed one of its group ended."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class TooManyTransactions(CallerError):
+    """The session, or all of them, have as many transactions open as they may."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class UnknownTransaction(CallerError):
+    """A transaction id that nobody leased."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class ForeignTransaction(CallerError):
+    """A transaction of another session or another coordinator."""
+
+    grpc_status = "PERMISSION_DENIED"
+
+
+class UnknownSession(PeerError):
+    """A session that this coordinator does not know: open it, naming what is open."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class UnregisteredTopic(CallerError):
+    """A transaction names a topic that was not registered before it was written to."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class RegistrationFailed(StorageError):
+    """The first snapshot of a topic could not be made durable."""
+
+    retryable = True
+    grpc_status = "UNAVAILABLE"
+
+
+class CoordinatorStopped(PeerError):
+    """The coordinator lost its ownership, or its log failed; another owner answers."""
+
+    retryable = True
+
+
+class UnreadableDecision(StorageError):
+    """An entry of the decision log that can't be read: going on could contradict it."""
