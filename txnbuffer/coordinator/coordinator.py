@@ -1,0 +1,313 @@
+"""The coordinator: takes what clients, logs and buffers say, and tells what has to be done.
+
+It knows no clock, socket or file. Each call is one input; `now` is in seconds since 1970, and never goes
+back. Then `take_effects` says what to do, all of it in the order given for one receiver; answers of the
+world are inputs again. Call `tick` about once a second. Nothing is answered before it is durable.
+
+It runs in one thread. Once `stopped` is set it does nothing more: another owner reads the log and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pyroaring import BitMap64
+
+from txnbuffer.coordinator.asking import Asking
+from txnbuffer.coordinator.committing import Committing
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.consumers import ConsumerGroups
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.ending import Ending
+from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.messages import Begin, Commit, Done, Effect
+from txnbuffer.coordinator.names import Names
+from txnbuffer.coordinator.opening import Opening
+from txnbuffer.coordinator.registration import Registration
+from txnbuffer.coordinator.retention import Retention
+from txnbuffer.coordinator.sessions import Sessions
+from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.takeover import TakeOver
+from txnbuffer.coordinator.transaction import Session, Transaction
+from txnbuffer.errors import ProducerFenced, UnknownSession
+from txnbuffer.model import Outcome, TxnId
+
+
+class Coordinator:
+    """Owner of shard `shard` in epoch `epoch`; `history` is the decision log up to its own `owner` entry."""
+
+    def __init__(self, shard: int, epoch: int, config: Config, history: History, now: float) -> None:
+        self.config = config
+        self._core = core = Core(shard, epoch, config, history, self._group_durable, now)
+        self._names = Names(core, history.names)
+        self._consumers = ConsumerGroups(core, history.consumers)
+        self._retention = Retention(core, self._names, self._consumers, history)
+        next_id = max(history.highest_lease, history.low_water_mark) + 1
+        self._sessions = Sessions(core, next_id, self._abort, self._retention.leased)
+        self._ending = Ending(core, self._sessions, self._names, self._consumers, self._retention)
+        self._takeover = TakeOver(core, self._sessions, self._ending, self._retention, history)
+        horizon = self._takeover.horizon
+        self._committing = Committing(core, self._sessions, self._names, self._ending, horizon)
+        self._opening = Opening(core, self._sessions, self._names, self._ending)
+        self._asking = Asking(core, self._sessions, self._ending, self._takeover)
+        self._registration = Registration(core)
+
+    @property
+    def shard(self) -> int:
+        return self._core.shard
+
+    @property
+    def epoch(self) -> int:
+        return self._core.epoch
+
+    @property
+    def stopped(self) -> str | None:
+        """Why this coordinator has stopped; None while it works."""
+        return self._core.stopped
+
+    @property
+    def ready(self) -> bool:
+        """Whether ids that older owners leased are served."""
+        return self._takeover.ready
+
+    @property
+    def low_water_mark(self) -> int:
+        """The durable one: buffers have to ask about what is ongoing at or below it."""
+        return self._core.progress.low_water_mark
+
+    def transactions(self) -> Iterator[Transaction]:
+        """Those that were begun or are not settled; to be read only."""
+        return iter(self._core.live.values())
+
+    def take_effects(self) -> list[Effect]:
+        """What has to be done now."""
+        if self._core.stopped is None:
+            self._takeover.advance()
+            self._core.effects += self._committing.take_checks()
+        return self._core.take_effects()
+
+    # Sessions
+
+    def open_session(self, session: str, request: int, claims: Sequence[TxnId], now: float) -> None:
+        """A client connects, or does again; `claims` are the transactions that it has open. Answered with Opened.
+
+        Whatever else the session had open is aborted, and ids leased before are not to be used for new ones.
+        """
+        if self._enter(now):
+            known = self._sessions.connect(session)
+            known.block = None
+            action = self._bind(self._opening.open, known, request, tuple(claims), self._sessions.highest_id)
+            self._when_ready(known, action, *claims)
+
+    def session_disconnected(self, session: str, now: float) -> None:
+        if self._enter(now):
+            self._sessions.disconnect(session)
+
+    def close_session(self, session: str, request: int, now: float) -> None:
+        """A client goes for good: what it has open is aborted."""
+        known = self._session(session, request, now)
+        if known is not None:
+            self._sessions.remove(known)
+            up_to = self._sessions.highest_id
+            self._when_ready(known, lambda: self._sessions.keep_only(known, (), up_to, "its session was closed"))
+            self._core.answer(session, request, Done())
+
+    def lease(self, session: str, request: int, count: int, now: float) -> None:
+        """Answered with Leased, or TooManyTransactions."""
+        known = self._session(session, request, now)
+        if known is not None:
+            self._sessions.lease(known, request, count)
+
+    def give_back(self, session: str, request: int, first: int, count: int, now: float) -> None:
+        """Leased ids that the client has not used and will not; answered only if refused."""
+        known = self._session(session, request, now)
+        if known is not None:
+            self._later(first, lambda: self._sessions.give_back(known, first, first + count - 1))
+
+    # Topics
+
+    def register_topic(self, session: str, request: int, topic: str, now: float) -> None:
+        """Before the first record of a transaction there; answered with Done when its first snapshot is durable."""
+        if self._session(session, request, now) is not None:
+            self._registration.register(session, request, topic)
+
+    def topic_snapshotted(self, topic: str, now: float) -> None:
+        if self._enter(now):
+            self._registration.snapshotted(topic)
+
+    def registration_failed(self, topic: str, why: str, now: float) -> None:
+        if self._enter(now):
+            self._registration.failed(topic, why)
+
+    def topic_deleted(self, topic: str, now: float) -> None:
+        """The topic and its messages are gone."""
+        if self._enter(now):
+            self._core.markers.forget_topic(topic)
+            self._takeover.topic_gone(topic)
+            self._ending.topic_gone(topic)
+            self._registration.topic_gone(topic)
+
+    # Transactions
+
+    def begin_many(self, session: str, begins: Sequence[Begin], now: float) -> None:
+        """Transactions that were begun; answered only where refused."""
+        for begin in begins:
+            known = self._session(session, begin.request, now)
+            if known is not None:
+                self._later(begin.txn.least, self._bind(self._opening.begin, known, begin))
+
+    def commit_many(self, session: str, commits: Sequence[Commit], now: float) -> None:
+        """All sends of these are acknowledged. Answered with COMMIT once that is durable, or with an error."""
+        if not commits:
+            return
+        known = self._session(session, commits[0].request, now)
+        if known is None:
+            for commit in commits[1:]:
+                self._session(session, commit.request, now)
+        elif self._takeover.ready:
+            self._committing.commit_many(known, commits)
+        else:
+            for commit in commits:
+                oldest = min([commit.txn, *commit.losers, *(branch.txn for branch in commit.winners)])
+                self._later(oldest.least, self._bind(self._committing.commit_many, known, (commit,)))
+
+    def counts_checked(self, topic: str, accepted: Iterable[tuple[int, int]], now: float) -> None:
+        """Answers CheckCounts: how many records of each transaction (`least`) the topic has accepted."""
+        if self._enter(now):
+            self._committing.counts_checked(topic, accepted)
+
+    def abort(
+        self, session: str, request: int, txn: TxnId, topics: Sequence[str], now: float, *, operator: bool = False
+    ) -> None:
+        """Abort; after a commit this is a query. Answered with the durable outcome.
+
+        `topics`: all that the client may have written to. An operator may abort what is not the session's,
+        and names none.
+        """
+        if self._enter(now) and (operator or self._session(session, request, now) is not None):
+            action = self._bind(self._opening.abort, session, request, txn, tuple(topics), operator)
+            self._later(txn.least, action)
+
+    def query(self, session: str, request: int, txn: TxnId, now: float) -> None:
+        """Answered with the durable outcome, or the state of what has none."""
+        if self._enter(now):
+            self._later(txn.least, lambda: self._opening.query(session, request, txn))
+
+    # Names and groups
+
+    def open_name(self, session: str, request: int, name: str, now: float) -> None:
+        """Become the holder of a producer's name. Answered with NameOpened."""
+        if self._session(session, request, now) is not None:
+            self._fence_attempts(name)
+            self._names.open(session, request, name)
+
+    def delete_name(self, session: str, request: int, name: str, now: float) -> None:
+        """Forget a name. Answered with Done."""
+        if self._enter(now):
+            self._fence_attempts(name)
+            self._names.delete(session, request, name)
+
+    def join_group(self, session: str, request: int, group: str, now: float) -> None:
+        """Begin a new generation of a consumer group. Answered with Joined."""
+        if self._session(session, request, now) is not None:
+            self._consumers.join(session, request, group)
+
+    # What logs and buffers say
+
+    def decisions_durable(self, token: int, now: float) -> None:
+        if self._enter(now):
+            self._core.journal.durable(token)
+
+    def decisions_failed(self, reason: str) -> None:
+        """An append to the decision log failed, or its fate is unknown: whoever owns the log next finds out."""
+        self._core.stop(f"the decision log could not be written: {reason}")
+
+    def marker_durable(self, token: int, now: float) -> None:
+        if self._enter(now):
+            self._ending.marker_durable(token)
+
+    def marker_failed(self, token: int) -> None:
+        """A marker's fate is unknown: it comes again after the next `tick`."""
+        self._core.markers.failed(token)
+
+    def ended(self, topic: str, ends: Iterable[tuple[TxnId, Outcome]], now: float) -> None:
+        """The owner's buffer of a topic has applied markers: each end that took effect there."""
+        if self._enter(now):
+            self._ending.ended(topic, ends)
+
+    def border_applied(self, topic: str, committed: BitMap64, aborted: BitMap64, now: float) -> None:
+        """Answers WriteBorder: which ids of this coordinator above the low-water mark have ended there."""
+        if self._enter(now):
+            self._takeover.border_applied(topic, committed, aborted)
+
+    def ask(self, topic: str, txns: Iterable[TxnId], now: float) -> None:
+        """The owner of a buffer asks about what is ongoing there: at recovery, every few seconds while it is.
+
+        Also when a low-water mark passes it.
+        """
+        if self._enter(now):
+            self._asking.ask(topic, txns)
+
+    def newer_epoch_seen(self, epoch: int, where: str) -> None:
+        """A message of another owner of this shard was read."""
+        if epoch > self._core.epoch:
+            self._core.stop(f"epoch {epoch} was seen on {where}, this owner has {self._core.epoch}")
+
+    def tick(self, now: float) -> None:
+        """Time passes: time-outs, the low-water mark, what the log may forget, markers that failed."""
+        if not self._enter(now):
+            return
+        for transaction in self._core.overdue():
+            if transaction.state is State.OPEN:
+                self._ending.abort(transaction, "its time was up")
+        self._committing.tick()
+        if self._takeover.ready:
+            self._sessions.tick()
+        self._core.markers.retry(self._ending.marker_wanted)
+        self._retention.tick()
+
+    def _enter(self, now: float) -> bool:
+        if self._core.stopped is not None:
+            return False
+        if now > self._core.now:
+            self._core.now = self._core.journal.now = now
+        return True
+
+    def _session(self, session: str, request: int, now: float) -> Session | None:
+        if not self._enter(now):
+            return None
+        known = self._sessions.get(session)
+        if known is None or known.gone_since is not None:
+            text = f"session {session!r} is not open here: open it, naming the transactions that it has open"
+            self._core.answer(session, request, UnknownSession(text))
+            return None
+        return known
+
+    def _later(self, least: int, action: Callable[[], None]) -> None:
+        """Do something about an id: at once, unless an older owner leased it and the take-over is under way."""
+        if self._takeover.waits(least):
+            self._takeover.later(action)
+        else:
+            action()
+
+    def _when_ready(self, session: Session, action: Callable[[], None], *claims: TxnId) -> None:
+        """Do something about ids of a session: not before those are served."""
+        if (claims or self._sessions.blocks(session)) and not self._takeover.ready:
+            self._takeover.later(action)
+        else:
+            action()
+
+    def _bind(self, action: Callable[..., None], *arguments: object) -> Callable[[], None]:
+        return lambda: action(*arguments)
+
+    def _fence_attempts(self, name: str) -> None:
+        for transaction in self._names.attempts(name):
+            if transaction.state is State.OPEN:
+                refusal = ProducerFenced(f"{name!r} was opened by another producer; stop this one")
+                self._ending.abort(transaction, "its name was opened anew", refusal=refusal)
+
+    def _abort(self, transaction: Transaction, reason: str) -> None:
+        self._ending.abort(transaction, reason)
+
+    def _group_durable(self, *durable: object) -> None:
+        self._ending.group_durable(*durable)  # type: ignore[arg-type]  # bound before Ending exists

@@ -1,0 +1,240 @@
+"""How transactions end: the decision, its markers, its answers, and that they are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from txnbuffer.coordinator.consumers import ConsumerGroups
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.entries import Row
+from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.names import Names
+from txnbuffer.coordinator.retention import Retention
+from txnbuffer.coordinator.sessions import Sessions
+from txnbuffer.coordinator.states import ENDED, ENDING, INTENT, OUTCOME, TERMINAL, State
+from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction
+from txnbuffer.errors import Error
+from txnbuffer.model import MarkerItem, Outcome, TxnId
+
+
+class Ending:
+    def __init__(
+        self, core: Core, sessions: Sessions, names: Names, consumers: ConsumerGroups, retention: Retention
+    ) -> None:
+        self._core = core
+        self._sessions = sessions
+        self._names = names
+        self._consumers = consumers
+        self._retention = retention
+
+    # Deciding
+
+    def commit(self, transaction: Transaction, plan: Commit) -> None:
+        """Its plan is checked: decide COMMIT."""
+        core = self._core
+        if plan.naming is None and not plan.positions and self._may_be_one_phase(transaction, transaction.topics):
+            self._decide_by_marker(transaction, Outcome.COMMIT)
+            return
+        refusal = self._refusal(plan)
+        if refusal is not None:
+            self.abort(transaction, str(refusal), refusal=refusal)
+            return
+        winners = {branch.txn.least for branch in plan.winners}
+        members = [transaction, *(branch for branch in transaction.branches or () if branch.state is State.OPEN)]
+        rows = []
+        for member in members:
+            wins = member is transaction or member.txn.least in winners
+            outcome = Outcome.COMMIT if wins else Outcome.ABORT
+            rows.append(self._row(member, outcome))
+            if wins and plan.wait_visible and member.topics:
+                member.unseen = set(member.topics)
+                transaction.hidden += 1
+            elif not wins:
+                member.reason = f"its transaction {transaction.txn} committed without it"
+        core.journal.decide(rows)
+        if plan.naming is not None:
+            self._names.commit(plan.naming)
+        if plan.positions:
+            self._consumers.commit(plan.positions)
+
+    def abort(
+        self,
+        transaction: Transaction,
+        reason: str,
+        topics: tuple[str, ...] = (),
+        *,
+        by_marker: bool = False,
+        refusal: Error | None = None,
+    ) -> None:
+        """Decide ABORT of an open transaction and of all its branches.
+
+        `topics`: where it is known to have records; if its client says that these are all, `by_marker`, one
+        marker can be the decision. `refusal`: what its commit is answered.
+        """
+        lead = transaction.lead
+        if lead is not None and lead.plan is not None and lead.state is State.OPEN:
+            transaction = lead  # its commit counts on this branch
+        if transaction.plan is None:
+            transaction.topics, transaction.records = topics, (0,) * len(topics)
+        transaction.reason, transaction.refusal = reason, refusal
+        if by_marker and self._may_be_one_phase(transaction, transaction.topics):
+            self._decide_by_marker(transaction, Outcome.ABORT)
+            return
+        rows = [self._row(transaction, Outcome.ABORT)]
+        for branch in transaction.branches or ():
+            if branch.state is State.OPEN:
+                branch.reason = f"its transaction {transaction.txn} was aborted"
+                rows.append(self._row(branch, Outcome.ABORT))
+        self._core.journal.decide(rows)
+
+    def _may_be_one_phase(self, transaction: Transaction, topics: tuple[str, ...]) -> bool:
+        """One topic, durably known as one that may have such markers, and nothing that other ids depend on."""
+        core = self._core
+        if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
+            return False
+        return transaction.lead is None and not transaction.branches and transaction.name is None
+
+    def _decide_by_marker(self, transaction: Transaction, outcome: Outcome) -> None:
+        transaction.advance(ENDING[outcome])
+        transaction.one_phase = True
+        topic, records = transaction.topics[0], transaction.records[0]
+        self._core.markers.add(topic, False, MarkerItem(transaction.txn, outcome, records))
+
+    def _row(self, transaction: Transaction, outcome: Outcome) -> tuple[Row, Transaction]:
+        transaction.advance(ENDING[outcome])
+        return Row(transaction.txn.least, outcome, transaction.topics, transaction.records), transaction
+
+    def _refusal(self, plan: Commit) -> Error | None:
+        if plan.naming is not None and (error := self._names.refusal(plan.naming)) is not None:
+            return error
+        return self._consumers.refusal(plan.positions)
+
+    # What became durable
+
+    def group_durable(
+        self, record: GroupRecord, transactions: list[Transaction], retirements: list[Retirement]
+    ) -> None:
+        """Decisions stand in the log: their outcomes are facts."""
+        self._retention.add(record)
+        for transaction in transactions:
+            transaction.advance(ENDED[INTENT[transaction.state]])
+            transaction.group = record
+            self.publish(transaction)
+        for transaction in transactions:
+            self.answer_if_due(transaction)
+            self._settle_if_due(transaction)
+        for retirement in retirements:
+            self._sessions.retired(retirement)
+
+    def publish(self, transaction: Transaction) -> None:
+        """Write the markers of a decided transaction to all its topics."""
+        outcome = OUTCOME[transaction.state]
+        transaction.unfinished = set(transaction.topics)
+        for topic, records in zip(transaction.topics, transaction.records, strict=True):
+            self._core.markers.add(topic, True, MarkerItem(transaction.txn, outcome, records))
+
+    def marker_durable(self, token: int) -> None:
+        """A marker stands in its topic; that of a one-phase transaction is no outcome until it is applied."""
+        done = self._core.markers.durable(token)
+        if done is None or not done[0][1]:
+            return
+        (topic, _), items = done
+        live = self._core.live
+        for item in items:
+            transaction = live.get(item.txn.least)
+            if transaction is not None and transaction.unfinished is not None:
+                transaction.unfinished.discard(topic)
+                self._settle_if_due(transaction)
+
+    def marker_wanted(self, topic: str, decided: bool, item: MarkerItem) -> bool:
+        """Whether a marker whose fate is unknown has to be written again."""
+        transaction = self._core.live.get(item.txn.least)
+        if transaction is None:
+            return False
+        if decided:
+            return transaction.unfinished is not None and topic in transaction.unfinished
+        return transaction.one_phase
+
+    def ended(self, topic: str, ends: Iterable[tuple[TxnId, Outcome]]) -> None:
+        """The topic's buffer applied markers that ended these there."""
+        core, live = self._core, self._core.live
+        for txn, outcome in ends:
+            if txn.most != core.shard:
+                continue
+            transaction = live.get(txn.least)
+            if transaction is None:
+                continue
+            if transaction.one_phase:
+                if INTENT[transaction.state] is not outcome:
+                    core.stop(f"transaction {txn} was ended as {outcome.name} on {topic} by another owner")
+                    return
+                transaction.advance(ENDED[outcome])
+                self._answer(transaction, outcome)
+                self._settle(transaction, outcome)
+            elif transaction.state not in TERMINAL:
+                core.stop(f"transaction {txn} was ended on {topic} by another owner")
+                return
+            else:
+                self._applied(transaction, topic)
+
+    def _applied(self, transaction: Transaction, topic: str) -> None:
+        if transaction.unfinished is not None:
+            transaction.unfinished.discard(topic)
+        if transaction.unseen:
+            transaction.unseen.discard(topic)
+            if not transaction.unseen:
+                lead = transaction if transaction.lead is None else transaction.lead
+                lead.hidden -= 1
+                self.answer_if_due(lead)
+                self._settle_if_due(lead)
+        self._settle_if_due(transaction)
+
+    def topic_gone(self, topic: str) -> None:
+        """A deleted topic needs no markers, and nobody waits for its buffer."""
+        for transaction in list(self._core.live.values()):
+            if transaction.one_phase and topic in transaction.topics:
+                self._answer(transaction, outcome := INTENT[transaction.state])
+                transaction.advance(ENDED[outcome])
+                self._settle(transaction, outcome)
+            elif transaction.state in TERMINAL:
+                self._applied(transaction, topic)
+
+    # Answering and settling
+
+    def answer_if_due(self, transaction: Transaction) -> None:
+        """Tell those who wait for a durable outcome, if it is one and nothing else is to be waited for."""
+        if transaction.waiters and not transaction.hidden and transaction.state in TERMINAL:
+            self._answer(transaction, OUTCOME[transaction.state])
+
+    def _answer(self, transaction: Transaction, outcome: Outcome) -> None:
+        core, waiters = self._core, transaction.waiters
+        if not waiters:
+            return
+        transaction.waiters = None
+        for waiter in waiters:
+            session, request, commit = waiter
+            if outcome is Outcome.COMMIT:
+                core.answer(session, request, outcome)
+            elif commit and transaction.refusal is not None:
+                core.answer(session, request, transaction.refusal)
+            else:
+                core.answer_outcome(waiter, transaction.txn, outcome, transaction.reason)
+
+    def _settle_if_due(self, transaction: Transaction) -> None:
+        if transaction.unfinished or transaction.unseen or transaction.hidden:
+            return
+        if transaction.txn.least in self._core.live:
+            self._settle(transaction, OUTCOME[transaction.state])
+
+    def _settle(self, transaction: Transaction, outcome: Outcome) -> None:
+        core, least = self._core, transaction.txn.least
+        del core.live[least]
+        core.outcomes.add(least, outcome, core.now)
+        if transaction.one_phase:
+            core.progress.settle_one_phase(least, outcome)
+        else:
+            core.progress.settled.add(least)
+            if transaction.group is not None:
+                transaction.group.unsettled -= 1
+            self._names.ended(transaction)
+        self._sessions.ended(transaction)

@@ -1,0 +1,65 @@
+"""A growing set of ids: single ones are added at the price of a Python set, kept at that of a bitmap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from pyroaring import BitMap64
+
+
+class IdSet:
+    __slots__ = ("_kept", "_recent")
+
+    def __init__(self, kept: BitMap64 | None = None) -> None:
+        self._kept = BitMap64() if kept is None else kept
+        self._recent: set[int] = set()
+
+    def __contains__(self, least: int) -> bool:
+        return least in self._recent or least in self._kept
+
+    def __len__(self) -> int:
+        return len(self.bitmap())
+
+    def add(self, least: int) -> None:
+        self._recent.add(least)
+
+    def update(self, ids: BitMap64) -> None:
+        self._kept |= ids
+
+    def add_block(self, first: int, count: int) -> None:
+        self._kept.add_range(first, first + count)
+
+    def bitmap(self) -> BitMap64:
+        """All ids; the set's own bitmap, not a copy."""
+        if self._recent:
+            self._kept |= bitmap_of(self._recent)
+            self._recent.clear()
+        return self._kept
+
+    def up_to(self, limit: int) -> BitMap64:
+        """The ids that are at most `limit`."""
+        return self.bitmap() & block(0, limit + 1)
+
+    def drop_up_to(self, limit: int) -> None:
+        self.bitmap().remove_range(0, limit + 1)
+
+
+def bitmap_of(ids: Iterable[int]) -> BitMap64:
+    return BitMap64(np.fromiter(ids, np.uint64))
+
+
+def block(first: int, count: int) -> BitMap64:
+    """`count` ids from `first` on."""
+    ids = BitMap64()
+    ids.add_range(first, first + count)
+    return ids
+
+
+def end_of_run(ids: BitMap64, below: int) -> int:
+    """The highest id up to which, from `below` + 1 on, all are there; `below` if that one isn't."""
+    if not ids or below + 1 not in ids:
+        return below
+    last = int(ids.max())
+    missing = block(below + 1, last - below + 1) - ids
+    return int(missing.min()) - 1

@@ -1,0 +1,105 @@
+"""Named producers: a name has one holder, and the last number that was committed under it.
+
+Whoever opens a name fences its older holder and ends what that one has open. A number at or below the last
+committed one is committed already. So one commit of a name is under way at a time.
+"""
+
+from __future__ import annotations
+
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.entries import Name
+from txnbuffer.coordinator.history import NameState
+from txnbuffer.coordinator.messages import Done, NameOpened, Naming
+from txnbuffer.coordinator.transaction import Transaction
+from txnbuffer.errors import AlreadyCommitted, Error, ProducerFenced
+
+
+class Names:
+    """`committed` of a state counts what stands in the log or is on its way there: all after it lands behind it."""
+
+    def __init__(self, core: Core, states: dict[str, NameState]) -> None:
+        self._core = core
+        self._states = states
+        self._attempts: dict[str, dict[int, Transaction]] = {}
+        self._deleted: list[tuple[int, str]] = []
+        for name, state in states.items():
+            if state.deleted:
+                self._deleted.append((core.journal.next_group, name))
+
+    def open(self, session: str, request: int, name: str) -> None:
+        """Make the session the holder; `attempts` of the older one are to be ended before."""
+        state = self._states.setdefault(name, NameState())
+        state.opening += 1
+        state.group = 0
+        state.deleted = False
+        opened = NameOpened(state.opening, state.committed)
+        self._core.journal.put(self._entry(name, state), lambda: self._core.answer(session, request, opened))
+
+    def delete(self, session: str, request: int, name: str) -> None:
+        """Forget the name and its numbers, and fence its holder."""
+        state = self._states.get(name)
+        if state is None or state.deleted:
+            self._core.answer(session, request, Done())
+            return
+        state.opening += 1
+        state.committed = state.group = 0
+        state.deleted = True
+
+        def deleted() -> None:
+            self._deleted.append((self._core.journal.next_group, name))
+            self._core.answer(session, request, Done())
+
+        self._core.journal.put(self._entry(name, state), deleted)
+
+    def attempts(self, name: str) -> list[Transaction]:
+        """What was begun under a name and is not settled."""
+        return list(self._attempts.get(name, {}).values())
+
+    def begun(self, naming: Naming, transaction: Transaction) -> None:
+        transaction.name = naming.name
+        self._attempts.setdefault(naming.name, {})[transaction.txn.least] = transaction
+
+    def ended(self, transaction: Transaction) -> None:
+        if transaction.name is not None:
+            attempts = self._attempts.get(transaction.name, {})
+            attempts.pop(transaction.txn.least, None)
+            if not attempts:
+                self._attempts.pop(transaction.name, None)
+
+    def refusal(self, naming: Naming) -> Error | None:
+        """Why a number can't be committed by this holder."""
+        name, number, opening = naming
+        state = self._states.get(name)
+        if state is None or state.deleted or state.opening != opening:
+            return ProducerFenced(f"{name!r} was opened by another producer after this one; stop this one")
+        if number <= state.committed:
+            return AlreadyCommitted(name, number, state.committed)
+        return None
+
+    def commit(self, naming: Naming) -> None:
+        """The decision just taken commits a number."""
+        state = self._states[naming.name]
+        state.committed = naming.number
+        state.group = self._core.journal.commit_number(naming.name, naming.number)
+
+    def repeat(self, group: int, names: tuple[str, ...]) -> None:
+        """A group is about to be forgotten: write down what only it says."""
+        for name in names:
+            state = self._states.get(name)
+            if state is not None and state.group == group:
+                state.group = 0
+                self._core.journal.put(self._entry(name, state))
+
+    def forgettable(self, oldest_group: int) -> list[str]:
+        """Keys of deleted names that no group from `oldest_group` on speaks of."""
+        keys = []
+        for deleted_at, name in self._deleted[:]:
+            if deleted_at <= oldest_group:
+                self._deleted.remove((deleted_at, name))
+                if name in self._states and self._states[name].deleted:
+                    del self._states[name]
+                    keys.append(f"name-{name}")
+        return keys
+
+    def _entry(self, name: str, state: NameState) -> Name:
+        return Name(name, state.opening, state.committed, state.deleted)

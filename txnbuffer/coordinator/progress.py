@@ -1,0 +1,44 @@
+"""Which transactions are settled (ended with all their markers durable), and the low-water mark over them."""
+
+from __future__ import annotations
+
+from pyroaring import BitMap64
+
+from txnbuffer.coordinator.ids import IdSet, end_of_run
+from txnbuffer.model import Outcome
+
+
+class Progress:
+    """`low_water_mark` is durable in the decision log: markers carry it, ids up to it are refused.
+
+    `settled` holds ids above it; `one_phase` those of them, by outcome, that no group of decisions names.
+    """
+
+    __slots__ = ("low_water_mark", "one_phase", "settled")
+
+    def __init__(self, low_water_mark: int = 0, settled: BitMap64 | None = None) -> None:
+        self.low_water_mark = low_water_mark
+        self.settled = IdSet(settled)
+        self.one_phase = (IdSet(), IdSet())
+
+    def has_ended(self, least: int) -> bool:
+        return least <= self.low_water_mark or least in self.settled
+
+    def settle_one_phase(self, least: int, outcome: Outcome) -> None:
+        self.settled.add(least)
+        self.one_phase[outcome].add(least)
+
+    def reachable(self) -> int:
+        """Where the low-water mark could be now."""
+        return end_of_run(self.settled.bitmap(), self.low_water_mark)
+
+    def passed(self, mark: int) -> tuple[BitMap64, BitMap64]:
+        """The one-phase transactions up to a mark, aborted and committed."""
+        aborted, committed = self.one_phase
+        return aborted.up_to(mark), committed.up_to(mark)
+
+    def raise_to(self, mark: int) -> None:
+        """The mark is durable."""
+        self.low_water_mark = mark
+        for ids in (self.settled, *self.one_phase):
+            ids.drop_up_to(mark)

@@ -1,0 +1,122 @@
+"""What the decision log may forget, and the low-water mark that lets it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from pyroaring import BitMap64
+
+from txnbuffer.coordinator.consumers import ConsumerGroups
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.entries import ENDED_KEY, EndedIds, Mark
+from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.names import Names
+from txnbuffer.coordinator.transaction import GroupRecord
+
+
+class Retention:
+    def __init__(self, core: Core, names: Names, consumers: ConsumerGroups, history: History) -> None:
+        self._core = core
+        self._names = names
+        self._consumers = consumers
+        self._groups: deque[GroupRecord] = deque()
+        self._next_mark = history.next_mark
+        self._marks = deque((mark.number, mark.raised_at / 1000) for mark in history.marks.values())
+        self._leases = deque((lease.first + lease.size - 1, lease.first) for lease in history.leases.values())
+        self._ended: BitMap64 = history.ended
+        self._mark_under_way = self._ended_under_way = False
+        self._marked_at = self._covered_at = float("-inf")
+
+    def add(self, record: GroupRecord) -> None:
+        """A group of decisions is durable."""
+        self._groups.append(record)
+
+    def leased(self, first: int, last: int) -> None:
+        self._leases.append((last, first))
+
+    def tick(self) -> None:
+        self._core.outcomes.forget(self._core.now)
+        self._raise_mark()
+        self._forget_groups()
+        self._forget_marks()
+
+    def _raise_mark(self) -> None:
+        """Raise the low-water mark: in the log first, for the markers once it is durable there."""
+        core = self._core
+        if self._mark_under_way or core.now < self._marked_at + core.config.low_water_mark_interval:
+            return
+        mark = core.progress.reachable()
+        if mark == core.progress.low_water_mark:
+            return
+        self._marked_at = core.now
+        self._mark_under_way = True
+        aborted, committed = core.progress.passed(mark)
+        number, self._next_mark = self._next_mark, self._next_mark + 1
+        entry = Mark(number, mark, int(core.now * 1000), committed, aborted)
+        core.journal.put(entry, lambda: self._mark_durable(number, mark))
+
+    def _mark_durable(self, number: int, mark: int) -> None:
+        core = self._core
+        self._mark_under_way = False
+        self._marks.append((number, core.now))
+        core.progress.raise_to(mark)
+        keys = []
+        while self._leases and self._leases[0][0] <= mark:
+            keys.append(f"lease-{self._leases.popleft()[1]}")
+        if self._ended and self._ended.max() <= mark and not self._ended_under_way:
+            self._ended = BitMap64()
+            keys.append(ENDED_KEY)
+        if keys:
+            core.journal.forget(keys)
+
+    def _forget_groups(self) -> None:
+        """Groups whose transactions are all settled, past remembering, and covered by what is durable."""
+        core, keys = self._core, []
+        kept: deque[GroupRecord] = deque()
+        uncovered = False
+        while self._groups and self._groups[0].decided_at + core.config.remember <= core.now:
+            record = self._groups.popleft()
+            if record.unsettled == 0 and self._covered(record):
+                self._names.repeat(record.number, record.names)
+                self._consumers.repeat(record.number, record.consumers)
+                keys.append(f"group-{record.number}")
+            else:
+                kept.append(record)
+                uncovered |= record.unsettled == 0
+        self._groups.extendleft(reversed(kept))
+        oldest = self._groups[0].number if self._groups else core.journal.next_group
+        keys += self._names.forgettable(oldest)
+        if keys:
+            core.journal.forget(keys)
+        if uncovered:
+            self._cover()
+
+    def _covered(self, record: GroupRecord) -> bool:
+        mark = self._core.progress.low_water_mark
+        if record.ids.max() <= mark:
+            return True
+        above = record.ids.copy()
+        above.remove_range(0, mark + 1)
+        return above.issubset(self._ended)
+
+    def _cover(self) -> None:
+        """An old open transaction holds the low-water mark: write down which ids above it have ended."""
+        core = self._core
+        if self._ended_under_way or core.now < self._covered_at + core.config.ended_interval:
+            return
+        self._covered_at = core.now
+        self._ended_under_way = True
+        ids = core.progress.settled.bitmap().copy()
+        core.journal.put(EndedIds(ids), lambda: self._ended_durable(ids))
+
+    def _ended_durable(self, ids: BitMap64) -> None:
+        self._ended_under_way = False
+        self._ended = ids
+
+    def _forget_marks(self) -> None:
+        """Marks whose outcomes are past remembering; never the newest."""
+        core, keys = self._core, []
+        while len(self._marks) > 1 and self._marks[0][1] + core.config.remember <= core.now:
+            keys.append(f"mark-{self._marks.popleft()[0]}")
+        if keys:
+            core.journal.forget(keys)

@@ -1,0 +1,277 @@
+"""Sessions, the blocks of ids that they lease, and what becomes of ids that nobody uses.
+
+Leases are durable before they are answered, and grow for ever. An id that is given back, or left unused
+when its session ends, is said ABORT of in the log, and never leased again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+from pyroaring import BitMap64
+
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.entries import Lease, Retired
+from txnbuffer.coordinator.ids import block as block_of
+from txnbuffer.coordinator.messages import Leased
+from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.transaction import Block, Retirement, Session, Transaction
+from txnbuffer.errors import ForeignTransaction, InvalidRequest, TooManyTransactions, UnknownTransaction
+from txnbuffer.model import Outcome, TxnId
+
+Abort = Callable[[Transaction, str], None]
+
+
+class Sessions:
+    """`abort` ends an open transaction; `leased` is told of each durable lease: its first and last id."""
+
+    def __init__(self, core: Core, next_id: int, abort: Abort, leased: Callable[[int, int], None]) -> None:
+        self._core = core
+        self._abort = abort
+        self._leased = leased
+        self._sessions: dict[str, Session] = {}
+        self._blocks: list[Block] = []
+        self._expiring: deque[Block] = deque()
+        self._retirements: list[Retirement] = []
+        self._next_id = next_id
+        self._outstanding = 0
+        self.taken = BitMap64()
+        """Ids above all leases that have ended nevertheless: somebody used what nobody leased."""
+
+    def get(self, name: str) -> Session | None:
+        return self._sessions.get(name)
+
+    def connect(self, name: str) -> Session:
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = Session(name)
+        session.gone_since = None
+        return session
+
+    def disconnect(self, name: str) -> None:
+        session = self._sessions.get(name)
+        if session is not None:
+            session.gone_since = self._core.now
+
+    # Leases
+
+    def lease(self, session: Session, request: int, count: int) -> None:
+        """Give a session ids, as many as asked for or, rarely, fewer."""
+        core, config = self._core, self._core.config
+        if count < 1:
+            core.answer(session.name, request, InvalidRequest(f"a lease of {count} ids is none: ask for 1 or more"))
+            return
+        for limit, used in ((config.max_open_session, session.outstanding), (config.max_open, self._outstanding)):
+            if used + count > limit:
+                text = f"{used} transactions are open or leased, {limit} may be: end some, or give ids back"
+                core.answer(session.name, request, TooManyTransactions(text))
+                return
+        while self._next_id in self.taken:
+            self._next_id += 1
+        taken = self.taken & block_of(self._next_id, count)
+        first, last = self._next_id, int(taken.min()) - 1 if taken else self._next_id + count - 1
+        self._next_id = last + 1
+        block = self.add(session, first, last, core.now)
+        entry = Lease(first, last - first + 1, session.name, int(core.now * 1000))
+        core.journal.put(entry, partial(self._lease_durable, block, request))
+
+    def add(self, session: Session, first: int, last: int, since: float) -> Block:
+        """A block of ids above all others."""
+        block = Block(session, first, last, since + self._core.config.lease_timeout)
+        self._blocks.append(block)
+        self._expiring.append(block)
+        self._count(session, block.left)
+        return block
+
+    def load(self, lease: Lease, since: float) -> None:
+        """A block that an older owner leased; what of it has ended is known."""
+        session = self._sessions.get(lease.session)
+        if session is None:
+            session = self._sessions[lease.session] = Session(lease.session, since)
+        block = self.add(session, lease.first, lease.first + lease.size - 1, since)
+        self.reduce(block, block.left - len(self._unended(block.first, block.last)))
+
+    def _lease_durable(self, block: Block, request: int) -> None:
+        self._leased(block.first, block.last)
+        session = block.session
+        if self._sessions.get(session.name) is session:
+            session.block = block
+            self._core.answer(session.name, request, Leased(block.first, block.last - block.first + 1))
+        else:
+            self._retire(block, block.first, block.last)
+
+    def locate(self, least: int) -> Block | None:
+        """The block that an id was leased in; None if it was not, or all of that block has ended long ago."""
+        at = bisect_right(self._blocks, least, key=_first) - 1
+        if at >= 0 and least <= self._blocks[at].last:
+            return self._blocks[at]
+        return None
+
+    # Transactions
+
+    def find(self, name: str, request: int, txn: TxnId, *, commit: bool) -> Transaction | None:
+        """The transaction, live, of a session; None if the request is answered, or waits for a durable end."""
+        core, least = self._core, txn.least
+        transaction = core.live.get(least)
+        if txn.most != core.shard:
+            text = f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+            core.answer(name, request, ForeignTransaction(text))
+        elif transaction is not None:
+            owner = transaction.session
+            lead = transaction.lead.session if transaction.lead is not None else None
+            if owner is None or name in (owner.name, lead and lead.name) or transaction.state is not State.OPEN:
+                return transaction
+            self._foreign(name, request, txn)
+        elif core.progress.has_ended(least):
+            core.answer_ended((name, request, commit), txn)
+        elif (block := self.locate(least)) is None:
+            text = f"transaction {txn} was never leased: begin transactions with ids of a lease"
+            core.answer(name, request, UnknownTransaction(text))
+        elif (retirement := self.retirement(least)) is not None:
+            retirement.waiters.append(((name, request, commit), txn))
+        elif block.session.name != name:
+            self._foreign(name, request, txn)
+        else:
+            return self.start(txn, block, core.config.transaction_timeout)
+        return None
+
+    def start(self, txn: TxnId, block: Block | None, timeout: float) -> Transaction:
+        """Begin to know a transaction; an open one is ended after `timeout` seconds."""
+        transaction = Transaction(txn, None if block is None else block.session, block)
+        self._core.live[txn.least] = transaction
+        self._core.watch(transaction, self._core.now + timeout)
+        return transaction
+
+    def ended(self, transaction: Transaction) -> None:
+        """A transaction is settled."""
+        if transaction.block is not None:
+            self.reduce(transaction.block, 1)
+
+    def reduce(self, block: Block, count: int) -> None:
+        """So many ids of a block have ended."""
+        block.left -= count
+        self._count(block.session, -count)
+
+    def drop_ended(self) -> None:
+        """Drop the oldest blocks, as far as all their ids have ended."""
+        done = 0
+        while done < len(self._blocks) and self._blocks[done].left == 0:
+            done += 1
+        del self._blocks[:done]
+
+    # Giving back
+
+    def give_back(self, session: Session, first: int, last: int) -> None:
+        """Ids that the session will not use; those that it did use are left alone."""
+        for block in self.blocks(session):
+            low, high = max(first, block.first), min(last, block.last)
+            if low <= high:
+                self._retire(block, low, high)
+
+    @property
+    def highest_id(self) -> int:
+        """The highest id leased so far."""
+        return self._next_id - 1
+
+    def keep_only(self, session: Session, claimed: Iterable[int], up_to: int, reason: str) -> None:
+        """Of ids up to `up_to`: end what a session has open but for the claimed, and give back the unused.
+
+        A branch lives as long as the transaction that it is of.
+        """
+        kept = set(claimed)
+        live = self._core.live
+        for block in self.blocks(session):
+            if block.first > up_to:
+                break
+            for least in [least for least in self._unended(block.first, block.last) if least in live]:
+                transaction = live[least]
+                if transaction.state is State.OPEN and transaction.lead is None and least not in kept:
+                    self._abort(transaction, reason)
+            self._retire(block, block.first, block.last)
+
+    def remove(self, session: Session) -> None:
+        """The session is no more; `keep_only` ends what it has open."""
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
+
+    def tick(self) -> None:
+        """End sessions whose client is away too long, and leases that were not used in time."""
+        core = self._core
+        horizon = core.now - core.config.session_timeout
+        for session in [one for one in self._sessions.values() if one.gone_since is not None]:
+            if session.gone_since is not None and session.gone_since <= horizon:
+                self.remove(session)
+                self.keep_only(
+                    session, (), self.highest_id, f"its client was away for {core.config.session_timeout:g} s"
+                )
+        while self._expiring and self._expiring[0].expires <= core.now:
+            block = self._expiring.popleft()
+            if block.left:
+                self._retire(block, block.first, block.last)
+        self.drop_ended()
+
+    def blocks(self, session: Session) -> list[Block]:
+        """The blocks of a session that have ids left."""
+        return [block for block in self._blocks if block.session is session and block.left]
+
+    def all_blocks(self) -> list[Block]:
+        return self._blocks
+
+    def retirement(self, least: int) -> Retirement | None:
+        for retirement in self._retirements:
+            if least in retirement.ids:
+                return retirement
+        return None
+
+    def retired(self, retirement: Retirement) -> None:
+        """The log says ABORT of these ids: they are settled, nobody wrote anything with them."""
+        core = self._core
+        self._retirements.remove(retirement)
+        core.progress.settled.update(retirement.ids)
+        core.outcomes.update(retirement.ids, Outcome.ABORT, core.now)
+        if retirement.block is not None:
+            self.reduce(retirement.block, len(retirement.ids))
+        for waiter, txn in retirement.waiters:
+            core.answer_outcome(waiter, txn, Outcome.ABORT, "its id was given back")
+
+    def _retire(self, block: Block, first: int, last: int) -> None:
+        ids = self._unended(first, last)
+        for retirement in self._retirements:
+            ids -= retirement.ids
+        live = self._core.live
+        for least in [least for least in ids if least in live]:
+            ids.remove(least)
+        if ids:
+            retirement = Retirement(block, ids)
+            self._retirements.append(retirement)
+            self._core.journal.retire(retirement, blocks_of(ids))
+
+    def _unended(self, first: int, last: int) -> BitMap64:
+        progress = self._core.progress
+        ids = block_of(first, last - first + 1) - progress.settled.bitmap()
+        ids.remove_range(0, progress.low_water_mark + 1)
+        return ids
+
+    def _count(self, session: Session, change: int) -> None:
+        session.outstanding += change
+        self._outstanding += change
+
+    def _foreign(self, name: str, request: int, txn: TxnId) -> None:
+        text = f"transaction {txn} belongs to another session: only that one can end it"
+        self._core.answer(name, request, ForeignTransaction(text))
+
+
+def blocks_of(ids: BitMap64) -> list[Retired]:
+    """A set of ids as blocks that follow one another."""
+    column = np.array(ids.to_array(), np.int64)
+    starts = np.flatnonzero(np.diff(column, prepend=column[0] - 2) > 1)
+    counts = np.diff(starts, append=len(column))
+    return list(map(Retired, column[starts].tolist(), counts.tolist()))
+
+
+def _first(block: Block) -> int:
+    return block.first
