@@ -105,13 +105,16 @@ def _recover_open(
 
 
 def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlock], journal: str) -> LedgerEntry:
-    """Write again what the journal has of one segment, where the segment hasn't got it."""
+    """Write again what the journal has of one segment.
+
+    Also where the same bytes are read from it: after a failed sync they may be in memory only, and are
+    not written out unless they are written anew.
+    """
     for placed, header, data in blocks:
         found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
         if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
             raise Damaged(journal, 0, f"the journal has a block for {placed}, which does not follow {ledger}")
-        if file.read(placed.offset, placed.length) != data:
-            file.write(placed.offset, [data])
+        file.write(placed.offset, [data])
         ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
     return ledger
 
