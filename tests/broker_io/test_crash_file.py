@@ -209,6 +209,16 @@ def test_a_block_or_a_file_of_zeros(ended: tuple[Life, SimulatedDisk]) -> None:
             check_truth_or_error(zeroed, life)
 
 
+def test_a_segment_in_the_place_of_another(ended: tuple[Life, SimulatedDisk]) -> None:
+    life, disk = ended
+    paths = [path for path in disk.files() if path.endswith(".log")]
+    for path in paths:
+        for other in paths:
+            swapped = disk.copy()
+            swapped.put(path, disk.content(other))
+            assert check_truth_or_error(swapped, life) or path != other
+
+
 def test_the_manifest_of_another_log_is_refused(ended: tuple[Life, SimulatedDisk]) -> None:
     _, disk = ended
     other = SimulatedDisk()
