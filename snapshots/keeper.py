@@ -8,11 +8,12 @@ the others go on. When ownership is lost everything stops.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
+from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
@@ -23,6 +24,7 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.recovery import Restored, fresh, restore, restored_topics
+from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from snapshots.tailing import Tail
 from snapshots.writer import MAX_ENTRY_BYTES, Plan, SnapshotWriter, commit
@@ -41,6 +43,16 @@ READS_IN_A_ROW = 64
 
 WAIT_STEP = 0.005
 """Seconds that a waiting `pump` gives one topic before it looks at the next."""
+
+
+class Captured(NamedTuple):
+    """The snapshot of one topic about to be written, and how many messages and changes it covers."""
+
+    tail: Tail
+    plan: Plan
+    state: TopicState
+    messages: int
+    changes: int
 
 
 class BufferKeeper:
@@ -162,6 +174,20 @@ class BufferKeeper:
         self._write([tail for tail in self._tails.values() if tail.due.due(now)])
         return effects
 
+    def apply(self, topic: str, placed: PlacedBatch) -> list[Effect] | None:
+        """Apply what was just appended to a topic; None if that stopped it, and then `problems` tells why."""
+        tail = self._tails.get(topic)
+        return None if tail is None else self._guarded(topic, partial(tail.apply, placed))
+
+    def tail(self, topic: str) -> Tail:
+        """How a topic is followed. Raises NotRegistered, or what stopped the topic."""
+        return self._tail(topic)
+
+    def due(self) -> list[str]:
+        """The topics whose snapshot is due."""
+        now = self._clock.monotonic()
+        return [topic for topic, tail in self._tails.items() if tail.due.due(now)]
+
     def snapshot(self, topic: str) -> None:
         """Write a snapshot now. Raises as `pump`; then the next one covers the same and more."""
         self._write([self._tail(topic)])
@@ -183,7 +209,7 @@ class BufferKeeper:
     def delete(self, topic: str) -> None:
         """Forget a topic: every key of it leaves the snapshot topic. The data topic itself is the caller's."""
         tail = self._tail(topic)
-        self._settle()
+        self.settle()
         self._delete_keys(tail.writer)
         tail.close()
         del self._tails[topic]
@@ -286,16 +312,44 @@ class BufferKeeper:
                 self._guarded(topic, tail.numbering.advance)
         return effects
 
+    # A snapshot in steps, for an owner that must not wait: all but `settle` and `write` belong to the one thread that
+    # calls everything else, those two may run in another. Nothing else is written between `settle` and `finish`.
+
+    def settle(self) -> None:
+        """If an earlier write failed, find out what became of it before anything else is written."""
+        if not self._unsettled:
+            return
+        table = self._owned().renew()
+        for writer, plan in self._unsettled:
+            writer.settle(plan, table.topics.get(writer.topic, TopicEntries()))
+        self._unsettled = []
+
+    def begin(self, topics: Iterable[str]) -> list[Captured]:
+        """Capture the state of topics as it is now."""
+        epoch = self._owned().epoch
+        tails = [self._tails[topic] for topic in topics if topic in self._tails]
+        return [Captured(tail, *tail.plan(epoch), tail.due.messages, tail.due.changes) for tail in tails]
+
+    def write(self, captured: Sequence[Captured]) -> None:
+        """Write what was captured. Raises as `pump`."""
+        self._commit([(one.tail.writer, one.plan) for one in captured])
+
+    def finish(self, captured: Sequence[Captured]) -> None:
+        """What was captured is durable."""
+        for tail, _, state, messages, changes in captured:
+            tail.written(state, messages, changes)
+            self._drop_parts(tail)
+
     def _write(self, tails: Sequence[Tail]) -> None:
         if not tails:
             return
-        self._settle()
+        self.settle()
+        for tail in tails:
+            tail.numbering.advance()
         epoch = self._owned().epoch
-        planned = [(tail, *tail.plan(epoch), tail.due.messages, tail.due.changes) for tail in tails]
-        self._commit([(tail.writer, plan) for tail, plan, *_ in planned])
-        for tail, _, state, messages, changes in planned:
-            tail.written(state, messages, changes)
-            self._drop_parts(tail)
+        captured = [Captured(tail, *tail.plan(epoch), tail.due.messages, tail.due.changes) for tail in tails]
+        self.write(captured)
+        self.finish(captured)
 
     def _drop_parts(self, tail: Tail) -> bool:
         """Let go of parts whose ledgers are gone; the next snapshot names them no more."""
@@ -308,15 +362,6 @@ class BufferKeeper:
         ownership = self._owned()
         self._unsettled = planned
         commit(ownership, planned)
-        self._unsettled = []
-
-    def _settle(self) -> None:
-        """If an earlier write failed, find out what became of it before anything else is written."""
-        if not self._unsettled:
-            return
-        table = self._owned().renew()
-        for writer, plan in self._unsettled:
-            writer.settle(plan, table.topics.get(writer.topic, TopicEntries()))
         self._unsettled = []
 
     def _other_floor(self, topic: str) -> list[int]:

@@ -14,6 +14,9 @@ from txnbuffer.buffer.sequencer import Sequencer
 HELD_BYTES = 8 * 1024 * 1024
 """Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
 
+STEP_MESSAGES = 4096
+"""Messages that one step reads again at most, about."""
+
 
 class Numbering:
     """Gives seqnos behind `renumber` (exclusive), in step with a buffer that was applied up to `resume`."""
@@ -29,6 +32,7 @@ class Numbering:
         resume: Position,
     ) -> None:
         self.sequencer = sequencer
+        self.held_limit = HELD_BYTES
         self._broker = broker
         self._topic = topic
         self._buffer = buffer
@@ -43,23 +47,29 @@ class Numbering:
         if not self._trails:
             self._held.append(placed)
             self._held_bytes += _weight(placed)
-            if self._held_bytes > HELD_BYTES:
+            if self._held_bytes > self.held_limit:
                 self.advance()
-                self._trails = self._held_bytes > HELD_BYTES
+                self._trails = self._held_bytes > self.held_limit
             if self._trails:
                 self._held.clear()
                 self._held_bytes = 0
 
     def advance(self) -> None:
         """Number all that is decided by now."""
-        while self._trails and self._read():
+        while self.step():
             pass
+
+    def step(self) -> bool:
+        """Number some of what is decided by now, a bounded amount; False if nothing was left to do."""
+        if self._trails:
+            return self._read()
         while self._held:
             placed = self._held[0]
             if self._number(placed) < len(placed):
-                return
+                return False
             self._held.popleft()
             self._held_bytes -= _weight(placed)
+        return False
 
     def close(self) -> None:
         if self._reader is not None:
@@ -85,7 +95,7 @@ class Numbering:
             return False
         if self._reader is None:
             self._reader = self._broker.reader(self._topic, self._renumber, inclusive=False)
-        placed = self._reader.read()
+        placed = self._reader.read(limit=STEP_MESSAGES)
         if placed is None:
             return False
         if self._number(placed) < len(placed):

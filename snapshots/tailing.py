@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock
 from broker_io.errors import StorageError
 from broker_io.port import Broker, Ledger
@@ -73,8 +74,10 @@ class Tail:
         Raises ProtocolStopped, PositionTrimmed, Damaged: the topic can't be followed any further then.
         """
         placed = self._reader.read(timeout=timeout)
-        if placed is None:
-            return None
+        return None if placed is None else self.apply(placed)
+
+    def apply(self, placed: PlacedBatch) -> list[Effect]:
+        """Apply messages that follow the applied ones, for an owner that knows what it appends. Raises as `read`."""
         effects = self.buffer.apply_batch(placed)
         self.numbering.applied(placed)
         self.due.applied(len(placed), sum(isinstance(effect, Ended | Suppressed) for effect in effects))
@@ -102,8 +105,7 @@ class Tail:
         return self._following[1]
 
     def plan(self, epoch: int) -> tuple[Plan, TopicState]:
-        """The next snapshot of this topic."""
-        self.numbering.advance()
+        """The next snapshot of this topic, as it stands at this moment."""
         self.writer.add(self.buffer.take_sealed())
         state = self.state()
         return self.writer.plan(epoch, encode_state(state)), state
@@ -116,6 +118,10 @@ class Tail:
     def floor(self) -> int:
         """The lowest ledger that readers of what is still undecided and both kept snapshots need."""
         return min([self.state().resume_ledger, *self.generations])
+
+    def stop_reading(self) -> None:
+        """From here on whatever the log gets is given to `apply`."""
+        self._reader.close()
 
     def close(self) -> None:
         self._reader.close()
