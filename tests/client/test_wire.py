@@ -1,0 +1,267 @@
+"""Frames as bytes: golden ones, all sorts there and back, noise and damage refused."""
+
+from __future__ import annotations
+
+import pytest
+from frame_rows import client_frames, plain_client, plain_server, server_frames
+from golden_files import committed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import MessageTooLarge, PeerError
+from broker_io.position import Position
+from txnbuffer import avro
+from txnbuffer.coordinator.messages import (
+    Begin,
+    Branch,
+    Commit,
+    ConsumerPosition,
+    Done,
+    Joined,
+    Leased,
+    NameOpened,
+    Naming,
+    Opened,
+)
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import AlreadyCommitted, TransactionAborted
+from txnbuffer.frames import (
+    SESSION_VERSION,
+    ClientFrame,
+    Failure,
+    Hello,
+    IdBlock,
+    Join,
+    LeaseRequest,
+    Leave,
+    NamedRequest,
+    Send,
+    ServerFrame,
+    TxnRequest,
+    Welcome,
+)
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import transactional
+from txnbuffer.wire import (
+    MalformedFrame,
+    decode_client_frame,
+    decode_server_frame,
+    encode_client_frame,
+    encode_server_frame,
+)
+from txnbuffer.wire.client import CLIENT_SCHEMA
+from txnbuffer.wire.faults import ERROR_SCHEMA, tell, told
+from txnbuffer.wire.server import SERVER_SCHEMA
+
+A, B = TxnId(0, 7), TxnId(3, 9)
+BATCH = Batch.of([Message(b"k", b"one", {"colour": "red"}, 5), Message(None, None)])
+
+CLIENT = {
+    "empty": ClientFrame(),
+    "plain": ClientFrame(
+        begins=(Begin(1, A), Begin(2, TxnId(0, 8))),
+        sends=(Send("orders", transactional(BATCH, A, 1)), Send("stock", BATCH)),
+        commits=(Commit(3, A, ("orders",), (2,)), Commit(4, TxnId(0, 8), ("stock", "orders"), (1, 1))),
+    ),
+    "full": ClientFrame(
+        hello=Hello(SESSION_VERSION, "s-1", (A, B)),
+        registers=(NamedRequest(5, "orders"),),
+        leases=(LeaseRequest(6, 100),),
+        open_names=(NamedRequest(7, "sink"),),
+        joins=(Join(8, "group", ("orders", "stock")),),
+        begins=(Begin(9, A, 2.5), Begin(10, B, None, A, Naming("sink", 4, 2))),
+        sends=(Send("orders", BATCH),),
+        commits=(
+            Commit(11, A, (), ()),
+            Commit(
+                *(12, B, ("orders",), (1,), True, Naming("sink", 4, 2)),
+                *((Branch(TxnId(0, 10), ("stock",), (3,)),), (TxnId(0, 11), TxnId(1, 12))),
+                (ConsumerPosition("group", "stock", 2, Position(1, 2), Position(1, 9, 3)),),
+            ),
+        ),
+        aborts=(TxnRequest(13, A),),
+        queries=(TxnRequest(14, A), TxnRequest(15, B)),
+        leaves=(Leave("group", 2),),
+        returned=(IdBlock(20, 5),),
+        bye=True,
+    ),
+}
+SERVER = {
+    "empty": ServerFrame(),
+    "plain": ServerFrame(acknowledged=12, answers=((1, Outcome.COMMIT), (2, Outcome.ABORT))),
+    "full": ServerFrame(
+        welcome=Welcome("s-1", 0, 4, 5_242_880, ((A, State.OPEN), (B, State.ABORTED))),
+        acknowledged=3,
+        failures=(Failure(2, MessageTooLarge("too large")), Failure(3, TransactionAborted(A, "its time is up"), A)),
+        answers=(
+            (1, Outcome.COMMIT),
+            (2, State.COMMITTING),
+            (3, Done()),
+            (4, Leased(100, 50)),
+            (5, NameOpened(2, 41)),
+            (6, Joined(3, (("orders", Position(1, 2)), ("stock", Position(1, 9, 3))))),
+            (7, AlreadyCommitted("sink", 3, 41)),
+        ),
+        credits=1_000_000,
+        draining=True,
+        goodbye=PeerError("the service stops"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLIENT)
+def test_golden_client_frames(name: str) -> None:
+    stored = committed(f"session/client-{name}.bin", encode_client_frame(CLIENT[name]))
+    assert plain_client(decode_client_frame(stored)) == plain_client(CLIENT[name])
+    assert encode_client_frame(decode_client_frame(stored)) == stored
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_golden_server_frames(name: str) -> None:
+    stored = committed(f"session/server-{name}.bin", encode_server_frame(SERVER[name]))
+    assert plain_server(decode_server_frame(stored)) == plain_server(SERVER[name])
+    assert encode_server_frame(decode_server_frame(stored)) == stored
+
+
+@given(client_frames)
+def test_a_client_frame_comes_back_as_it_was(frame: ClientFrame) -> None:
+    assert plain_client(decode_client_frame(encode_client_frame(frame))) == plain_client(frame)
+
+
+@given(server_frames)
+def test_a_server_frame_comes_back_as_it_was(frame: ServerFrame) -> None:
+    assert plain_server(decode_server_frame(encode_server_frame(frame))) == plain_server(frame)
+
+
+@given(client_frames, st.data())
+def test_a_cut_or_longer_client_frame_is_refused(frame: ClientFrame, data: st.DataObject) -> None:
+    payload = encode_client_frame(frame)
+    for damaged in (payload[: data.draw(st.integers(0, len(payload) - 1))], payload + b"\0"):
+        with pytest.raises(MalformedFrame):
+            decode_client_frame(damaged)
+
+
+@given(server_frames, st.data())
+def test_a_cut_or_longer_server_frame_is_refused(frame: ServerFrame, data: st.DataObject) -> None:
+    payload = encode_server_frame(frame)
+    for damaged in (payload[: data.draw(st.integers(0, len(payload) - 1))], payload + b"\0"):
+        with pytest.raises(MalformedFrame):
+            decode_server_frame(damaged)
+
+
+@given(client_frames, st.data())
+def test_a_flipped_byte_is_refused_or_is_a_frame(frame: ClientFrame, data: st.DataObject) -> None:
+    payload = bytearray(encode_client_frame(frame))
+    payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        decode_client_frame(bytes(payload))
+    except MalformedFrame:
+        return
+
+
+@given(st.binary(max_size=80))
+def test_noise_is_refused(noise: bytes) -> None:
+    for decode in (decode_client_frame, decode_server_frame):
+        with pytest.raises(MalformedFrame):
+            decode(len(noise).to_bytes(4, "big") + noise)
+
+
+def client_control(**changes: object) -> bytes:
+    """An otherwise empty client frame with some fields of its control record changed."""
+    return with_changes(CLIENT_SCHEMA, encode_client_frame(ClientFrame()), changes)
+
+
+def server_control(**changes: object) -> bytes:
+    return with_changes(SERVER_SCHEMA, encode_server_frame(ServerFrame()), changes)
+
+
+def with_changes(schema: dict[str, object], frame: bytes, changes: dict[str, object]) -> bytes:
+    parsed = avro.schema(schema)
+    control = avro.encode(parsed, avro.decode(parsed, frame[4:]) | changes)
+    return len(control).to_bytes(4, "little") + control
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commit_request": [1]}, "commits have columns"),
+        ({"commit_request": [1], "commit_most": [0], "commit_least": [0], "commit_topics": [0]}, "out of range"),
+        ({"commit_request": [1], "commit_most": [-1], "commit_least": [1], "commit_topics": [0]}, "out of range"),
+        ({"abort_request": [1, 2, 3], "abort_most": [1, 2], "abort_least": [1, 2, 3]}, "halves"),
+        ({"commit_topic_rows": [-1], "topics": ["a"], "commit_records": [1]}, "a topic that the frame does not have"),
+        ({"commit_topic_rows": [0], "topics": ["a"], "commit_records": [-1]}, "below 0"),
+        (
+            {"commit_request": [1], "commit_most": [0], "commit_least": [1], "commit_topics": [2]}
+            | {"commit_topic_rows": [0], "topics": ["a"], "commit_records": [1]},
+            "1 parts instead of 2",
+        ),
+        ({"send_topics": [0]}, "a topic that the frame does not have"),
+        ({"send_topics": [0], "topics": ["orders"]}, "block 0, for topic 'orders'"),
+        ({"register_request": [1], "register_name": []}, "register requests have columns"),
+        ({"returned_first": [1], "returned_size": [-1]}, "below 0"),
+        ({"begin_request": [1], "begin_most": [0], "begin_least": [1], "begin_timeout": [float("nan")]}, "no time"),
+        ({"begin_extras": [{"row": -1, "parent": None, "naming": None}]}, "adds to begin -1 of 0"),
+    ],
+)
+def test_a_client_frame_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(MalformedFrame, match=message):
+        decode_client_frame(client_control(**changes))
+
+
+ODD_ERROR = {"name": "Odd", "fault": "nobody", "message": "", "details": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"outcome_request": [1], "outcomes": b""}, "answers of the kind 'outcome'"),
+        ({"outcome_request": [1], "outcomes": b"\2"}, "2 is no outcome"),
+        ({"state_request": [1], "states": b"\5"}, "5 is no state"),
+        ({"leased_request": [1], "leased_first": [1], "leased_size": []}, "answers have columns"),
+        ({"goodbye": ODD_ERROR}, "the fault 'nobody'"),
+        ({"failures": [{"send": 1, "txn": {"most": 0, "least": 0}, "error": ODD_ERROR}]}, "id out of range"),
+    ],
+)
+def test_a_server_frame_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(MalformedFrame, match=message):
+        decode_server_frame(server_control(**changes))
+
+
+def test_what_is_no_answer_of_a_session_is_not_sent() -> None:
+    with pytest.raises(TypeError, match="Opened"):
+        encode_server_frame(ServerFrame(answers=((1, Opened(1, ())),)))
+
+
+def test_a_damaged_block_is_named() -> None:
+    frame = bytearray(encode_client_frame(ClientFrame(sends=(Send("orders", BATCH), Send("stock", BATCH)))))
+    frame[-1] ^= 1  # padding: of no consequence
+    frame[-8] ^= 1
+    with pytest.raises(MalformedFrame, match="block 1, for topic 'stock'"):
+        decode_client_frame(bytes(frame))
+
+
+def test_an_error_comes_back_as_its_class_with_what_it_carries() -> None:
+    error = told(tell(AlreadyCommitted("sink", 3, 41)))
+    assert isinstance(error, AlreadyCommitted)
+    assert (error.name, error.number, error.last) == ("sink", 3, 41)
+    aborted = told(tell(TransactionAborted(A, "its time is up")))
+    assert isinstance(aborted, TransactionAborted)
+    assert aborted.txn == A
+    assert aborted.reason == "its time is up"
+
+
+def test_an_error_of_a_newer_release_is_of_its_fault() -> None:
+    fields = {"name": "Unheard", "fault": "peer", "message": "moved", "details": {"retryable": 1, "where": "b"}}
+    error = told(fields)
+    assert type(error) is PeerError
+    assert str(error) == "moved"
+    assert error.retryable is False
+    assert vars(error) == {"where": "b"}
+
+
+def test_the_schema_of_an_error_holds_whatever_an_error_says() -> None:
+    schema = avro.schema(ERROR_SCHEMA)
+    error = MessageTooLarge("é" * 10)
+    error.add_note("notes stay at home")
+    assert str(told(avro.decode(schema, avro.encode(schema, tell(error))))) == str(error)

@@ -1,0 +1,150 @@
+"""Frames for tests: strategies that make whole ones, and a way to compare them (batches compare by their rows)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import Fenced, MessageTooLarge
+from broker_io.position import Position
+from txnbuffer.coordinator.messages import (
+    Begin,
+    Branch,
+    Commit,
+    ConsumerPosition,
+    Done,
+    Joined,
+    Leased,
+    NameOpened,
+    Naming,
+)
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import AlreadyCommitted, TransactionAborted
+from txnbuffer.frames import (
+    ClientFrame,
+    Failure,
+    Hello,
+    IdBlock,
+    Join,
+    LeaseRequest,
+    Leave,
+    NamedRequest,
+    Send,
+    ServerFrame,
+    TxnRequest,
+    Welcome,
+)
+from txnbuffer.model import MAX_LEAST, Outcome, TxnId
+from txnbuffer.protocol import transactional
+
+longs = st.integers(0, 2**63 - 1)
+requests = st.integers(1, 2**40)
+words = st.text("abc-_é/", min_size=1, max_size=5)
+txns = st.builds(TxnId, st.one_of(st.just(0), longs), st.integers(1, MAX_LEAST))
+positions = st.builds(Position, longs, longs, st.integers(-1, 5))
+namings = st.one_of(st.none(), st.builds(Naming, words, longs, longs))
+
+
+def tuples(of: st.SearchStrategy, size: int = 3) -> st.SearchStrategy:
+    return st.lists(of, max_size=size).map(tuple)
+
+
+@st.composite
+def topic_counts(draw: st.DrawFn) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    pairs = draw(st.lists(st.tuples(words, longs), max_size=3))
+    return tuple(name for name, _ in pairs), tuple(count for _, count in pairs)
+
+
+@st.composite
+def commits(draw: st.DrawFn) -> Commit:
+    request, txn, wait = draw(requests), draw(txns), draw(st.booleans())
+    if draw(st.booleans()):
+        return Commit(request, txn, *draw(topic_counts()), wait)
+    winners = tuple(Branch(draw(txns), *draw(topic_counts())) for _ in range(draw(st.integers(0, 2))))
+    consumed = tuples(st.builds(ConsumerPosition, words, words, longs, positions, positions))
+    return Commit(request, txn, *draw(topic_counts()), wait, draw(namings), winners, draw(tuples(txns)), draw(consumed))
+
+
+messages = st.builds(
+    Message,
+    st.one_of(st.none(), st.binary(max_size=4)),
+    st.one_of(st.none(), st.binary(max_size=9)),
+    st.dictionaries(words, words, max_size=2),
+    st.integers(0, 2**40),
+)
+
+
+@st.composite
+def sends(draw: st.DrawFn) -> Send:
+    batch = Batch.of(draw(st.lists(messages, min_size=1, max_size=4)))
+    return Send(draw(words), transactional(batch, draw(txns), draw(requests)) if draw(st.booleans()) else batch)
+
+
+timeouts = st.one_of(st.none(), st.floats(0.001, 1e6))
+
+client_frames = st.builds(
+    ClientFrame,
+    hello=st.one_of(st.none(), st.builds(Hello, longs, words, tuples(txns))),
+    registers=tuples(st.builds(NamedRequest, requests, words)),
+    leases=tuples(st.builds(LeaseRequest, requests, longs)),
+    open_names=tuples(st.builds(NamedRequest, requests, words)),
+    joins=tuples(st.builds(Join, requests, words, tuples(words))),
+    begins=tuples(st.builds(Begin, requests, txns, timeouts, st.one_of(st.none(), txns), namings)),
+    sends=tuples(sends()),
+    commits=tuples(commits()),
+    aborts=tuples(st.builds(TxnRequest, requests, txns)),
+    queries=tuples(st.builds(TxnRequest, requests, txns)),
+    leaves=tuples(st.builds(Leave, words, longs)),
+    returned=tuples(st.builds(IdBlock, longs, longs)),
+    bye=st.booleans(),
+)
+
+errors = st.one_of(
+    st.builds(TransactionAborted, txns, words),
+    st.builds(AlreadyCommitted, words, requests, requests),
+    st.builds(MessageTooLarge, words),
+    st.builds(Fenced, words),
+)
+results = st.one_of(
+    st.sampled_from(Outcome),
+    st.sampled_from(State),
+    st.builds(Done),
+    st.builds(Leased, longs, longs),
+    st.builds(NameOpened, longs, longs),
+    st.builds(Joined, longs, tuples(st.tuples(words, positions))),
+    errors,
+)
+server_frames = st.builds(
+    ServerFrame,
+    welcome=st.one_of(
+        st.none(),
+        st.builds(Welcome, words, longs, longs, longs, tuples(st.tuples(txns, st.sampled_from(State)))),
+    ),
+    acknowledged=longs,
+    failures=tuples(st.builds(Failure, longs, errors, st.one_of(st.none(), txns))),
+    answers=tuples(st.tuples(requests, results), 6),
+    credits=st.one_of(st.none(), longs),
+    draining=st.booleans(),
+    goodbye=st.one_of(st.none(), errors),
+)
+
+
+def plain_client(frame: ClientFrame) -> object:
+    """A client frame as a value that compares."""
+    rows = tuple((send.topic, tuple(send.batch)) for send in frame.sends)
+    return replace(frame, sends=()), rows
+
+
+def plain_server(frame: ServerFrame) -> object:
+    """A server frame as a value that compares, whatever the order of its answers."""
+    answers = sorted(((request, _plain(result)) for request, result in frame.answers), key=repr)
+    failures = tuple((failure.send, _plain(failure.error), failure.txn) for failure in frame.failures)
+    return replace(frame, answers=(), failures=(), goodbye=None), answers, failures, _plain(frame.goodbye)
+
+
+def _plain(result: object) -> object:
+    if isinstance(result, Exception):
+        return type(result), str(result), vars(result)
+    return type(result), result

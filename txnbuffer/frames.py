@@ -1,0 +1,148 @@
+"""What a client and a service tell each other over a session's connection, as plain values.
+
+Both sides collect what has to be said and say it in one frame; nothing is sent a record or a
+transaction at a time. `txnbuffer.wire` has the bytes. Requests are numbered by the client, once for
+all its connections, and answered by that number in any order.
+
+Sends are numbered 1, 2, 3 … over the life of one connection, in the order of the frames and of
+`sends` within a frame. After a connection is lost the client opens another one, names its session and
+what it has open, and sends again what was not acknowledged: records of a transaction whose `tb.seq`
+the topic already has are left out by the service, a gap before them is a failure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker_io.batch import Batch
+from txnbuffer.coordinator.messages import Begin, Commit, Result
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import Error
+from txnbuffer.model import TxnId
+
+SESSION_VERSION = 1
+"""Version of the session protocol; a service refuses a client of a newer one."""
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""No frame is longer; clients begin another one long before."""
+
+
+class Hello(NamedTuple):
+    """The first word of a connection: which session it goes on with ("": a new one), what it has open there."""
+
+    version: int
+    session: str
+    open: tuple[TxnId, ...] = ()
+
+
+class Send(NamedTuple):
+    """Records for one topic, in order: all of them ordinary, or all with `tb.v`, `tb.txn` and `tb.seq`."""
+
+    topic: str
+    batch: Batch
+
+
+class TxnRequest(NamedTuple):
+    """An abort or a query of one transaction."""
+
+    request: int
+    txn: TxnId
+
+
+class LeaseRequest(NamedTuple):
+    """Lease `size` ids."""
+
+    request: int
+    size: int
+
+
+class NamedRequest(NamedTuple):
+    """Register the topic, or open the producer, of that name."""
+
+    request: int
+    name: str
+
+
+class IdBlock(NamedTuple):
+    """Leased ids `first` to `first + size - 1` that the session gives back unused."""
+
+    first: int
+    size: int
+
+
+class Join(NamedTuple):
+    """Join a consumer group that goes on with these topics; the answer is its new generation."""
+
+    request: int
+    group: str
+    topics: tuple[str, ...]
+
+
+class Leave(NamedTuple):
+    """Leave a consumer group that the session joined in this generation; never answered."""
+
+    group: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFrame:
+    """From client to service; the service takes the parts in the order of the fields."""
+
+    hello: Hello | None = None
+    registers: tuple[NamedRequest, ...] = ()
+    leases: tuple[LeaseRequest, ...] = ()
+    open_names: tuple[NamedRequest, ...] = ()
+    joins: tuple[Join, ...] = ()
+    begins: tuple[Begin, ...] = ()
+    sends: tuple[Send, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    aborts: tuple[TxnRequest, ...] = ()
+    queries: tuple[TxnRequest, ...] = ()
+    leaves: tuple[Leave, ...] = ()
+    returned: tuple[IdBlock, ...] = ()
+    bye: bool = False
+    """The client goes and wants nothing any more; the service ends the connection."""
+
+
+class Welcome(NamedTuple):
+    """The answer to hello: the session's id, the coordinator's shard and epoch, and `states`, which is what
+    became of the transactions that were named. A message above `max_message_bytes` will be refused.
+    """
+
+    session: str
+    shard: int
+    epoch: int
+    max_message_bytes: int
+    states: tuple[tuple[TxnId, State], ...] = ()
+
+
+class Failure(NamedTuple):
+    """What was not appended of a send: the records of `txn`, or all of it where that is None.
+
+    A transaction with a failed send can only abort.
+    """
+
+    send: int
+    error: Error
+    txn: TxnId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFrame:
+    """From service to client.
+
+    `acknowledged`: all sends up to this number are settled: durable, but for the failures told up to now.
+    `credits`: bytes (keys, values and properties) that the client may have unacknowledged; None: as before.
+    `draining`: the service is about to stop; begin nothing here.
+    `goodbye`: the service ends the connection, and why.
+    """
+
+    welcome: Welcome | None = None
+    acknowledged: int = 0
+    failures: tuple[Failure, ...] = ()
+    answers: tuple[tuple[int, Result], ...] = ()
+    credits: int | None = None
+    draining: bool = False
+    goodbye: Error | None = None

@@ -1,0 +1,351 @@
+"""Frames from client to service.
+
+The control record has these fields; a topic is a row of the table `topics`, a transaction id its two
+halves `…_most` and `…_least`, where one `most` may stand for all rows; a column that would say the
+default in every row may be empty.
+
+    hello            null, or version, session, and the open transactions most[], least[]
+    topics           names that the rest of the frame uses
+    register_*       request, name: topics to register
+    lease_*          request, size
+    open_*           request, name: producers to open
+    joins            request, group, topics (names)
+    begin_*          request, most, least, timeout in seconds (0: the default)
+    begin_extras     what few begins have: row (of begin_*), parent, naming
+    send_topics      the topic of each block behind the control record
+    commit_*         request, most, least; wait: one byte each, 1 to wait until it is visible; topics: how many
+                     the transaction wrote to; then for these, transaction by transaction, topic_rows (the
+                     topic) and records (how many records)
+    commit_extras    what few commits have: row (of commit_*), naming, winners, losers, positions
+    abort_*          request, most, least
+    query_*          request, most, least
+    leaves           group, generation
+    returned_*       first, size: ids given back
+    bye              the client goes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker_io.batch import Batch
+from broker_io.block import BadBlock, encode_block, open_block, parse_header
+from broker_io.gather import decode_blocks
+from broker_io.position import Position
+from txnbuffer import avro
+from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming
+from txnbuffer.frames import ClientFrame, Hello, IdBlock, Join, LeaseRequest, Leave, NamedRequest, Send, TxnRequest
+from txnbuffer.model import TxnId
+from txnbuffer.wire.parts import (
+    LONGS,
+    STRINGS,
+    Fields,
+    MalformedFrame,
+    chosen,
+    join,
+    not_negative,
+    optional,
+    record,
+    rows,
+    runs,
+    same_length,
+    split,
+    txn_columns,
+    txns_of,
+)
+
+_ID = record("Id", [("most", "long"), ("least", "long")])
+_NAMING = record("Naming", [("name", "string"), ("number", "long"), ("opening", "long")])
+_BRANCH = record("Branch", [("most", "long"), ("least", "long"), ("topics", LONGS), ("records", LONGS)])
+_POSITION = record(
+    "Position",
+    [("group", "string"), ("topic", "long"), ("generation", "long"), ("start", LONGS), ("end", LONGS)],
+)
+_HELLO = record("Hello", [("version", "long"), ("session", "string"), ("most", LONGS), ("least", LONGS)])
+_BEGIN_EXTRA = record("BeginExtra", [("row", "long"), ("parent", optional(_ID)), ("naming", optional(_NAMING))])
+_COMMIT_EXTRA = record(
+    "CommitExtra",
+    [
+        ("row", "long"),
+        ("naming", optional("txnbuffer.session.Naming")),
+        ("winners", rows(_BRANCH)),
+        ("loser_most", LONGS),
+        ("loser_least", LONGS),
+        ("positions", rows(_POSITION)),
+    ],
+)
+_DOUBLES = {"type": "array", "items": "double"}
+
+CLIENT_SCHEMA = record(
+    "ClientFrame",
+    [
+        ("hello", optional(_HELLO)),
+        ("topics", STRINGS),
+        *((name, LONGS) for name in ("register_request", "lease_request", "lease_size", "open_request")),
+        *((name, STRINGS) for name in ("register_name", "open_name")),
+        ("joins", rows(record("Join", [("request", "long"), ("group", "string"), ("topics", STRINGS)]))),
+        *((name, LONGS) for name in ("begin_request", "begin_most", "begin_least")),
+        ("begin_timeout", _DOUBLES),
+        ("begin_extras", rows(_BEGIN_EXTRA)),
+        ("send_topics", LONGS),
+        *((name, LONGS) for name in ("commit_request", "commit_most", "commit_least")),
+        ("commit_wait", "bytes"),
+        *((name, LONGS) for name in ("commit_topics", "commit_topic_rows", "commit_records")),
+        ("commit_extras", rows(_COMMIT_EXTRA)),
+        *((name, LONGS) for name in ("abort_request", "abort_most", "abort_least")),
+        *((name, LONGS) for name in ("query_request", "query_most", "query_least")),
+        ("leaves", rows(record("Leave", [("group", "string"), ("generation", "long")]))),
+        *((name, LONGS) for name in ("returned_first", "returned_size")),
+        ("bye", "boolean"),
+    ],
+)  # fmt: skip
+
+_SCHEMA = avro.schema(CLIENT_SCHEMA)
+
+
+class _Topics(dict[str, int]):
+    """Rows of the table of topics, given as names turn up."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = row = len(self)
+        return row
+
+
+def encode_client_frame(frame: ClientFrame) -> bytes:
+    """The bytes of a frame. Every batch of it has at least one message."""
+    topics = _Topics()
+    hello = frame.hello
+    control: Fields = {
+        "hello": None,
+        "send_topics": [topics[send.topic] for send in frame.sends],
+        **_pairs("register", "name", frame.registers),
+        **_pairs("lease", "size", frame.leases),
+        **_pairs("open", "name", frame.open_names),
+        "joins": [{"request": row.request, "group": row.group, "topics": row.topics} for row in frame.joins],
+        **_begins(frame.begins),
+        **_commits(frame.commits, topics),
+        **_txn_requests("abort", frame.aborts),
+        **_txn_requests("query", frame.queries),
+        "leaves": [row._asdict() for row in frame.leaves],
+        "returned_first": [row.first for row in frame.returned],
+        "returned_size": [row.size for row in frame.returned],
+        "bye": frame.bye,
+    }
+    if hello is not None:
+        most, least = txn_columns(hello.open)
+        control["hello"] = {"version": hello.version, "session": hello.session, "most": most, "least": least}
+    control["topics"] = list(topics)
+    chunks: list[bytes] = []
+    for send in frame.sends:
+        chunks += encode_block(send.batch, first_entry=0, publish_time=0).chunks
+    return join(_SCHEMA, control, chunks)
+
+
+def _pairs(kind: str, second: str, pairs: tuple[NamedRequest, ...] | tuple[LeaseRequest, ...]) -> Fields:
+    return {f"{kind}_request": [pair[0] for pair in pairs], f"{kind}_{second}": [pair[1] for pair in pairs]}
+
+
+def _txn_requests(kind: str, asked: tuple[TxnRequest, ...]) -> Fields:
+    most, least = txn_columns([row.txn for row in asked])
+    return {f"{kind}_request": [row.request for row in asked], f"{kind}_most": most, f"{kind}_least": least}
+
+
+def _begins(begins: tuple[Begin, ...]) -> Fields:
+    most, least = txn_columns([begin.txn for begin in begins])
+    timeouts = [begin.timeout or 0.0 for begin in begins]
+    return {
+        "begin_request": [begin.request for begin in begins],
+        "begin_most": most,
+        "begin_least": least,
+        "begin_timeout": timeouts if any(timeouts) else [],
+        "begin_extras": [
+            {"row": row, "parent": begin.parent and begin.parent._asdict(), "naming": _naming(begin.naming)}
+            for row, begin in enumerate(begins)
+            if begin.parent is not None or begin.naming is not None
+        ],
+    }
+
+
+def _naming(naming: Naming | None) -> Fields | None:
+    return None if naming is None else naming._asdict()
+
+
+def _commits(commits: tuple[Commit, ...], topics: _Topics) -> Fields:
+    most, least = txn_columns([commit.txn for commit in commits])
+    waits = bytes([commit.wait_visible for commit in commits])
+    return {
+        "commit_request": [commit.request for commit in commits],
+        "commit_most": most,
+        "commit_least": least,
+        "commit_wait": waits if any(waits) else b"",
+        "commit_topics": [len(commit.topics) for commit in commits],
+        "commit_topic_rows": [topics[name] for commit in commits for name in commit.topics],
+        "commit_records": [count for commit in commits for count in commit.records],
+        "commit_extras": [
+            _commit_extra(row, commit, topics)
+            for row, commit in enumerate(commits)
+            if commit.naming is not None or commit.winners or commit.losers or commit.positions
+        ],
+    }
+
+
+def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
+    most, least = txn_columns(commit.losers)
+    return {
+        "row": row,
+        "naming": _naming(commit.naming),
+        "winners": [
+            {**winner.txn._asdict(), "topics": [topics[name] for name in winner.topics], "records": winner.records}
+            for winner in commit.winners
+        ],
+        "loser_most": most,
+        "loser_least": least,
+        "positions": [{**position._asdict(), "topic": topics[position.topic]} for position in commit.positions],
+    }
+
+
+# --- decoding ---
+
+
+def decode_client_frame(frame: bytes) -> ClientFrame:
+    """The frame of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release."""
+    try:
+        control, at = split(_SCHEMA, frame)
+        topics = control["topics"]
+        return ClientFrame(
+            hello=_read_hello(control["hello"]),
+            registers=tuple(map(NamedRequest, *_read_pairs(control, "register", "name"))),
+            leases=tuple(map(LeaseRequest, *_read_pairs(control, "lease", "size"))),
+            open_names=tuple(map(NamedRequest, *_read_pairs(control, "open", "name"))),
+            joins=tuple(Join(row["request"], row["group"], tuple(row["topics"])) for row in control["joins"]),
+            begins=_read_begins(control),
+            sends=_read_sends(frame, at, chosen(topics, control["send_topics"], "sends")),
+            commits=_read_commits(control, topics),
+            aborts=_read_txn_requests(control, "abort"),
+            queries=_read_txn_requests(control, "query"),
+            leaves=tuple(Leave(row["group"], row["generation"]) for row in control["leaves"]),
+            returned=_read_returned(control),
+            bye=control["bye"],
+        )
+    except (ValueError, BadBlock) as error:
+        raise MalformedFrame(f"a client's frame can't be read: {error}; use a client of this release") from None
+
+
+def _read_hello(fields: Fields | None) -> Hello | None:
+    if fields is None:
+        return None
+    txns = txns_of(fields["most"], fields["least"], "the open transactions of hello")
+    return Hello(fields["version"], fields["session"], tuple(txns))
+
+
+def _read_pairs(control: Fields, kind: str, second: str) -> tuple[list[int], list[Any]]:
+    requests, others = control[f"{kind}_request"], control[f"{kind}_{second}"]
+    same_length(f"{kind} requests", requests, others)
+    return requests, others
+
+
+def _read_txn_requests(control: Fields, kind: str) -> tuple[TxnRequest, ...]:
+    requests = control[f"{kind}_request"]
+    txns = txns_of(control[f"{kind}_most"], control[f"{kind}_least"], f"{kind} requests")
+    same_length(f"{kind} requests", requests, txns)
+    return tuple(map(TxnRequest, requests, txns))
+
+
+def _read_returned(control: Fields) -> tuple[IdBlock, ...]:
+    firsts, counts = control["returned_first"], control["returned_size"]
+    same_length("ids given back", firsts, counts)
+    not_negative("ids given back", firsts, counts)
+    return tuple(map(IdBlock, firsts, counts))
+
+
+def _read_begins(control: Fields) -> tuple[Begin, ...]:
+    requests = control["begin_request"]
+    txns = txns_of(control["begin_most"], control["begin_least"], "begins")
+    timeouts = control["begin_timeout"] or [0.0] * len(requests)
+    same_length("begins", requests, txns, timeouts)
+    if not all(0.0 <= timeout < float("inf") for timeout in timeouts):
+        raise ValueError("a begin has a timeout that is no time")
+    begins = list(map(Begin, requests, txns, [timeout or None for timeout in timeouts]))
+    for extra in control["begin_extras"]:
+        row, parent = _row(extra, len(begins), "begin"), extra["parent"]
+        begins[row] = begins[row]._replace(
+            parent=parent and txns_of([parent["most"]], [parent["least"]], "begins")[0],
+            naming=_read_naming(extra["naming"]),
+        )
+    return tuple(begins)
+
+
+def _read_commits(control: Fields, topics: list[str]) -> tuple[Commit, ...]:
+    requests, counts, records = control["commit_request"], control["commit_topics"], control["commit_records"]
+    txns = txns_of(control["commit_most"], control["commit_least"], "commits")
+    waits = control["commit_wait"] or bytes(len(requests))
+    names = chosen(topics, control["commit_topic_rows"], "commits")
+    same_length("commits", requests, txns, counts, waits)
+    same_length("topics of commits", names, records)
+    not_negative("commits", records)
+    if counts.count(1) == len(counts) == len(names):
+        topic_sets: list[tuple[str, ...]] = list(zip(names, strict=True))
+        record_sets: list[tuple[int, ...]] = list(zip(records, strict=True))
+    else:
+        topic_sets, record_sets = runs(counts, names, "commits"), runs(counts, records, "commits")
+    commits = list(map(Commit, requests, txns, topic_sets, record_sets, map(bool, waits)))
+    for extra in control["commit_extras"]:
+        row = _row(extra, len(commits), "commit")
+        commits[row] = commits[row]._replace(**_read_commit_extra(extra, topics))
+    return tuple(commits)
+
+
+def _read_commit_extra(extra: Fields, topics: list[str]) -> Fields:
+    return {
+        "naming": _read_naming(extra["naming"]),
+        "winners": tuple(_read_branch(winner, topics) for winner in extra["winners"]),
+        "losers": tuple(txns_of(extra["loser_most"], extra["loser_least"], "losing branches")),
+        "positions": tuple(_read_position(position, topics) for position in extra["positions"]),
+    }
+
+
+def _read_branch(fields: Fields, topics: list[str]) -> Branch:
+    names = chosen(topics, fields["topics"], "branches")
+    same_length("branches", names, fields["records"])
+    not_negative("branches", fields["records"])
+    (txn,) = txns_of([fields["most"]], [fields["least"]], "branches")
+    return Branch(TxnId(*txn), tuple(names), tuple(fields["records"]))
+
+
+def _read_position(fields: Fields, topics: list[str]) -> ConsumerPosition:
+    (topic,) = chosen(topics, [fields["topic"]], "positions")
+    if len(fields["start"]) != 3 or len(fields["end"]) != 3:
+        raise ValueError("a position of a commit hasn't got three numbers")
+    start, end = Position(*fields["start"]), Position(*fields["end"])
+    return ConsumerPosition(fields["group"], topic, fields["generation"], start, end)
+
+
+def _read_naming(fields: Fields | None) -> Naming | None:
+    return None if fields is None else Naming(**fields)
+
+
+def _row(extra: Fields, count: int, what: str) -> int:
+    row: int = extra["row"]
+    if not 0 <= row < count:
+        raise ValueError(f"it adds to {what} {row} of {count}")
+    return row
+
+
+def _read_sends(frame: bytes, at: int, topics: list[str]) -> tuple[Send, ...]:
+    sends = []
+    for number, topic in enumerate(topics):
+        try:
+            header = parse_header(frame, at)
+            if header.rows == 0:
+                raise BadBlock("it has no records")
+            sends.append(Send(topic, _batch(frame, at, header)))
+        except BadBlock as error:
+            raise ValueError(f"block {number}, for topic {topic!r}: {error}") from None
+        at += header.length
+    if at != len(frame):
+        raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
+    return tuple(sends)
+
+
+def _batch(frame: bytes, at: int, header: Any) -> Batch:
+    return decode_blocks([open_block(frame, at, header)]).messages

@@ -1,0 +1,102 @@
+"""What both kinds of frames are made of: the control record, columns, transaction ids."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from txnbuffer import avro
+from txnbuffer.errors import CallerError
+from txnbuffer.frames import MAX_FRAME_BYTES
+from txnbuffer.model import MAX_LEAST, TxnId
+
+Fields = dict[str, Any]
+
+LONGS = {"type": "array", "items": "long"}
+STRINGS = {"type": "array", "items": "string"}
+
+_LENGTH = struct.Struct("<I")
+
+
+class MalformedFrame(CallerError):
+    """Bytes that are no frame; whoever sent them speaks another protocol, or is damaged."""
+
+
+def record(name: str, fields: Iterable[tuple[str, Any]]) -> Fields:
+    """The schema of a record."""
+    parts = [{"name": field, "type": kind} for field, kind in fields]
+    return {"type": "record", "name": name, "namespace": "txnbuffer.session", "fields": parts}
+
+
+def optional(kind: Any) -> list[Any]:
+    return ["null", kind]
+
+
+def rows(kind: Any) -> Fields:
+    return {"type": "array", "items": kind}
+
+
+def join(schema: avro.Schema, control: Fields, blocks: Sequence[bytes]) -> bytes:
+    """A frame from its control record and the chunks of its blocks."""
+    head = avro.encode(schema, control)
+    return b"".join([_LENGTH.pack(len(head)), head, *blocks])
+
+
+def split(schema: avro.Schema, frame: bytes) -> tuple[Fields, int]:
+    """The control record of a frame, and where its blocks begin. Raises ValueError."""
+    if not _LENGTH.size <= len(frame) <= MAX_FRAME_BYTES:
+        raise ValueError(f"it has {len(frame)} bytes")
+    (size,) = _LENGTH.unpack_from(frame)
+    end = _LENGTH.size + size
+    if end > len(frame):
+        raise ValueError(f"its control record of {size} bytes is cut off")
+    return avro.decode(schema, frame[_LENGTH.size : end]), end
+
+
+def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
+    """`most` and `least`; the first as one number where it is the same for all."""
+    if not txns:
+        return (), ()
+    most, least = zip(*txns, strict=True)
+    return most if len(set(most)) > 1 else most[:1], least
+
+
+def txns_of(most: list[int], least: list[int], what: str) -> list[TxnId]:
+    """The ids that `txn_columns` wrote. Raises ValueError that says what they are of."""
+    if len(most) == 1:
+        most *= len(least)
+    if len(most) != len(least):
+        raise ValueError(f"{what} have {len(most)} and {len(least)} halves of transaction ids")
+    if least and not (min(most) >= 0 and max(most) <= MAX_LEAST and min(least) >= 1 and max(least) <= MAX_LEAST):
+        raise ValueError(f"{what} have a transaction id out of range")
+    return list(map(TxnId, most, least))
+
+
+def same_length(what: str, *columns: Sequence[Any]) -> None:
+    """Raise ValueError if columns of the same rows differ in length."""
+    if len(set(map(len, columns))) > 1:
+        raise ValueError(f"{what} have columns of {', '.join(str(len(column)) for column in columns)} rows")
+
+
+def not_negative(what: str, *columns: Sequence[int]) -> None:
+    """Raise ValueError if a number is below 0."""
+    if any(column and min(column) < 0 for column in columns):
+        raise ValueError(f"{what} have a number below 0")
+
+
+def runs(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, ...]]:
+    """Cut items into tuples of these lengths. Raises ValueError if they don't come out even."""
+    not_negative(what, counts)
+    ends = list(itertools.accumulate(counts, initial=0))
+    if ends[-1] != len(items):
+        raise ValueError(f"{what} have {len(items)} parts instead of {ends[-1]}")
+    return [tuple(items[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def chosen(table: Sequence[str], codes: list[int], what: str) -> list[str]:
+    """The names of a table that a column of its row numbers stands for. Raises ValueError."""
+    if codes and not 0 <= min(codes) <= max(codes) < len(table):
+        raise ValueError(f"{what} name a topic that the frame does not have")
+    return [table[code] for code in codes]
