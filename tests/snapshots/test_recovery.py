@@ -343,7 +343,7 @@ def only_damaged(broker):
 
 
 def test_a_replay_from_the_start_needs_the_start():
-    broker, owner, writer = stored()
+    broker, _, _ = stored()
     only_damaged(broker)
     successor = keeper(broker)
     assert_true(successor, broker, T)
