@@ -154,7 +154,8 @@ class _Writer:
         self.sent: dict[TxnId, int] = {}
 
     def step(self) -> None:
-        kinds = ["run", "run", "run", "end", "end", "end", "set", "plain", "again", "again", "border", "lwm", "rare"]
+        kinds = ["run", "run", "run", "end", "end", "end", "set", "plain", "again", "again", "border", "lwm"]
+        kinds += ["overlap", "ledger", "rare"]
         getattr(self, self.draw(st.sampled_from(kinds)))()
 
     def txn(self) -> TxnId:
@@ -189,26 +190,29 @@ class _Writer:
         txn = self.txn()
         self._mark(txn.most, [], lwm=txn.least)
 
+    def ledger(self) -> None:
+        self.log.new_ledger(self.draw(st.integers(1, 2)))
+
+    def overlap(self) -> None:
+        """A run that begins with repeated records and ends with new ones."""
+        txn = self.txn()
+        seq = max(1, self.sent.get(txn, 0) - self.draw(st.integers(0, 2)))
+        self.sent[txn] = seq + 3
+        if self.draw(st.booleans()):
+            self.log.record(txn, seq, 4)
+        else:
+            self.log.records(txn, seq, 4)
+
     def rare(self) -> None:
-        which = self.draw(st.sampled_from(["ledger", "bad", "bad set", "members", "gap", "overlap"]))
-        if which == "ledger":
-            self.log.new_ledger(self.draw(st.integers(1, 2)))
-        elif which == "bad":
+        which = self.draw(st.sampled_from(["bad", "bad set", "members", "gap"]))
+        if which == "bad":
             self.log.bad(Message(b"k", b"v", self.draw(st.sampled_from(BROKEN))))
         elif which == "bad set":
             self.log.bad(Message(b"k", b"v", BROKEN_SET), size=3)
         elif which == "members":
             self._members()
-        elif which == "gap":
+        else:
             self.sent[self.txn()] = self.draw(st.integers(0, 6))
-        else:  # a run that begins with repeated records and ends with new ones
-            txn = self.txn()
-            seq = max(1, self.sent.get(txn, 0) - self.draw(st.integers(0, 2)))
-            self.sent[txn] = seq + 3
-            if self.draw(st.booleans()):
-                self.log.record(txn, seq, 4)
-            else:
-                self.log.records(txn, seq, 4)
 
     def _members(self) -> None:
         for index in range(self.draw(st.integers(1, 3))):
