@@ -43,8 +43,16 @@ class Send(NamedTuple):
     batch: Batch
 
 
-class TxnRequest(NamedTuple):
-    """An abort or a query of one transaction."""
+class Abort(NamedTuple):
+    """Abort a transaction that may have written to these topics; after a commit this is a query."""
+
+    request: int
+    txn: TxnId
+    topics: tuple[str, ...] = ()
+
+
+class Query(NamedTuple):
+    """Ask how a transaction ended, or how far it has come."""
 
     request: int
     txn: TxnId
@@ -58,7 +66,7 @@ class LeaseRequest(NamedTuple):
 
 
 class NamedRequest(NamedTuple):
-    """Register the topic, or open the producer, of that name."""
+    """Register the topic, open or delete the producer, or join the consumer group, of that name."""
 
     request: int
     name: str
@@ -71,21 +79,6 @@ class IdBlock(NamedTuple):
     size: int
 
 
-class Join(NamedTuple):
-    """Join a consumer group that goes on with these topics; the answer is its new generation."""
-
-    request: int
-    group: str
-    topics: tuple[str, ...]
-
-
-class Leave(NamedTuple):
-    """Leave a consumer group that the session joined in this generation; never answered."""
-
-    group: str
-    generation: int
-
-
 @dataclass(frozen=True, slots=True)
 class ClientFrame:
     """From client to service; the service takes the parts in the order of the fields."""
@@ -94,13 +87,13 @@ class ClientFrame:
     registers: tuple[NamedRequest, ...] = ()
     leases: tuple[LeaseRequest, ...] = ()
     open_names: tuple[NamedRequest, ...] = ()
-    joins: tuple[Join, ...] = ()
+    delete_names: tuple[NamedRequest, ...] = ()
+    joins: tuple[NamedRequest, ...] = ()
     begins: tuple[Begin, ...] = ()
     sends: tuple[Send, ...] = ()
     commits: tuple[Commit, ...] = ()
-    aborts: tuple[TxnRequest, ...] = ()
-    queries: tuple[TxnRequest, ...] = ()
-    leaves: tuple[Leave, ...] = ()
+    aborts: tuple[Abort, ...] = ()
+    queries: tuple[Query, ...] = ()
     returned: tuple[IdBlock, ...] = ()
     bye: bool = False
     """The client goes and wants nothing any more; the service ends the connection."""
@@ -108,14 +101,15 @@ class ClientFrame:
 
 class Welcome(NamedTuple):
     """The answer to hello: the session's id, the coordinator's shard and epoch, and `states`, which is what
-    became of the transactions that were named. A message above `max_message_bytes` will be refused.
+    became of each transaction that was named, or why that can't be told. Messages of more than
+    `max_message_bytes` will be refused.
     """
 
     session: str
     shard: int
     epoch: int
     max_message_bytes: int
-    states: tuple[tuple[TxnId, State], ...] = ()
+    states: tuple[tuple[TxnId, State | Error], ...] = ()
 
 
 class Failure(NamedTuple):

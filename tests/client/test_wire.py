@@ -25,20 +25,19 @@ from txnbuffer.coordinator.messages import (
     Opened,
 )
 from txnbuffer.coordinator.states import State
-from txnbuffer.errors import AlreadyCommitted, TransactionAborted
+from txnbuffer.errors import AlreadyCommitted, OutcomeForgotten, TransactionAborted
 from txnbuffer.frames import (
     SESSION_VERSION,
+    Abort,
     ClientFrame,
     Failure,
     Hello,
     IdBlock,
-    Join,
     LeaseRequest,
-    Leave,
     NamedRequest,
+    Query,
     Send,
     ServerFrame,
-    TxnRequest,
     Welcome,
 )
 from txnbuffer.model import Outcome, TxnId
@@ -69,7 +68,8 @@ CLIENT = {
         registers=(NamedRequest(5, "orders"),),
         leases=(LeaseRequest(6, 100),),
         open_names=(NamedRequest(7, "sink"),),
-        joins=(Join(8, "group", ("orders", "stock")),),
+        delete_names=(NamedRequest(16, "source"),),
+        joins=(NamedRequest(8, "group"),),
         begins=(Begin(9, A, 2.5), Begin(10, B, None, A, Naming("sink", 4, 2))),
         sends=(Send("orders", BATCH),),
         commits=(
@@ -80,9 +80,8 @@ CLIENT = {
                 (ConsumerPosition("group", "stock", 2, Position(1, 2), Position(1, 9, 3)),),
             ),
         ),
-        aborts=(TxnRequest(13, A),),
-        queries=(TxnRequest(14, A), TxnRequest(15, B)),
-        leaves=(Leave("group", 2),),
+        aborts=(Abort(13, A), Abort(17, B, ("stock", "orders"))),
+        queries=(Query(14, A), Query(15, B)),
         returned=(IdBlock(20, 5),),
         bye=True,
     ),
@@ -91,7 +90,7 @@ SERVER = {
     "empty": ServerFrame(),
     "plain": ServerFrame(acknowledged=12, answers=((1, Outcome.COMMIT), (2, Outcome.ABORT))),
     "full": ServerFrame(
-        welcome=Welcome("s-1", 0, 4, 5_242_880, ((A, State.OPEN), (B, State.ABORTED))),
+        welcome=Welcome("s-1", 0, 4, 5_242_880, ((A, State.OPEN), (B, OutcomeForgotten(B)))),
         acknowledged=3,
         failures=(Failure(2, MessageTooLarge("too large")), Failure(3, TransactionAborted(A, "its time is up"), A)),
         answers=(

@@ -9,7 +9,8 @@ default in every row may be empty.
     register_*       request, name: topics to register
     lease_*          request, size
     open_*           request, name: producers to open
-    joins            request, group, topics (names)
+    delete_*         request, name: producers to delete
+    join_*           request, name: consumer groups to join
     begin_*          request, most, least, timeout in seconds (0: the default)
     begin_extras     what few begins have: row (of begin_*), parent, naming
     send_topics      the topic of each block behind the control record
@@ -17,9 +18,8 @@ default in every row may be empty.
                      the transaction wrote to; then for these, transaction by transaction, topic_rows (the
                      topic) and records (how many records)
     commit_extras    what few commits have: row (of commit_*), naming, winners, losers, positions
-    abort_*          request, most, least
+    abort_*          request, most, least; topics: how many the transaction may have written to; then topic_rows
     query_*          request, most, least
-    leaves           group, generation
     returned_*       first, size: ids given back
     bye              the client goes
 """
@@ -34,7 +34,7 @@ from broker_io.gather import decode_blocks
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming
-from txnbuffer.frames import ClientFrame, Hello, IdBlock, Join, LeaseRequest, Leave, NamedRequest, Send, TxnRequest
+from txnbuffer.frames import Abort, ClientFrame, Hello, IdBlock, LeaseRequest, NamedRequest, Query, Send
 from txnbuffer.model import TxnId
 from txnbuffer.wire.parts import (
     LONGS,
@@ -82,8 +82,8 @@ CLIENT_SCHEMA = record(
         ("hello", optional(_HELLO)),
         ("topics", STRINGS),
         *((name, LONGS) for name in ("register_request", "lease_request", "lease_size", "open_request")),
-        *((name, STRINGS) for name in ("register_name", "open_name")),
-        ("joins", rows(record("Join", [("request", "long"), ("group", "string"), ("topics", STRINGS)]))),
+        *((name, LONGS) for name in ("delete_request", "join_request")),
+        *((name, STRINGS) for name in ("register_name", "open_name", "delete_name", "join_name")),
         *((name, LONGS) for name in ("begin_request", "begin_most", "begin_least")),
         ("begin_timeout", _DOUBLES),
         ("begin_extras", rows(_BEGIN_EXTRA)),
@@ -92,9 +92,8 @@ CLIENT_SCHEMA = record(
         ("commit_wait", "bytes"),
         *((name, LONGS) for name in ("commit_topics", "commit_topic_rows", "commit_records")),
         ("commit_extras", rows(_COMMIT_EXTRA)),
-        *((name, LONGS) for name in ("abort_request", "abort_most", "abort_least")),
+        *((name, LONGS) for name in ("abort_request", "abort_most", "abort_least", "abort_topics", "abort_topic_rows")),
         *((name, LONGS) for name in ("query_request", "query_most", "query_least")),
-        ("leaves", rows(record("Leave", [("group", "string"), ("generation", "long")]))),
         *((name, LONGS) for name in ("returned_first", "returned_size")),
         ("bye", "boolean"),
     ],
@@ -121,12 +120,14 @@ def encode_client_frame(frame: ClientFrame) -> bytes:
         **_pairs("register", "name", frame.registers),
         **_pairs("lease", "size", frame.leases),
         **_pairs("open", "name", frame.open_names),
-        "joins": [{"request": row.request, "group": row.group, "topics": row.topics} for row in frame.joins],
+        **_pairs("delete", "name", frame.delete_names),
+        **_pairs("join", "name", frame.joins),
         **_begins(frame.begins),
         **_commits(frame.commits, topics),
         **_txn_requests("abort", frame.aborts),
+        "abort_topics": [len(row.topics) for row in frame.aborts],
+        "abort_topic_rows": [topics[name] for row in frame.aborts for name in row.topics],
         **_txn_requests("query", frame.queries),
-        "leaves": [row._asdict() for row in frame.leaves],
         "returned_first": [row.first for row in frame.returned],
         "returned_size": [row.size for row in frame.returned],
         "bye": frame.bye,
@@ -145,7 +146,7 @@ def _pairs(kind: str, second: str, pairs: tuple[NamedRequest, ...] | tuple[Lease
     return {f"{kind}_request": [pair[0] for pair in pairs], f"{kind}_{second}": [pair[1] for pair in pairs]}
 
 
-def _txn_requests(kind: str, asked: tuple[TxnRequest, ...]) -> Fields:
+def _txn_requests(kind: str, asked: tuple[Abort, ...] | tuple[Query, ...]) -> Fields:
     most, least = txn_columns([row.txn for row in asked])
     return {f"{kind}_request": [row.request for row in asked], f"{kind}_most": most, f"{kind}_least": least}
 
@@ -217,13 +218,13 @@ def decode_client_frame(frame: bytes) -> ClientFrame:
             registers=tuple(map(NamedRequest, *_read_pairs(control, "register", "name"))),
             leases=tuple(map(LeaseRequest, *_read_pairs(control, "lease", "size"))),
             open_names=tuple(map(NamedRequest, *_read_pairs(control, "open", "name"))),
-            joins=tuple(Join(row["request"], row["group"], tuple(row["topics"])) for row in control["joins"]),
+            delete_names=tuple(map(NamedRequest, *_read_pairs(control, "delete", "name"))),
+            joins=tuple(map(NamedRequest, *_read_pairs(control, "join", "name"))),
             begins=_read_begins(control),
             sends=_read_sends(frame, at, chosen(topics, control["send_topics"], "sends")),
             commits=_read_commits(control, topics),
-            aborts=_read_txn_requests(control, "abort"),
-            queries=_read_txn_requests(control, "query"),
-            leaves=tuple(Leave(row["group"], row["generation"]) for row in control["leaves"]),
+            aborts=_read_aborts(control, topics),
+            queries=tuple(map(Query, *_read_txn_requests(control, "query"))),
             returned=_read_returned(control),
             bye=control["bye"],
         )
@@ -244,11 +245,18 @@ def _read_pairs(control: Fields, kind: str, second: str) -> tuple[list[int], lis
     return requests, others
 
 
-def _read_txn_requests(control: Fields, kind: str) -> tuple[TxnRequest, ...]:
+def _read_aborts(control: Fields, topics: list[str]) -> tuple[Abort, ...]:
+    requests, txns = _read_txn_requests(control, "abort")
+    names = chosen(topics, control["abort_topic_rows"], "aborts")
+    same_length("aborts", requests, control["abort_topics"])
+    return tuple(map(Abort, requests, txns, runs(control["abort_topics"], names, "aborts")))
+
+
+def _read_txn_requests(control: Fields, kind: str) -> tuple[list[int], list[TxnId]]:
     requests = control[f"{kind}_request"]
     txns = txns_of(control[f"{kind}_most"], control[f"{kind}_least"], f"{kind} requests")
     same_length(f"{kind} requests", requests, txns)
-    return tuple(map(TxnRequest, requests, txns))
+    return requests, txns
 
 
 def _read_returned(control: Fields) -> tuple[IdBlock, ...]:

@@ -55,8 +55,10 @@ _WELCOME = record(
         ("most", LONGS),
         ("least", LONGS),
         ("states", "bytes"),
+        ("errors", rows(ERROR_SCHEMA)),
     ],
 )
+_FAILURE = record("Failure", [("send", "long"), ("txn", optional(_ID)), ("error", "txnbuffer.session.Error")])
 _JOINED = record(
     "Joined",
     [
@@ -72,7 +74,10 @@ SERVER_SCHEMA = record(
     [
         ("welcome", optional(_WELCOME)),
         ("acknowledged", "long"),
-        ("failures", rows(record("Failure", [("send", "long"), ("txn", optional(_ID)), ("error", ERROR_SCHEMA)]))),
+        (
+            "failures",
+            rows(_FAILURE),
+        ),
         ("outcome_request", LONGS),
         ("outcomes", "bytes"),
         ("state_request", LONGS),
@@ -92,6 +97,8 @@ SERVER_SCHEMA = record(
 _SCHEMA = avro.schema(SERVER_SCHEMA)
 _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 _ANSWERS = (Outcome, State, Done, Leased, NameOpened, Joined, Error)
+
+_NO_STATE = 255
 
 Code = TypeVar("Code")
 Pair = TypeVar("Pair", Leased, NameOpened)
@@ -116,8 +123,13 @@ def encode_server_frame(frame: ServerFrame) -> bytes:
 
 def _welcome(welcome: Welcome) -> Fields:
     most, least = txn_columns([txn for txn, _ in welcome.states])
-    states = bytes([state for _, state in welcome.states])
-    return {**welcome._asdict(), "most": most, "least": least, "states": states}
+    return {
+        **welcome._asdict(),
+        "most": most,
+        "least": least,
+        "states": bytes([_NO_STATE if isinstance(state, Error) else state for _, state in welcome.states]),
+        "errors": [tell(state) for _, state in welcome.states if isinstance(state, Error)],
+    }
 
 
 def _answers(answers: tuple[tuple[int, Result], ...]) -> Fields:
@@ -186,9 +198,18 @@ def _read_welcome(fields: Fields | None) -> Welcome | None:
     if fields is None:
         return None
     txns = txns_of(fields.pop("most"), fields.pop("least"), "the states of a welcome")
-    states = _read_codes(fields.pop("states"), tuple(State), "state")
-    same_length("the states of a welcome", txns, states)
+    codes, errors = fields.pop("states"), [told(error) for error in fields.pop("errors")]
+    same_length("the states of a welcome", txns, codes)
+    if codes.count(_NO_STATE) != len(errors):
+        raise ValueError(f"the welcome has {len(errors)} errors for {codes.count(_NO_STATE)} transactions")
+    rest = iter(errors)
+    states = [next(rest) if code == _NO_STATE else _state(code) for code in codes]
     return Welcome(**fields, states=tuple(zip(txns, states, strict=True)))
+
+
+def _state(code: int) -> State:
+    (state,) = _read_codes(bytes([code]), tuple(State), "state")
+    return state
 
 
 def _read_failure(fields: Fields) -> Failure:
