@@ -64,6 +64,9 @@ class World:
     decisions: list[Message] = field(default_factory=list)
     writer: Owner | None = None
     now: float = 1_000_000.0
+    late: list[tuple[str, TxnId, int, bytes]] = field(default_factory=list)
+    names_opened: list[int] = field(default_factory=list)
+    already_committed: list[int] = field(default_factory=list)
 
     def topic(self, name: str) -> TopicLog:
         return self.topics.setdefault(name, TopicLog(name))

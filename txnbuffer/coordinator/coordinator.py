@@ -29,6 +29,7 @@ from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.takeover import TakeOver
 from txnbuffer.coordinator.transaction import Session, Transaction
+from txnbuffer.coordinator.writing import Writing
 from txnbuffer.errors import ProducerFenced, UnknownSession
 from txnbuffer.model import Outcome, TxnId
 
@@ -51,6 +52,8 @@ class Coordinator:
         self._opening = Opening(core, self._sessions, self._names, self._ending)
         self._asking = Asking(core, self._sessions, self._ending, self._takeover)
         self._registration = Registration(core)
+        self.refusal = Writing(core, self._sessions).refusal
+        """`refusal(session, txn)`: why a session may not write to a transaction; None if it may."""
 
     @property
     def shard(self) -> int:

@@ -1,0 +1,300 @@
+"""One history of coordinators, from one seed: owners and zombies, clients, lost acknowledgements, resent runs.
+
+At the end everything that was under way lands, a last owner takes over, time passes, and the logs are read:
+nothing lost, nothing doubled, nothing uncommitted seen, no half transaction, no answer that was not true.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+
+from coordinator_clients import GROUP, SOURCE, Attempt, Client
+from coordinator_world import Owner, Reading, World
+
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.history import History
+from txnbuffer.model import Outcome, TxnId
+
+TOPICS = ["a", "b", "c"]
+
+
+class Wrong(AssertionError):
+    """A history that breaks a promise."""
+
+
+def config_of(chance: random.Random) -> Config:
+    one_phase = chance.random() < 0.6
+    return Config(
+        one_phase=one_phase,
+        verify_counts=one_phase or chance.random() < 0.3,
+        transaction_timeout=20.0,
+        max_transaction_timeout=60.0,
+        session_timeout=chance.choice([4.0, 15.0]),
+        lease_timeout=60.0,
+        remember=chance.choice([3.0, 60.0]),
+        low_water_mark_interval=0.0,
+        ended_interval=0.0,
+        max_group=chance.choice([8, 10_000]),
+    )
+
+
+class Exploration:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.covered: Counter[str] = Counter()
+        self.world = World()
+        self.config = config_of(self.chance)
+        self.topics = TOPICS[: self.chance.choice([1, 2, 2, 3])]
+        self.owners: list[Owner] = []
+        self.new_owner()
+        count = self.chance.choice([1, 2, 2, 3])
+        self.clients = [
+            Client(self.world, self.chance, f"s{number}", self.topics, self.covered) for number in range(count)
+        ]
+
+    def run(self) -> Counter[str]:
+        """Play it. Raises Wrong, or whatever breaks inside."""
+        if self.chance.random() < 0.85:
+            self.warm_up()
+        for _ in range(self.chance.randint(40, 130)):
+            self.step()
+        self.finish()
+        Judge(self).judge()
+        return self.covered
+
+    def warm_up(self) -> None:
+        """Come to where transactions can begin; rare interleavings are more of them than of the way there."""
+        for client in self.clients:
+            client.connect(self.owner)
+            for _ in range(4):
+                self.owner.settle()
+                client.act()
+        self.owner.settle()
+
+    @property
+    def owner(self) -> Owner:
+        return self.owners[-1]
+
+    def new_owner(self) -> None:
+        if self.owners:
+            self.covered["take-over"] += 1
+        self.owners.append(self.world.take_over(self.config, compact=self.chance.random() < 0.5))
+
+    def step(self) -> None:
+        chance = self.chance
+        roll = chance.random()
+        if roll < 0.54:
+            self.client_step(chance.choice(self.clients))
+        elif roll < 0.85:
+            owner = self.owner if chance.random() < 0.7 else chance.choice(self.owners)
+            self.owner_step(owner)
+        elif roll < 0.94:
+            self.owner.settle()
+        elif roll < 0.96:
+            self.world.now += chance.choice([0.5, 2.0, 6.0, 25.0])
+            chance.choice(self.owners).tick()
+        elif roll < 0.975:
+            self.resend()
+        elif roll < 0.985 and self.world.late:
+            self.late_record()
+        elif len(self.owners) < 4:
+            self.new_owner()
+
+    def client_step(self, client: Client) -> None:
+        chance, roll = self.chance, self.chance.random()
+        if client.dead:
+            return
+        if client.owner is None or client.owner.stopped or roll < 0.02:
+            # A client may find a zombie, too.
+            client.connect(self.owner if chance.random() < 0.8 else chance.choice(self.owners))
+        elif roll < 0.03:
+            client.disconnect()
+        elif roll < 0.035:
+            client.die()
+            self.covered["client died"] += 1
+        elif roll < 0.08:
+            client.hear()
+            client.query(client.owner)
+        else:
+            client.act()
+        if client.owner is not None:
+            client.owner.take()
+
+    def owner_step(self, owner: Owner) -> None:
+        chance = self.chance
+        if owner.stopped:
+            return
+        steps = []
+        if owner.appends:
+            steps += [owner.land_append] * 3
+        if owner.acks:
+            steps += [owner.acknowledge_append] * 3
+        if owner.markers:
+            steps += [lambda: owner.land_marker(chance.randrange(len(owner.markers)))] * 3
+            steps += [lambda: owner.lose_marker(chance.randrange(len(owner.markers)))]
+        if owner.marker_acks:
+            which = chance.randrange(len(owner.marker_acks))
+            steps += [lambda: owner.acknowledge_marker(which, lost=chance.random() < 0.1)] * 2
+        if owner.checks:
+            steps += [lambda: owner.count(chance.randrange(len(owner.checks)))] * 2
+        if owner.registrations:
+            steps += [owner.snapshot] * 3
+        if owner.borders:
+            steps += [lambda: owner.land_border(chance.randrange(len(owner.borders)))] * 2
+        for topic in owner.buffers:
+            steps.append(lambda topic=topic: owner.pump(topic, chance.choice([None, 1, 3])))
+            steps.append(lambda topic=topic: owner.ask(topic))
+        if steps:
+            chance.choice(steps)()
+
+    def resend(self) -> None:
+        """A broker that crashed appends a run of a topic again, records and markers, behind newer messages."""
+        log = self.world.topic(self.chance.choice(self.topics))
+        if log.messages:
+            first = self.chance.randrange(len(log.messages))
+            log.messages += log.messages[first : first + self.chance.randint(1, 5)]
+            self.covered["resent run"] += 1
+
+    def late_record(self) -> None:
+        """A record whose send had failed lands after all."""
+        topic, txn, seq, value = self.world.late.pop(0)
+        self.world.record(topic, txn, seq, value)
+        self.covered["late record"] += 1
+
+    def finish(self) -> None:
+        """Everything under way lands; a last owner takes over, clients come back; time passes."""
+        chance = self.chance
+        for owner in self.owners[:]:
+            if chance.random() < 0.5:
+                for _ in range(4):
+                    self.owner_step(owner)
+        self.new_owner()
+        for owner in chance.sample(self.owners, len(self.owners)):
+            owner.settle()
+        while self.world.late:
+            self.late_record()
+        for client in self.clients:
+            if not client.dead and chance.random() < 0.7:
+                client.connect(self.owner)
+        for _ in range(6):
+            for client in self.clients:
+                if client.owner is self.owner and not client.dead:
+                    client.hear()
+                    if client.ready:
+                        for attempt in client.attempts:
+                            if attempt.asked in ("commit", "abort") and not attempt.sent and not attempt.over:
+                                client.send(self.owner, attempt)
+            self.owner.settle()
+        for client in self.clients:
+            client.hear()
+            client.disconnect()
+        for _ in range(20):
+            self.owner.tick(5.0)
+            for topic in self.owner.buffers:
+                self.owner.ask(topic)
+            self.owner.settle()
+
+
+class Judge:
+    """Reads every topic from its start and holds it against what clients wrote and were told."""
+
+    def __init__(self, history: Exploration) -> None:
+        self.history = history
+        self.readings = {topic: Reading(history.world.topic(topic)) for topic in history.topics}
+        self.visible: dict[TxnId, dict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
+        for topic, reading in self.readings.items():
+            for value in reading.values:
+                self.visible[TxnId.parse(value.decode().split("/")[0])][topic].append(value)
+
+    def judge(self) -> None:
+        history = self.history
+        self.check(history.owner.stopped is None, f"the last owner stopped: {history.owner.stopped}")
+        self.check(history.owner.coordinator.ready, "the take-over never ended")
+        for topic, reading in self.readings.items():
+            self.check(not reading.ongoing, f"{topic}: {reading.ongoing} hold back all readers for ever")
+            self.check(not reading.damage, f"{topic}: {reading.damage}")
+        attempts = [attempt for client in history.clients for attempt in client.attempts]
+        for attempt in attempts:
+            if attempt.lead is None:
+                self.check_attempt(attempt)
+        self.check_names(attempts)
+        self.check_positions(attempts)
+        self.check_mark()
+
+    def check(self, good: bool, what: str) -> None:
+        if not good:
+            raise Wrong(f"seed {self.history.seed}: {what}")
+
+    def check_attempt(self, attempt: Attempt) -> None:
+        members = [attempt, *attempt.branches]
+        seen = {member.txn: dict(self.visible.get(member.txn, {})) for member in members}
+        whole = {member.txn: member.written if member in (attempt, *attempt.wins) else {} for member in members}
+        committed = any(seen.values())
+        text = f"{attempt.txn} asked {attempt.asked}, told {attempt.told}, wrote {whole}, seen {seen}"
+        if committed:
+            self.check(seen == whole, f"half or doubled: {text}")
+            self.check(Outcome.ABORT not in attempt.told, f"told aborted, but visible: {text}")
+            self.history.covered["committed"] += 1
+            self.history.covered["committed on several topics"] += len(whole[attempt.txn]) > 1
+            self.history.covered["committed branches"] += bool(attempt.wins)
+        elif any(whole.values()):
+            self.check(Outcome.COMMIT not in attempt.told, f"told committed, but lost: {text}")
+        self.check(len(attempt.told) < 2, f"two answers: {text}")
+        for branch in attempt.branches:
+            if branch in attempt.wins and committed:
+                self.check(Outcome.ABORT not in branch.told, f"branch {branch.txn} told aborted: {text}")
+            elif branch not in attempt.wins or any(whole.values()):
+                self.check(Outcome.COMMIT not in branch.told, f"branch {branch.txn} told committed: {text}")
+
+    def committed(self, attempt: Attempt) -> bool:
+        """By what is visible, or, where it wrote nothing, by what was told."""
+        members = [attempt, *attempt.wins]
+        if any(member.written for member in members):
+            return any(self.visible.get(member.txn) for member in members)
+        return Outcome.COMMIT in attempt.told
+
+    def check_names(self, attempts: list[Attempt]) -> None:
+        """A number is committed at most once; what was told to be committed is."""
+        named = [one for one in attempts if one.naming is not None]
+        numbers = Counter(one.naming.number for one in named if one.naming and self.committed(one))
+        self.check(max(numbers.values(), default=0) <= 1, f"a number was committed twice: {numbers}")
+        silent = {one.naming.number for one in named if one.naming and not any(m.written for m in (one, *one.wins))}
+        state = History.read(self.history.world.decisions).names.get("n")
+        for number in self.history.world.already_committed:
+            self.check(state is not None and number <= state.committed, f"{number} is not committed, as was told")
+        for number in numbers:
+            self.check(state is not None and number <= state.committed, f"number {number} was forgotten")
+        if state is not None and state.committed:
+            good = state.committed in numbers or state.committed in silent
+            self.check(good, f"the log says {state.committed} of {sorted(numbers)}")
+        self.history.covered["committed under a name"] += sum(numbers.values())
+
+    def check_positions(self, attempts: list[Attempt]) -> None:
+        """The ranges that committed transactions consumed follow one another."""
+        moved = sorted(one.moves[3:] for one in attempts if one.moves is not None and self.committed(one))
+        self.history.covered["committed with positions"] += len(moved)
+        for (_, end), (start, _) in zip(moved, moved[1:], strict=False):
+            self.check(end <= start, f"{GROUP} consumed {SOURCE} twice: {moved}")
+
+    def check_mark(self) -> None:
+        """Nobody is left: the low-water mark has passed every id that was ever leased."""
+        history = History.read(self.history.world.compacted())
+        mark = self.history.owner.coordinator.low_water_mark
+        self.check(mark >= history.highest_lease, f"the low-water mark stays at {mark} of {history.highest_lease}")
+        self.history.covered["raised the low-water mark"] += mark > 0
+
+
+def explore(first: int, count: int) -> Counter[str]:
+    """Play histories of the seeds from `first` on; what they covered. Raises at the first that is wrong."""
+    covered: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        try:
+            found = Exploration(seed).run()
+        except Exception as error:  # a bug inside is as wrong as a broken promise
+            raise Wrong(f"history {seed}: {type(error).__name__}: {error}") from error
+        covered += found
+        covered["histories"] += 1
+        covered["histories with a commit"] += found["committed"] > 0
+    return covered
