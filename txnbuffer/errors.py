@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
+from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, Fenced, PeerError, StorageError
 from broker_io.position import Position
 from txnbuffer.model import TxnId
 
@@ -16,9 +16,11 @@ __all__ = [
     "EnvironmentFault",
     "Error",
     "Fault",
+    "Fenced",
     "ForeignTransaction",
     "InvalidConfiguration",
     "InvalidRequest",
+    "MalformedFrame",
     "OutOfOrder",
     "OutcomeForgotten",
     "OutcomeUnknown",
@@ -28,6 +30,8 @@ __all__ = [
     "ProducerFenced",
     "ProtocolStopped",
     "RegistrationFailed",
+    "SendUnknown",
+    "ServiceUnavailable",
     "StaleGeneration",
     "StorageError",
     "TooManyTransactions",
@@ -39,6 +43,7 @@ __all__ = [
     "UnreadableDecision",
     "UnregisteredTopic",
     "UnsupportedProtocol",
+    "UsedAfterFork",
 ]
 
 
@@ -123,9 +128,11 @@ class TransactionAborted(CallerError):
 
 
 class OutcomeUnknown(PeerError):
-    """The outcome is not known yet; asking again tells."""
+    """The transaction may have committed or not: ask for the outcome of `txn`."""
 
-    retryable = True
+    def __init__(self, txn: TxnId, why: str) -> None:
+        super().__init__(f"transaction {txn} may have committed or not: {why}; ask for the outcome of {txn}")
+        self.txn = txn
 
 
 class OutcomeForgotten(CallerError):
@@ -150,16 +157,12 @@ class AlreadyCommitted(CallerError):
         self.last = last
 
 
-class ProducerFenced(PeerError):
+class ProducerFenced(Fenced):
     """Another producer opened the name: this one must not go on."""
 
-    grpc_status = "ABORTED"
 
-
-class StaleGeneration(PeerError):
+class StaleGeneration(Fenced):
     """Another consumer joined the group: this one must not go on."""
-
-    grpc_status = "ABORTED"
 
 
 class PositionConflict(CallerError):
@@ -214,3 +217,26 @@ class CoordinatorStopped(PeerError):
 
 class UnreadableDecision(StorageError):
     """An entry of the decision log that can't be read: going on could contradict it."""
+
+
+# What a client and a service meet
+
+
+class MalformedFrame(CallerError):
+    """Bytes that are no frame of a session; whoever sent them speaks another protocol, or they are damaged."""
+
+
+class ServiceUnavailable(PeerError):
+    """No service answers at the address, or not in time; the client goes on trying to reach it."""
+
+    retryable = True
+
+
+class SendUnknown(PeerError):
+    """A send outside of transactions that was under way when the connection broke: it may stand in the log or not."""
+
+
+class UsedAfterFork(CallerError):
+    """A client made before a fork was used in the child: its connection belongs to the parent."""
+
+    grpc_status = "FAILED_PRECONDITION"

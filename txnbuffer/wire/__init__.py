@@ -13,8 +13,8 @@ server frames, which have no blocks, in `txnbuffer.wire.server`, errors in `txnb
 What does not follow all of this is refused whole, with MalformedFrame.
 """
 
+from txnbuffer.errors import MalformedFrame
 from txnbuffer.wire.client import decode_client_frame, encode_client_frame
-from txnbuffer.wire.parts import MalformedFrame
 from txnbuffer.wire.server import decode_server_frame, encode_server_frame
 
 __all__ = [

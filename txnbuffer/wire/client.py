@@ -34,13 +34,13 @@ from broker_io.gather import decode_blocks
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming
+from txnbuffer.errors import MalformedFrame
 from txnbuffer.frames import Abort, ClientFrame, Hello, IdBlock, LeaseRequest, NamedRequest, Query, Send
 from txnbuffer.model import TxnId
 from txnbuffer.wire.parts import (
     LONGS,
     STRINGS,
     Fields,
-    MalformedFrame,
     chosen,
     join,
     not_negative,

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from txnbuffer import avro
-from txnbuffer.errors import CallerError
 from txnbuffer.frames import MAX_FRAME_BYTES
 from txnbuffer.model import MAX_LEAST, TxnId
 
@@ -18,10 +17,6 @@ LONGS = {"type": "array", "items": "long"}
 STRINGS = {"type": "array", "items": "string"}
 
 _LENGTH = struct.Struct("<I")
-
-
-class MalformedFrame(CallerError):
-    """Bytes that are no frame; whoever sent them speaks another protocol, or is damaged."""
 
 
 def record(name: str, fields: Iterable[tuple[str, Any]]) -> Fields:

@@ -27,7 +27,7 @@ from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import Done, Joined, Leased, NameOpened, Result
 from txnbuffer.coordinator.states import State
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, MalformedFrame
 from txnbuffer.frames import Failure, ServerFrame, Welcome
 from txnbuffer.model import Outcome
 from txnbuffer.wire.faults import ERROR_SCHEMA, tell, told
@@ -35,7 +35,6 @@ from txnbuffer.wire.parts import (
     LONGS,
     STRINGS,
     Fields,
-    MalformedFrame,
     join,
     optional,
     record,
