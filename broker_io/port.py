@@ -30,6 +30,9 @@ from broker_io.position import EARLIEST, Position, Positions
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """The default limit of one message: key, value and properties together."""
 
+MAX_PROPERTIES = 1000
+"""Different property names that the messages of one append may have."""
+
 MAX_TOPIC_NAME = 400
 
 

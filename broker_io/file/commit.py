@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from broker_io.batch import Batch, Blobs, Labels
+from broker_io.batch import Batch, Blobs, Labels, PropertyColumn
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.errors import InvalidMessage, MessageTooLarge
 from broker_io.file.manifest import LedgerEntry, TopicEntry
 from broker_io.file.segment import Segment
+from broker_io.port import MAX_PROPERTIES
 from broker_io.position import Positions
 
 BLOCK_BYTES = 1024 * 1024
 """What a block is filled up to; one message may be more."""
 MAX_BLOCK_MESSAGES = 65_536
-MAX_PROPERTIES = 1000
-"""Different property names that one append, and so one block, may have."""
+
+NUMBER_DIGITS = 20
+"""What a property that is a number takes at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,10 +69,9 @@ def check_batch(batch: Batch, limit: int) -> int:
         raise InvalidMessage(f"a batch with {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}")
     largest, total = 0, 0
     for name, column in batch.properties.items():
-        width = len(name) + (max(map(len, column.values), default=0) if isinstance(column, Labels) else 20)
-        largest += width
-        total += len(name) + (sum(map(len, column.values)) + 4 * count if isinstance(column, Labels) else 8 * count)
-        _check_text(name, column.values if isinstance(column, Labels) else ())
+        longest, size = _measure_property(name, column, count)
+        largest += longest
+        total += size
     for blobs in (batch.keys, batch.values):
         longest, size = _measure(blobs)
         largest += longest
@@ -93,13 +94,17 @@ def _measure(blobs: Blobs) -> tuple[int, int]:
     return longest, last - first
 
 
-def _check_text(name: str, labels: Sequence[str]) -> None:
+def _measure_property(name: str, column: PropertyColumn, count: int) -> tuple[int, int]:
+    """At least the bytes of the longest name with text, about those of all. Raises InvalidMessage for no Unicode."""
+    labels = column.values if isinstance(column, Labels) else ()
     try:
-        name.encode()
-        for label in labels:
-            label.encode()
+        sizes = [len(label.encode()) for label in labels]
+        named = len(name.encode())
     except UnicodeEncodeError as error:
         raise InvalidMessage(f"property {name!r} holds text that is no Unicode ({error.reason}): mend it") from None
+    if isinstance(column, Labels):
+        return named + max(sizes, default=0), named + sum(sizes) + 4 * count
+    return named + NUMBER_DIGITS, named + 8 * count
 
 
 def _check_sizes(batch: Batch, limit: int) -> None:

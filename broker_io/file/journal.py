@@ -160,11 +160,11 @@ def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
 
 
 def _whole_record_behind(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
-    """Whether a valid head with a later sequence stands anywhere behind an offset.
+    """Whether a valid head with a later sequence stands at an offset or anywhere behind it.
 
     Heads are enough: a record is written after the one before it was synced.
     """
-    found = data.find(mark, at + 1)
+    found = data.find(mark, at)
     while found >= 0:
         try:
             if _read_head(data, found, mark)[0] > sequence:

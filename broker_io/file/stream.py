@@ -46,21 +46,31 @@ class BlockStream:
         blocks: list[RawBlock] = []
         rows = 0
         self.doubt = None
-        while rows < limit:
-            header = self._header(end, settled)
-            if header is None:
-                break
-            if header.first_entry + header.span > self._skip_below:
-                try:
-                    blocks.append(open_block(self._data, self._at, header))
-                except BadBlock as error:
-                    self._fail(str(error), header.length, settled)
-                    break
-                except UnsupportedFormat as error:
-                    raise self._unsupported(error) from None
-                rows += header.rows
-            self._at += header.length
+        try:
+            while rows < limit and (block := self._next(end, settled)) is not None:
+                blocks.append(block)
+                rows += block.header.rows
+        except (Damaged, UnsupportedFormat):
+            # What stands in front of it is good; whoever reads on meets it again.
+            if not blocks:
+                raise
         return blocks
+
+    def _next(self, end: int, settled: int) -> RawBlock | None:
+        while (header := self._header(end, settled)) is not None:
+            if header.first_entry + header.span <= self._skip_below:
+                self._at += header.length
+                continue
+            try:
+                block = open_block(self._data, self._at, header)
+            except BadBlock as error:
+                self._fail(str(error), header.length, settled)
+                return None
+            except UnsupportedFormat as error:
+                raise self._unsupported(error) from None
+            self._at += header.length
+            return block
+        return None
 
     def _header(self, end: int, settled: int) -> Header | None:
         """The next header if its whole block is in the chunk, read further where needed; None at the end."""
