@@ -1,0 +1,219 @@
+"""The block codec: round trips, gathering, damage, versions, and the golden files that pin the format."""
+
+import struct
+from collections.abc import Sequence
+
+import google_crc32c
+import numpy as np
+import pytest
+from golden_files import committed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io import block as codec
+from broker_io.batch import Batch, Blobs, Message
+from broker_io.block import BadBlock, RawBlock, encode_block, hash_keys, open_block, parse_header
+from broker_io.errors import UnsupportedFormat
+from broker_io.gather import absent_values, decode_blocks, decode_hashes, decode_keys
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+NUMBERS = st.integers(-(10**17), 10**17).map(str)
+MESSAGES = st.builds(
+    Message,
+    st.none() | st.binary(max_size=8),
+    st.none() | st.binary(max_size=20),
+    st.dictionaries(st.sampled_from(["a", "tb.seq", "größe"]), TEXT | NUMBERS, max_size=3),
+    st.sampled_from([0, 0, 1_700_000_000_000]),
+)
+RUNS = st.lists(st.lists(MESSAGES, min_size=1, max_size=12), min_size=1, max_size=6)
+
+PLAIN = [Message(b"k%d" % number, b"value %d" % number) for number in range(5)]
+MIXED = [
+    Message(b"a", b"1", {"tb.v": "1", "tb.seq": "1"}, 1_700_000_000_000),
+    Message(None, b"", {"tb.v": "1", "tb.seq": "2"}),
+    Message(b"", None, {"tb.seq": "3", "größe": "ü"}),
+    Message(b"\x00\xff", b"x" * 50, {"tb.v": "1"}, 1_700_000_000_001),
+]
+
+
+def opened(data: bytes, at: int = 0, *, values: bool = True) -> RawBlock:
+    return open_block(data, at, parse_header(data, at), values=values)
+
+
+def encoded(messages: Sequence[Message], first_entry: int = 0, *, compress: bool = False) -> bytes:
+    block = encode_block(
+        Batch.of(messages), first_entry=first_entry, publish_time=1_700_000_000_000, seed=7, place=9, compress=compress
+    )
+    data = b"".join(block.chunks)
+    assert len(data) == block.length
+    return data
+
+
+@given(RUNS, st.booleans())
+def test_what_goes_in_comes_out(runs: list[list[Message]], compress: bool) -> None:
+    data = b""
+    first = 10
+    for run in runs:
+        data += encoded(run, first, compress=compress)
+        first += len(run) + 3
+    blocks, at = [], 0
+    while at < len(data):
+        blocks.append(opened(data, at))
+        at += blocks[-1].header.length
+    assert [len(run) for run in runs] == [block.header.rows for block in blocks]
+    decoded = decode_blocks(blocks)
+    assert [*decoded.messages] == [message for run in runs for message in run]
+    entries, first = [], 10
+    for run in runs:
+        entries += range(first, first + len(run))
+        first += len(run) + 3
+    assert decoded.entries.tolist() == entries
+    assert set(decoded.publish_times.tolist()) == {1_700_000_000_000}
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=20), st.data())
+def test_gaps_and_publish_times_are_kept(messages: list[Message], data: st.DataObject) -> None:
+    count = len(messages)
+    steps = data.draw(st.lists(st.integers(1, 1000), min_size=count, max_size=count))
+    entries = np.cumsum(steps).astype(np.int64)
+    times = np.array(data.draw(st.lists(st.integers(0, 2**50), min_size=count, max_size=count)), np.int64)
+    block = encode_block(
+        Batch.of(messages), first_entry=int(entries[0]), publish_time=5, entries=entries, publish_times=times
+    )
+    raw = opened(b"".join(block.chunks))
+    dense = opened(encoded(messages, int(entries[-1]) + 1))
+    decoded = decode_blocks([raw, dense])
+    assert raw.header.span == entries[-1] - entries[0] + 1
+    assert decoded.entries.tolist() == [*entries.tolist(), *range(entries[-1] + 1, entries[-1] + 1 + count)]
+    assert decoded.publish_times[:count].tolist() == times.tolist()
+    assert [*decoded.messages] == messages * 2
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=20))
+def test_key_columns_need_no_values(messages: list[Message]) -> None:
+    data = encoded(messages)
+    raw = opened(data[: -parse_header(data).values_size or len(data)], values=False)
+    assert decode_keys(raw).to_list() == [message.key for message in messages]
+    assert absent_values(raw).tolist() == [message.value is None for message in messages]
+    keys = Blobs.of([message.key for message in messages])
+    if any(message.key is not None for message in messages):
+        assert decode_hashes(raw).astype(">u8").tobytes() == hash_keys(keys, 7)
+    else:
+        assert not decode_hashes(raw).any()
+
+
+def test_the_hash_depends_on_the_secret_and_on_nothing_else() -> None:
+    keys = Blobs.of([b"a", b"b", None, b"a"])
+    one, two = hash_keys(keys, 1), hash_keys(keys, 2)
+    assert one != two
+    assert one[:16] == one[48:] != one[16:32]
+    assert one[32:48] == bytes(16)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_no_flipped_bit_goes_unnoticed(compress: bool) -> None:
+    messages = MIXED + PLAIN * 5
+    data = encoded(messages, compress=compress)
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            raw = open_block(bytes(flipped), 0, parse_header(bytes(flipped), 0, 9))
+        except BadBlock:
+            continue
+        assert [*decode_blocks([raw]).messages] == messages, "only padding may change"
+
+
+def test_no_shorter_block_is_whole() -> None:
+    data = encoded(MIXED)
+    padding = -parse_header(data).values_size % 8
+    for size in range(len(data) - padding):
+        with pytest.raises(BadBlock):
+            opened(data[:size])
+
+
+def test_a_block_of_another_file_is_refused() -> None:
+    data = encoded(MIXED)
+    assert parse_header(data, 0, 9) == parse_header(data)
+    with pytest.raises(BadBlock, match="another file"):
+        parse_header(data, 0, 8)
+
+
+def test_blocks_are_aligned() -> None:
+    for size in range(20):
+        for compress in (False, True):
+            assert len(encoded([Message(b"k", b"v" * size)], compress=compress)) % 8 == 0
+
+
+def test_compression_is_used_only_where_it_helps() -> None:
+    long = [Message(b"key%d" % number, b"the same value" * 5) for number in range(100)]
+    assert len(encoded(long, compress=True)) < len(encoded(long)) / 3
+    assert parse_header(encoded([Message(None, b"")], compress=True)).flags == 0
+
+
+def resealed(data: bytes, **changes: int) -> bytes:
+    """A block with other header bytes (by offset), or another keys part, and checksums that hold."""
+    changed = bytearray(data)
+    for offset, value in changes.items():
+        changed[int(offset[1:])] = value
+    keys_size = int.from_bytes(changed[32:36], "little")
+    changed[48:52] = google_crc32c.value(bytes(changed[64 : 64 + keys_size])).to_bytes(4, "little")
+    changed[60:64] = google_crc32c.value(bytes(changed[:60])).to_bytes(4, "little")
+    return bytes(changed)
+
+
+def test_a_newer_version_or_flag_is_named() -> None:
+    with pytest.raises(UnsupportedFormat, match=r"version 2.*upgrade"):
+        parse_header(resealed(encoded(PLAIN), b4=2))
+    with pytest.raises(UnsupportedFormat, match="flags 4"):
+        parse_header(resealed(encoded(PLAIN), b5=4))
+
+
+def test_an_unknown_section_is_skipped_only_if_it_may_be() -> None:
+    data = encoded([Message(None, b"v", {}, 5)])
+    tags = [struct.unpack_from("<HHI", data, 64 + 8 * number)[0] for number in range(2)]
+    assert tags == [codec.VALUE_OFFSETS, codec.EVENT_TIMES]
+    unknown = resealed(data, b72=99)
+    with pytest.raises(UnsupportedFormat, match="section 99"):
+        opened(unknown)
+    ignored = opened(resealed(unknown, b74=codec.IGNORABLE))
+    assert [*decode_blocks([ignored]).messages] == [Message(None, b"v", {}, 0)]
+
+
+@pytest.mark.parametrize("where", [64, 68, 72, 76])
+def test_a_section_table_that_does_not_fit_is_no_crash(where: int) -> None:
+    data = encoded(PLAIN)
+    for value in range(256):
+        changed = resealed(data, **{f"b{where}": value})
+        try:
+            messages = [*decode_blocks([opened(changed)]).messages]
+        except (BadBlock, UnsupportedFormat):
+            continue
+        assert len(messages) == len(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "entries"),
+    [
+        ("block-plain.bin", PLAIN, None),
+        ("block-mixed.bin", MIXED, None),
+        ("block-keyless.bin", [Message(None, b"one"), Message(None, b"two")], None),
+        ("block-sparse.bin", PLAIN, [3, 4, 9, 12, 70]),
+    ],
+)
+def test_golden(name: str, messages: list[Message], entries: list[int] | None) -> None:
+    column = None if entries is None else np.array(entries, np.int64)
+    block = encode_block(
+        Batch.of(messages),
+        first_entry=3,
+        publish_time=1_700_000_000_000,
+        seed=0x0123456789ABCDEF,
+        place=0xCAFE,
+        entries=column,
+        publish_times=None if column is None else 1_700_000_000_000 + column - 3,
+    )
+    data = committed(f"broker_io/{name}", b"".join(block.chunks))
+    decoded = decode_blocks([open_block(data, 0, parse_header(data, 0, 0xCAFE))])
+    assert [*decoded.messages] == messages
+    assert decoded.entries.tolist() == (entries or [*range(3, 3 + len(messages))])
+    assert decoded.publish_times.tolist()[0] == 1_700_000_000_000

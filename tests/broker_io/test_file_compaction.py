@@ -1,0 +1,222 @@
+"""Key compaction of the embedded log against a naive model, with colliding hashes, graces and crashes."""
+
+import errno
+
+import numpy as np
+import pytest
+from file_logs import DIRECTORY, World, append, messages, numbered, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_io import block
+from broker_io.batch import Blobs, Message, PlacedMessage
+from broker_io.errors import Damaged, DiskFull
+from broker_io.file import FileBroker
+from broker_io.testing import Crash, Unsynced
+
+KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"\x00"])
+STEPS = st.lists(
+    st.tuples(st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=3)), min_size=1, max_size=6), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+def survivors(history: list[PlacedMessage]) -> list[PlacedMessage]:
+    """What compaction has to keep: the newest message of each key that is no delete."""
+    newest = {row.message.key: row for row in history if row.message.key is not None}
+    return sorted(row for row in newest.values() if row.message.value is not None)
+
+
+def fill(world: World, broker: FileBroker, steps: list[tuple[list[tuple[bytes | None, bytes | None]], bool]]) -> None:
+    for pairs, roll in steps:
+        world.clock.advance(1)
+        append(broker, "t", [Message(key, value, {"n": str(len(pairs))}, 7) for key, value in pairs])
+        if roll:
+            broker.roll("t")
+
+
+@given(STEPS, STEPS)
+def test_what_survives_is_the_newest_of_each_key_where_it_was(
+    first: list[tuple[list[tuple[bytes | None, bytes | None]], bool]],
+    second: list[tuple[list[tuple[bytes | None, bytes | None]], bool]],
+) -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        for steps in (first, second):
+            fill(world, broker, steps)
+            history = rows(broker, "t")
+            last, entries = broker.last_position("t"), [ledger.entries for ledger in broker.ledgers("t")]
+            broker.compact("t")
+            assert rows(broker, "t") == survivors(history)
+            assert broker.last_position("t") == last
+            assert [ledger.entries for ledger in broker.ledgers("t")][: len(entries)] == entries
+            for row in survivors(history):
+                assert rows(broker, "t", row.position)[0] == row
+        kept = rows(broker, "t")
+    with world.own() as broker, world.follow() as follower:
+        assert rows(broker, "t") == rows(follower, "t") == kept
+
+
+@given(STEPS)
+@settings(max_examples=50)
+def test_keys_that_share_a_hash_do_not_shadow_each_other(
+    steps: list[tuple[list[tuple[bytes | None, bytes | None]], bool]],
+) -> None:
+    def same_hash(keys: Blobs, seed: int) -> bytes:
+        return bytes(16) * len(keys)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block, "hash_keys", same_hash)
+        world = World()
+        with world.own() as broker:
+            broker.create_topic("t")
+            fill(world, broker, steps)
+            history = rows(broker, "t")
+            broker.compact("t")
+            found = rows(broker, "t")
+    latest = {row.message.key: row for row in found}
+    assert sorted(row for row in latest.values() if row.message.value is not None) == survivors(history)
+    assert all(row in history for row in found)
+
+
+def test_a_delete_stays_for_its_grace_and_then_goes() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        append(broker, "t", [Message(b"a", b"1"), Message(b"b", b"2"), Message(b"a", None), Message(b"e", b"")])
+        world.clock.advance(10)
+        broker.compact("t", tombstone_grace=11)
+        assert messages(broker, "t") == [Message(b"b", b"2"), Message(b"a", None), Message(b"e", b"")]
+        world.clock.advance(1)
+        broker.compact("t", tombstone_grace=11)
+        assert messages(broker, "t") == [Message(b"b", b"2"), Message(b"e", b"")], "an empty value is no delete"
+
+
+def test_a_segment_that_loses_nothing_is_left_alone() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        append(broker, "t", numbered(3))
+        broker.roll("t")
+        append(broker, "t", [Message(b"x", b"1")])
+        append(broker, "t", [Message(b"x", b"2")])
+        broker.compact("t")
+        names = {path for path in world.disk.files() if path.endswith(".log")}
+        assert names == {f"{DIRECTORY}/topics/1/{name}.log" for name in ("1-0", "2-1", "3-0")}
+        before = len(world.disk.history)
+        broker.compact("t")
+        assert len(world.disk.history) == before, "nothing was appended since: nothing to do"
+
+
+def test_a_segment_of_which_nothing_is_left_keeps_its_numbers() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        append(broker, "t", [Message(None, b"keyless")] * 5)
+        broker.compact("t")
+        assert rows(broker, "t") == []
+        assert [(ledger.ledger, ledger.entries, ledger.bytes) for ledger in broker.ledgers("t")] == [
+            (1, 5, 0),
+            (2, 0, 0),
+        ]
+        assert broker.first_position("t") is None
+        assert broker.position_at("t", 0) is None
+    with world.own() as broker:
+        assert [*append(broker, "t", numbered(1))] == [(2, 0, -1)]
+
+
+def test_small_blocks_are_merged_and_keep_their_publish_times() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        for number in range(50):
+            world.clock.advance(1)
+            append(broker, "t", [Message(b"k%d" % (number % 40), b"v" * 30)])
+        before = rows(broker, "t")
+        size = broker.ledgers("t")[0].bytes
+        broker.compact("t")
+        assert rows(broker, "t") == survivors(before)
+        assert broker.ledgers("t")[0].bytes < size / 2
+        for row in survivors(before):
+            assert broker.position_at("t", row.publish_time) == row.position
+            assert broker.position_at("t", row.publish_time - 1) == row.position
+
+
+def test_damage_stops_a_compaction_and_changes_nothing() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        append(broker, "t", [Message(b"a", b"1"), Message(b"a", b"2" * 50)])
+        broker.roll("t")
+        path = f"{DIRECTORY}/topics/1/1-0.log"
+        world.disk.flip(path, (world.disk.files()[path] - 20) * 8)
+        files = set(world.disk.files())
+        with pytest.raises(Damaged, match=r"1-0.log"):
+            broker.compact("t")
+        assert set(world.disk.files()) == files
+        append(broker, "t", numbered(1))
+
+
+def test_a_full_disk_stops_a_compaction_but_not_the_log() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        append(broker, "t", [Message(b"a", b"1"), Message(b"a", b"2")])
+        broker.roll("t")
+        before, files = rows(broker, "t"), set(world.disk.files())
+        for operation in range(1, 5):
+            world.disk.fail_at(operation, errno.ENOSPC)
+            with pytest.raises(DiskFull, match="not compacted; nothing changed"):
+                broker.compact("t")
+            assert set(world.disk.files()) == files
+            assert rows(broker, "t") == before
+        append(broker, "t", numbered(1))
+        broker.compact("t")
+        assert messages(broker, "t") == [Message(b"a", b"2"), *numbered(1)]
+
+
+@pytest.mark.parametrize("unsynced", list(Unsynced))
+def test_a_crash_at_any_step_leaves_the_log_before_or_after(unsynced: Unsynced) -> None:
+    outcomes = set()
+    for operation in range(1, 60):
+        world = World()
+        broker = world.own(segment_bytes=300)
+        broker.create_topic("t")
+        for number in range(12):
+            append(broker, "t", [Message(b"k%d" % (number % 5), b"%d" % number)])
+        before = rows(broker, "t")
+        world.disk.stop_at(operation, written=operation % 90)
+        try:
+            broker.compact("t")
+        except Crash:
+            stopped = True
+        else:
+            stopped = False
+        for disk in (world.disk.crash(unsynced, operation), world.disk.kill()):
+            with World(disk).own() as again:
+                found = rows(again, "t")
+                assert found in (before, survivors(before))
+                assert stopped or found == survivors(before)
+                outcomes.add(len(found))
+                again.compact("t")
+                assert rows(again, "t") == survivors(before)
+                named = {f"{ledger.ledger}-" for ledger in again.ledgers("t")}
+                assert len([path for path in disk.files() if path.endswith(".log")]) == len(named)
+        if not stopped:
+            break
+    assert not stopped
+    assert outcomes == {12, 5}
+
+
+def test_hashes_of_many_keys_are_told_apart() -> None:
+    world = World()
+    count = 3000
+    with world.own() as broker:
+        broker.create_topic("t")
+        choose = np.random.default_rng(3).integers(0, 500, count)
+        append(broker, "t", [Message(b"key %d" % key, b"%d" % number) for number, key in enumerate(choose.tolist())])
+        before = rows(broker, "t")
+        broker.compact("t")
+        assert rows(broker, "t") == survivors(before)

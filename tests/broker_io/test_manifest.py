@@ -1,0 +1,133 @@
+"""The manifest: written and read back, its golden file, damage, and what an owner makes of a directory without one."""
+
+import google_crc32c
+import pytest
+from golden_files import committed
+
+from broker_io.errors import Damaged, ForeignDirectory, StorageError, UnsupportedFormat
+from broker_io.file.manifest import (
+    LedgerEntry,
+    Manifest,
+    TopicEntry,
+    decode_manifest,
+    encode_manifest,
+    load_manifest,
+    replace_manifest,
+)
+from broker_io.testing import Crash, SimulatedDisk, Unsynced
+
+MANIFEST = Manifest(
+    "00112233445566778899aabbccddeeff",
+    "0123456789abcdef",
+    7,
+    4,
+    (
+        TopicEntry(
+            1,
+            "persistent://public/default/größe",
+            "ffeeddccbbaa99887766554433221100",
+            (2, 40),
+            (LedgerEntry(3, 2, 100, 8000, 1_700_000_000_000, 1_700_000_000_900), LedgerEntry(4, 0, 5, 512, 1, 2)),
+        ),
+        TopicEntry(3, 'a "quoted" name', "0" * 32, (0, 0), (LedgerEntry(1),)),
+    ),
+)
+
+
+def test_golden() -> None:
+    data = committed("broker_io/manifest.txt", encode_manifest(MANIFEST))
+    assert decode_manifest(data, "manifest") == MANIFEST
+
+
+def test_no_flipped_bit_and_no_shorter_file_is_believed() -> None:
+    data = encode_manifest(MANIFEST)
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(StorageError, match="dir/manifest"):
+            decode_manifest(bytes(flipped), "dir/manifest")
+    for size in range(len(data)):
+        with pytest.raises(Damaged):
+            decode_manifest(data[:size], "dir/manifest")
+
+
+def test_another_version_is_named() -> None:
+    data = encode_manifest(MANIFEST).replace(b"txnbuffer-log 1 ", b"txnbuffer-log 12 ", 1)
+    with pytest.raises(UnsupportedFormat, match="version 12"):
+        decode_manifest(data, "manifest")
+
+
+@pytest.mark.parametrize("rest", [b"", b"[]", b"{}", b'{"log":1}', b"\xff", b'{"topics":[{}]}', b'{"topics":5}'])
+def test_what_can_not_be_understood_is_damaged(rest: bytes) -> None:
+    data = f"txnbuffer-log 1 {google_crc32c.value(rest):08x}\n".encode() + rest
+    with pytest.raises(Damaged, match="understood"):
+        decode_manifest(data, "manifest")
+
+
+def test_an_entry_grows_from_its_first_message_on() -> None:
+    empty = LedgerEntry(1, first_time=5, last_time=5)
+    once = empty.grown(2, 100, 10, 20)
+    assert once == LedgerEntry(1, 0, 2, 100, 10, 20)
+    assert once.grown(1, 50, 30, 30) == LedgerEntry(1, 0, 3, 150, 10, 30)
+
+
+def test_ledgers_are_found_by_number() -> None:
+    topic = MANIFEST.topics[0]
+    assert [entry and entry.ledger for entry in map(topic.find, (0, 3, 4, 5))] == [3, 3, 4, None]
+
+
+def test_places_differ() -> None:
+    one, other = MANIFEST.topics
+    places = {one.place(one.ledgers[0]), one.place(one.ledgers[1]), other.place(other.ledgers[0])}
+    places |= {one.place(one.ledgers[0]._replace(generation=3)), other.place(one.ledgers[0])}
+    assert len(places) == 5
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ([], None),
+        (["lock"], None),
+        (["lock", "journal-1", "manifest.new"], None),
+        (["photo.jpg"], ForeignDirectory),
+        (["lock", "journal-1", "notes.txt"], ForeignDirectory),
+        (["lock", "journal-2"], Damaged),
+        (["topics"], Damaged),
+    ],
+)
+def test_a_directory_without_a_manifest(names: list[str], error: type[StorageError] | None) -> None:
+    disk = SimulatedDisk()
+    disk.make_directory("/log")
+    for name in names:
+        disk.open(f"/log/{name}", write=True, create=True)
+    before = len(disk.history)
+    if error is None:
+        assert load_manifest(disk, "/log") is None
+        assert load_manifest(disk, "/missing") is None
+    else:
+        with pytest.raises(error):
+            load_manifest(disk, "/log")
+    assert len(disk.history) == before, "looking changes nothing"
+
+
+def test_replacing_is_all_or_nothing() -> None:
+    newer = MANIFEST._replace(journal=8)
+    outcomes = set()
+    for operation in range(1, 8):
+        for written in (0, 50):
+            for unsynced in Unsynced:
+                disk = SimulatedDisk()
+                disk.make_directory("/log")
+                disk.sync_directory("/")
+                replace_manifest(disk, "/log", MANIFEST)
+                disk.stop_at(operation, written=written)
+                try:
+                    replace_manifest(disk, "/log", newer)
+                    finished = True
+                except Crash:
+                    finished = False
+                found = load_manifest(disk.crash(unsynced, operation), "/log")
+                assert found in (MANIFEST, newer)
+                assert found == newer or not finished
+                outcomes.add(found == newer)
+    assert outcomes == {False, True}

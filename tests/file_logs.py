@@ -1,0 +1,58 @@
+"""Helpers of the tests of the embedded log: a log on a simulated disk, and rows in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from broker_io.batch import Batch, Message, PlacedMessage
+from broker_io.environment import Environment
+from broker_io.file.broker import FileBroker
+from broker_io.file.following import FollowingBroker
+from broker_io.position import EARLIEST, Position, Positions
+from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
+
+DIRECTORY = "/log"
+
+
+class World:
+    """A disk and a clock; brokers on them, inline unless asked otherwise."""
+
+    def __init__(self, disk: SimulatedDisk | None = None) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = SimulatedClock()
+        self.environment = Environment(self.clock, self.disk, SeededRandomness(1), "4711")
+
+    def own(self, **options: Any) -> FileBroker:
+        return FileBroker.open(DIRECTORY, self.environment, **{"committer": False, **options})
+
+    def follow(self) -> FollowingBroker:
+        return FileBroker.open(DIRECTORY, self.environment, read_only=True)
+
+
+def append(broker: FileBroker, topic: str, messages: Iterable[Message]) -> Positions:
+    with broker.writer(topic) as writer:
+        return writer.append(Batch.of(messages)).result(10)
+
+
+def numbered(count: int, start: int = 0) -> list[Message]:
+    return [Message(b"k%d" % number, b"v%d" % number) for number in range(start, start + count)]
+
+
+def rows(
+    broker: FileBroker | FollowingBroker, topic: str, start: Position = EARLIEST, *, limit: int = 1000
+) -> list[PlacedMessage]:
+    """Everything from a position on."""
+    found: list[PlacedMessage] = []
+    with broker.reader(topic, start) as reader:
+        while (batch := reader.read(limit=limit)) is not None:
+            found += batch
+    return found
+
+
+def messages(broker: FileBroker | FollowingBroker, topic: str) -> list[Message]:
+    return [row.message for row in rows(broker, topic)]
+
+
+def segment_paths(world: World) -> list[str]:
+    return [path for path in world.disk.files() if path.endswith(".log")]
