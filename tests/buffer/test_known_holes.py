@@ -162,6 +162,34 @@ def test_row_u11_ledgers_that_vanish_out_of_order_take_nothing_with_them(order: 
     assert owner.buffer.aborted.ids() == [TxnId(0, 5), TxnId(0, 6)]
 
 
+def test_row_u11_a_part_across_ledgers_stays_until_its_last_items_ledger_is_gone() -> None:
+    log = Log()
+    aborts(log, 1)
+    log.new_ledger()
+    aborts(log, 2)
+    log.new_ledger()
+    aborts(log, 3)
+    owner = folded(log, part_size=2)
+    assert [part.summary for part in owner.parts.values()] == [(1, 2, 2, 0)]
+    owner.trim(2)
+    assert owner.buffer.aborted.ids() == [TxnId(0, number) for number in (1, 2, 3)]
+    owner.trim(3)
+    assert owner.buffer.aborted.ids() == [TxnId(0, 3)]
+
+
+def test_suppressed_ranges_of_trimmed_ledgers_do_not_come_back_with_a_recovery() -> None:
+    log = Log()
+    log.end(TxnId(0, 1), ABORT)
+    log.record(TxnId(0, 1), 1)
+    log.new_ledger()
+    late = log.record(TxnId(0, 1), 2)
+    owner = folded(log)
+    assert len(owner.buffer.suppressed) == 2
+    owner.trim(2)
+    assert owner.buffer.suppressed.ranges() == [(late, late)]
+    assert owner.recovered().buffer.suppressed.ranges() == [(late, late)]
+
+
 def test_row_u12_only_the_bitmaps_remember_sealed_ids() -> None:
     log = Log()
     log.records(None, 0, 1)
