@@ -354,7 +354,7 @@ class BufferKeeper:
     def _drop_parts(self, tail: Tail) -> bool:
         """Let go of parts whose ledgers are gone; the next snapshot names them no more."""
         existing = self._broker.ledgers(tail.topic)[0].ledger
-        if existing <= tail.buffer.first_ledger:
+        if existing <= max(tail.buffer.first_ledger, tail.origin_ledger):
             return False
         return drop_parts(self._broker, self._snapshot_topic, tail, existing)
 

@@ -69,12 +69,14 @@ class Ownership:
     def _announce(self, running: Scan) -> None:
         running.read_to_end()
         while True:
-            self.epoch = running.table.epoch + 1
+            epoch = running.table.epoch + 1
             known = running.table.position
-            (own,) = self.append([owner_message(self.epoch)])
+            (own,) = self.append([owner_message(epoch)])
+            # Only an acknowledged epoch is ours: another owner may have taken one whose fate is unknown.
+            self.epoch = epoch
             running.read_own(own)
-            others = [epoch for at, epoch in running.table.owners if known < at < own]
-            if max(others, default=0) < self.epoch:
+            others = [other for at, other in running.table.owners if known < at < own]
+            if max(others, default=0) < epoch:
                 return
 
     def close(self) -> None:

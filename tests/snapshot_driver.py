@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,6 +11,7 @@ from writing import TopicWriter
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position, Positions
+from snapshots.entries import EndEntry
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
@@ -120,3 +121,32 @@ class Interfering:
                 inner.close()
 
         return Reader()
+
+
+def stored(
+    topic: str = "t", txns: Iterable[int] = range(1, 12), **options: Any
+) -> tuple[Any, BufferKeeper, TopicWriter]:
+    """A broker with a snapshot of three parts, the owner that wrote it, and a writer of its topic."""
+    broker = MemoryBroker(ledger_entries=9)
+    owner = keeper(broker, **options)
+    owner.register(topic)
+    writer = TopicWriter(broker, topic)
+    writer.plain("p")
+    abort_some(writer, *txns)
+    owner.pump()
+    owner.snapshot(topic)
+    return broker, owner, writer
+
+
+def end_of(broker: Any, topic: str = "t") -> EndEntry:
+    return EndEntry.decode(entries(broker, topic).end.value)
+
+
+def flipped(value: bytes, at: int) -> bytes:
+    return value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
+
+
+def trimmed_to(broker: Any, ledger: int, topic: str = "t") -> int:
+    """Drop ledgers as a retention does that knows nothing of the floor."""
+    broker.trim(topic, ledger)
+    return broker.ledgers(topic)[0].ledger

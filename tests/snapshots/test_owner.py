@@ -2,6 +2,7 @@ import pytest
 from snapshot_driver import Interfering, entries, keeper, put
 from writing import TopicWriter
 
+from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from snapshots.envelope import owner_message
 from snapshots.errors import OwnershipLost
@@ -50,6 +51,20 @@ def test_an_owner_that_lost_an_acknowledgement_renews_itself():
     assert ownership.epoch == 2
     assert table.epoch == 2
     ownership.append([owner_message(2)])
+
+
+def test_an_epoch_that_was_never_acknowledged_is_not_ours():
+    """Renewing fails, another owner takes the epoch that was tried: the first one is out."""
+    broker = MemoryBroker()
+    first, _ = acquire(broker)
+    broker.faults.fail_append(DiskFailed("gone"), topic=SNAPSHOT_TOPIC)
+    with pytest.raises(DiskFailed):
+        first.renew()
+    second, _ = acquire(broker)
+    assert second.epoch == 2
+    with pytest.raises(OwnershipLost):
+        first.renew()
+    second.append([owner_message(2)])
 
 
 @pytest.mark.parametrize(("landed", "epoch"), [([], 6), ([6], 7), ([5], 6), ([8], 9), ([7, 6], 8)])
