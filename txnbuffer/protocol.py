@@ -103,13 +103,9 @@ def decode_marker(payload: bytes | None) -> Marker:
         raise ValueError("a transaction id is out of range")
     if max(outcomes, default=0) > 1:
         raise ValueError(f"{max(outcomes)} is no outcome")
-    items = tuple(
-        [
-            MarkerItem(TxnId(most, number), _OUTCOMES[outcome], count)
-            for number, outcome, count in zip(least, outcomes, records, strict=True)
-        ]
-    )
-    return Marker(most, columns["epoch"], columns["low_water_mark"], columns["decided"], items)
+    txns = map(TxnId._make, zip(itertools.repeat(most), least))
+    items = map(MarkerItem._make, zip(txns, map(_OUTCOMES.__getitem__, outcomes), records, strict=True))
+    return Marker(most, columns["epoch"], columns["low_water_mark"], columns["decided"], tuple(items))
 
 
 def transactional(batch: Batch, txn: TxnId, first_seq: int) -> Batch:
