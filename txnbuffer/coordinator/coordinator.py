@@ -82,6 +82,10 @@ class Coordinator:
         """Those that were begun or are not settled; to be read only."""
         return iter(self._core.live.values())
 
+    def has_ended(self, least: int) -> bool:
+        """Whether a transaction has ended, with all its markers durable."""
+        return self._core.progress.has_ended(least)
+
     def take_effects(self) -> list[Effect]:
         """What has to be done now."""
         if self._core.stopped is None:

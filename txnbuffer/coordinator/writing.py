@@ -18,7 +18,9 @@ class Writing:
         """Why a session may not write to a transaction; None if it may."""
         core, least = self._core, txn.least
         if txn.most != core.shard:
-            return ForeignTransaction(f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one")
+            return ForeignTransaction(
+                f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+            )
         transaction = core.live.get(least)
         if transaction is not None:
             if transaction.session is None or transaction.session.name != name:

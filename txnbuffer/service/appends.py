@@ -1,0 +1,162 @@
+"""Appends of all topics: collected for a turn of the loop, written together, told of in order.
+
+At most `FLUSHES` rounds of appends are under way: while one is being synced the next one fills, so groups
+are as large as the disk is slow. Futures are done in other threads; the loop is woken once for many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from broker_io.errors import DiskFailed, DiskWatermark, Error
+from broker_io.position import Positions
+from txnbuffer.service.topic import Flight, Part, Topic
+
+FLUSHES = 2
+PATIENCE = 0.5
+"""Seconds until what a nearly full disk refused is tried again."""
+
+Landed = Callable[[Topic, Flight, Positions], None]
+
+
+class Round:
+    """Appends that were begun together."""
+
+    __slots__ = ("under_way",)
+
+    def __init__(self) -> None:
+        self.under_way = 0
+
+
+class Appends:
+    """`landed` is called on the loop for each append, those of a topic in order; `wake` makes a turn of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, landed: Landed, wake: Callable[[], None]) -> None:
+        self.failure: Error | None = None
+        self.waiting_bytes = 0
+        self._loop = loop
+        self._landed = landed
+        self._wake = wake
+        self._ready: dict[Topic, None] = {}
+        self._rounds = 0
+        self._done: deque[tuple[Topic, Flight, Round, Future[Positions]]] = deque()
+        self._woken = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._rounds and not self._ready
+
+    def add(self, topic: Topic, part: Part) -> None:
+        """Queue something; it fails at once where nothing can be appended any more."""
+        problem = topic.problem or self.failure
+        if problem is not None:
+            part.failed(problem)
+            return
+        self.waiting_bytes += part.size
+        topic.waiting.append(part)
+        if not topic.held:
+            self._ready[topic] = None
+
+    def release(self, topic: Topic) -> None:
+        """Append again what a topic held back."""
+        topic.held = False
+        if topic.waiting:
+            self._ready[topic] = None
+            self._wake()
+
+    def fail(self, topic: Topic, error: Error) -> None:
+        """Nothing can be appended to a topic any more."""
+        topic.problem = error
+        self._ready.pop(topic, None)
+        while topic.waiting:
+            self._failed(topic.waiting.popleft(), error)
+
+    def flush(self) -> None:
+        """Begin the next round, unless enough are under way."""
+        while self._ready and self._rounds < FLUSHES:
+            ready, self._ready = self._ready, {}
+            this = Round()
+            for topic in ready:
+                if not topic.held and topic.writer is not None:
+                    self._append(topic, this)
+            if this.under_way:
+                self._rounds += 1
+
+    def take_done(self) -> None:
+        """Tell of everything that was acknowledged or failed since the last call."""
+        self._woken = False
+        while self._done:
+            topic, flight, this, future = self._done.popleft()
+            topic.flights.popleft()
+            this.under_way -= 1
+            if not this.under_way:
+                self._rounds -= 1
+            error = future.exception()
+            if topic.refused or isinstance(error, DiskWatermark):
+                self._refused(topic, flight, error)
+            elif error is not None:
+                self._flight_failed(flight, error)
+            else:
+                self._flight_landed(topic, flight, future.result())
+
+    def _append(self, topic: Topic, this: Round) -> None:
+        flight = topic.take()
+        if flight is None or topic.writer is None:
+            return
+        if topic.waiting:
+            self._ready[topic] = None
+        try:
+            future = topic.writer.append(flight.batch)
+        except Error as error:
+            self._flight_failed(flight, error)
+            return
+        topic.flights.append(flight)
+        this.under_way += 1
+        future.add_done_callback(partial(self._tell, topic, flight, this))
+
+    def _tell(self, topic: Topic, flight: Flight, this: Round, future: Future[Positions]) -> None:
+        """In whichever thread the future was done."""
+        self._done.append((topic, flight, this, future))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _flight_landed(self, topic: Topic, flight: Flight, positions: Positions) -> None:
+        self._landed(topic, flight, positions)
+        for part in flight.parts:
+            self.waiting_bytes -= part.size
+            part.landed()
+        if topic.problem is not None:
+            self.fail(topic, topic.problem)
+
+    def _refused(self, topic: Topic, flight: Flight, error: BaseException | None) -> None:
+        """The disk is nearly full and nothing was written: where order counts everything is tried again later."""
+        if not topic.patient:
+            self._flight_failed(flight, error or DiskWatermark("the disk is nearly full"))
+            return
+        if error is None:
+            self._flight_failed(Flight(topic.refused, flight.batch), Error("a later append overtook a refused one"))
+            topic.refused = []
+            return
+        topic.held = True
+        topic.refused += flight.parts
+        if not topic.flights:
+            topic.waiting.extendleft(reversed(topic.refused))
+            topic.refused = []
+            self._loop.call_later(PATIENCE, self.release, topic)
+
+    def _flight_failed(self, flight: Flight, error: BaseException) -> None:
+        if not isinstance(error, Error):
+            error = Error(f"an append failed: {error!r}")
+        if isinstance(error, DiskFailed):
+            self.failure = error
+        for part in flight.parts:
+            self._failed(part, error)
+
+    def _failed(self, part: Part, error: Error) -> None:
+        self.waiting_bytes -= part.size
+        part.failed(error)

@@ -1,0 +1,170 @@
+"""What the coordinator asks for, carried out; and what came of it, told to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pyroaring import BitMap64
+
+from broker_io.errors import Error
+from txnbuffer.buffer.effects import Damage, Effect, Ended, EpochRaised, Suppressed
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.messages import (
+    Answers,
+    AppendDecisions,
+    AppendMarker,
+    CheckCounts,
+    RegisterTopic,
+    StopAnswering,
+    WriteBorder,
+)
+from txnbuffer.model import TxnId
+from txnbuffer.protocol import encode_marker
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.parts import MessagesPart
+from txnbuffer.service.sends import Sends
+from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import Topics
+
+
+class Counts:
+    """What has happened since the process began."""
+
+    def __init__(self) -> None:
+        self.committed = self.aborted = self.suppressed = self.damaged = 0
+
+
+class Carrying:
+    """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        topics: Topics,
+        appends: Appends,
+        sends: Sends,
+        decisions: Topic,
+        now: Callable[[], float],
+        answers: Callable[[Answers], None],
+        register: Callable[[str], None],
+        stop: Callable[[str], None],
+    ) -> None:
+        self.counts = Counts()
+        self._coordinator = coordinator
+        self._topics = topics
+        self._appends = appends
+        self._sends = sends
+        self._decisions = decisions
+        self._now = now
+        self._answers = answers
+        self._register = register
+        self._stop = stop
+
+    def carry_out(self) -> None:
+        """Do all that has to be done now."""
+        while effects := self._coordinator.take_effects():
+            for effect in effects:
+                match effect:
+                    case Answers():
+                        self._answers(effect)
+                    case CheckCounts(topic, least):
+                        self._check_counts(topic, least)
+                    case AppendMarker():
+                        self._append_marker(effect)
+                    case AppendDecisions():
+                        self._append_decisions(effect)
+                    case RegisterTopic(topic):
+                        self._register(topic)
+                    case WriteBorder():
+                        self._write_border(effect)
+                    case StopAnswering(reason):
+                        self._stop(reason)
+                        return
+
+    def applied(self, topic: Topic, effects: list[Effect]) -> None:
+        """A topic's buffer has applied what was appended."""
+        ends = []
+        for effect in effects:
+            match effect:
+                case Ended(txn, outcome):
+                    ends.append((txn, outcome))
+                case Suppressed():
+                    self.counts.suppressed += effect.size
+                case Damage():
+                    self.counts.damaged += 1
+                case EpochRaised(coordinator, epoch) if coordinator == self._coordinator.shard:
+                    self._coordinator.newer_epoch_seen(epoch, f"topic {topic.name}")
+        if ends:
+            self._coordinator.ended(topic.name, ends, self._now())
+        if topic.checks:
+            waiting, topic.checks = topic.checks, {}
+            self._check_counts(topic.name, tuple(waiting))
+
+    def ask(self) -> None:
+        """Ask about everything that is ongoing anywhere."""
+        now = self._now()
+        for topic in self._topics.by_name.values():
+            if topic.tail is not None and len(topic.tail.buffer.ongoing):
+                self._coordinator.ask(topic.name, [entry.txn for entry in topic.tail.buffer.ongoing], now)
+
+    def _check_counts(self, name: str, least: tuple[int, ...]) -> None:
+        topic = self._topics.get(name)
+        if topic is None or topic.tail is None:
+            self._coordinator.counts_checked(name, [(one, 0) for one in least], self._now())
+            return
+        shard, ongoing, sends = self._coordinator.shard, topic.tail.buffer.ongoing, self._sends
+        counted = []
+        for one in least:
+            entry = ongoing.get(TxnId(shard, one))
+            highest, accepted = (0, 0) if entry is None else (entry.highest, entry.accepted)
+            if sends.under_way(topic, one, highest):
+                topic.checks[one] = None
+            else:
+                counted.append((one, accepted))
+        self._coordinator.counts_checked(name, counted, self._now())
+
+    def _append_marker(self, effect: AppendMarker) -> None:
+        token, name, marker = effect
+        topic = self._topics.get(name)
+        if topic is None:
+            self._coordinator.marker_failed(token)
+            return
+        landed = partial(self._marker_landed, token)
+        failed = partial(self._marker_failed, token)
+        self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
+
+    def _marker_landed(self, token: int) -> None:
+        self._coordinator.marker_durable(token, self._now())
+
+    def _marker_failed(self, token: int, error: Error) -> None:
+        self._coordinator.marker_failed(token)
+
+    def _append_decisions(self, effect: AppendDecisions) -> None:
+        landed = partial(self._decisions_landed, effect.token)
+        self._appends.add(self._decisions, MessagesPart(effect.messages, landed, self._decisions_failed))
+
+    def _decisions_landed(self, token: int) -> None:
+        self._coordinator.decisions_durable(token, self._now())
+
+    def _decisions_failed(self, error: Error) -> None:
+        self._coordinator.decisions_failed(str(error))
+
+    def _write_border(self, effect: WriteBorder) -> None:
+        name, marker = effect
+        topic = self._topics.get(name)
+        if topic is None:
+            self._coordinator.topic_deleted(name, self._now())
+        elif topic.tail is not None:
+            landed = partial(self._border_landed, topic)
+            self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, self._border_failed))
+
+    def _border_landed(self, topic: Topic) -> None:
+        if topic.tail is None:
+            return
+        state = topic.tail.buffer.coordinators.get(self._coordinator.shard)
+        committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
+        self._coordinator.border_applied(topic.name, committed.copy(), aborted.copy(), self._now())
+
+    def _border_failed(self, error: Error) -> None:
+        self._stop(f"a border could not be written: {error}")

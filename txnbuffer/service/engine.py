@@ -1,0 +1,312 @@
+"""The engine: one owner of a broker's logs, the coordinator and the buffers; everything runs on one loop.
+
+In a turn of the loop all that arrived is taken: appends that became durable, frames of clients; then what
+the coordinator asks for is done, and what waits is appended together. Nothing is awaited for a record or a
+transaction. The gRPC service is a shell around it, and so is a client in the same process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from broker_io.environment import Clock, SystemClock
+from broker_io.errors import Error
+from broker_io.port import Broker
+from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.messages import Answers, Opened, Result
+from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.frames import ClientFrame, Welcome
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.carrying import Carrying
+from txnbuffer.service.connection import Connection
+from txnbuffer.service.intake import OPENING, Intake
+from txnbuffer.service.keeping import Keeping
+from txnbuffer.service.limits import Limits
+from txnbuffer.service.opening import take_over
+from txnbuffer.service.registering import Registering
+from txnbuffer.service.sends import Sends
+from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import Topics, as_error
+
+TICK = 1.0
+"""Seconds between two looks at the time."""
+
+
+class Engine:
+    """Make it with `Engine.start`; end it with `stop`. `ended` tells when and why it ended by itself.
+
+    The broker stays the caller's.
+    """
+
+    def __init__(self, broker: Broker, limits: Limits, clock: Clock) -> None:
+        self.broker = broker
+        self.limits = limits
+        self.clock = clock
+        self.ended: asyncio.Future[Error | None]
+        self.coordinator: Coordinator
+        self.topics: Topics
+        self.intake: Intake
+        self.carrying: Carrying
+        self.keeping: Keeping
+        self.sends: Sends
+        self.appends: Appends
+        self.notes: list[str] = []
+        self._frames: deque[tuple[Connection, ClientFrame]] = deque()
+        self._connections: set[Connection] = set()
+        self._asked: dict[int, asyncio.Future[Result]] = {}
+        self._question = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._credits = 0
+        self._latest = 0.0
+
+    @classmethod
+    async def start(
+        cls,
+        broker: Broker,
+        *,
+        owner: str = "txnbuffer",
+        config: Config | None = None,
+        limits: Limits | None = None,
+        policy: SnapshotPolicy = DEFAULT_POLICY,
+        clock: Clock | None = None,
+    ) -> Engine:
+        """Take over everything in the broker. Raises what stands in the way."""
+        engine = cls(broker, limits or Limits(), clock or SystemClock())
+        await engine._start(owner, config or Config(), policy)
+        return engine
+
+    async def _start(self, owner: str, config: Config, policy: SnapshotPolicy) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        self.ended = loop.create_future()
+        self._executor = ThreadPoolExecutor(1, "txnbuffer-keeper")
+        try:
+            opened = await loop.run_in_executor(
+                self._executor, take_over, self.broker, owner, config, policy, self.clock
+            )
+        except BaseException:
+            self._executor.shutdown(wait=False)
+            raise
+        self.coordinator, writer, keeper = opened
+        self.notes = keeper.notes
+        decisions = Topic(DECISIONS, patient=True)
+        decisions.writer, decisions.held = writer, False
+        self._decisions = decisions
+        topics = self.topics = Topics(
+            self.broker, keeper, self._applied, create=self.limits.create_topics, executor=self._executor
+        )
+        topics.load()
+        self.appends = Appends(loop, topics.landed, self._schedule)
+        self.sends = Sends(self.coordinator, self.limits.max_message_bytes)
+        self.registering = Registering(self.coordinator, topics, self.appends, self.now, self.run, self._schedule)
+        self.intake = Intake(self.coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
+        self.carrying = Carrying(
+            self.coordinator,
+            topics,
+            self.appends,
+            self.sends,
+            decisions,
+            self.now,
+            self._answer,
+            self.registering.register,
+            self._stopped,
+        )
+        self.keeping = Keeping(topics, self.fail)
+        self.run(self._watch_time())
+        self.run(self.keeping.run())
+        self._schedule()
+
+    # What clients do
+
+    def connect(self, peer: str = "in process") -> Connection:
+        """A new connection; it begins with a frame that says hello."""
+        connection = Connection(self._receive, self._gone, self.limits, peer)
+        self._connections.add(connection)
+        if self.ended.done():
+            connection.close(CoordinatorStopped("the service has stopped: connect again later"))
+        return connection
+
+    async def ask(self, put: Callable[[int], None]) -> Result:
+        """The answer of the coordinator to an operator's request: `put` hands it over under a request number."""
+        self._question += 1
+        answer: asyncio.Future[Result] = self._loop.create_future()
+        self._asked[self._question] = answer
+        put(self._question)
+        self._schedule()
+        return await answer
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open."""
+        return list(self._connections)
+
+    def now(self) -> float:
+        """Seconds since 1970, never going back."""
+        self._latest = max(self._latest, self.clock.now_ms() / 1000)
+        return self._latest
+
+    # The end
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new sessions, tell clients, and give what is open so many seconds to end."""
+        self.intake.draining = True
+        for connection in self._connections:
+            connection.drain()
+        deadline = self.clock.monotonic() + seconds
+        while self._busy() and not self.ended.done() and self.clock.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End: say goodbye, append what waits, snapshot what has changed, give up ownership."""
+        self.intake.draining = True
+        for connection in self.connections:
+            connection.close(CoordinatorStopped("the service stops: connect again later"))
+        while not self.ended.done() and not self.appends.idle:
+            await asyncio.sleep(0.005)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        failed = self.ended.done()
+        if not failed:
+            self.ended.set_result(None)
+        with contextlib.suppress(*([Error] if failed else [])):
+            await self._loop.run_in_executor(self._executor, self._close)
+        self._executor.shutdown()
+
+    def fail(self, error: BaseException) -> None:
+        """End everything at once: what is under way is told by whoever owns the log next."""
+        if self.ended.done():
+            return
+        named = as_error(error)
+        self.ended.set_result(named)
+        self.appends.failure = self.appends.failure or named
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(named)
+        for connection in self.connections:
+            connection.close(CoordinatorStopped(f"the service has stopped: {named}"))
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the loop's turns; an error that it does not handle ends the engine."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    # Within
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.ended.done():
+            return
+        try:
+            self.appends.take_done()
+            self._take_frames()
+            self.carrying.carry_out()
+            self.appends.flush()
+        except Exception as error:
+            self.fail(error)
+            raise
+        if self.appends.failure is not None:
+            self.fail(self.appends.failure)
+        full = self.intake.over()
+        for connection in self._connections:
+            connection.open_or_shut(full)
+
+    def _take_frames(self) -> None:
+        now = self.now()
+        while self._frames:
+            connection, frame = self._frames.popleft()
+            try:
+                self.intake.take(connection, frame, now)
+            except Error as error:
+                connection.close(error)
+
+    def _receive(self, connection: Connection, frame: ClientFrame) -> None:
+        self._frames.append((connection, frame))
+        self._schedule()
+
+    def _gone(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self.ended.done():
+            self.intake.gone(connection, self.now())
+            self._share_credits()
+            self._schedule()
+
+    def _applied(self, topic: Topic, effects: list[Any]) -> None:
+        self.carrying.applied(topic, effects)
+
+    def _answer(self, effect: Answers) -> None:
+        session, answers = effect
+        if not session:
+            for request, result in answers:
+                waiting = self._asked.pop(request, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(result)
+            return
+        connection = self.intake.connections.get(session)
+        if connection is None:
+            return
+        if answers[0][0] <= OPENING:
+            for request, result in answers:
+                if request == OPENING and isinstance(result, Opened):
+                    self._welcome(connection, result)
+            answers = tuple(pair for pair in answers if pair[0] > OPENING)
+        if answers:
+            connection.answer(answers)
+
+    def _welcome(self, connection: Connection, opened: Opened) -> None:
+        self._share_credits()
+        limits, shard = self.limits, self.coordinator.shard
+        welcome = Welcome(connection.session, shard, opened.epoch, limits.max_message_bytes, opened.states)
+        connection.welcome(welcome, self._credits)
+        self.intake.welcomed(connection, self.now())
+
+    def _share_credits(self) -> None:
+        """Divide what all clients together may have under way; tell them when that changes much."""
+        allowed = self.limits.credits(len(self._connections))
+        if not 0.5 * self._credits <= allowed <= self._credits:
+            self._credits = allowed
+            for connection in self._connections:
+                if connection.welcomed:
+                    connection.allow(allowed)
+
+    def _busy(self) -> bool:
+        return any(True for _ in self.coordinator.transactions()) or not self.appends.idle
+
+    async def _watch_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.coordinator.tick(self.now())
+            self.carrying.ask()
+            self.sends.sweep()
+            self._schedule()
+
+    def _stopped(self, reason: str) -> None:
+        self.fail(CoordinatorStopped(reason))
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def _close(self) -> None:
+        try:
+            self.topics.keeper.close()
+        finally:
+            for topic in [self._decisions, *self.topics.by_name.values()]:
+                if topic.writer is not None:
+                    topic.writer.close()

@@ -1,0 +1,181 @@
+"""What clients' frames ask for, handed to the coordinator and to the logs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from broker_io.errors import Error, InvalidTopicName, TopicNotFound
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.errors import CoordinatorStopped, InvalidRequest, UnknownSession
+from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, Send
+from txnbuffer.model import TxnId
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.connection import Connection
+from txnbuffer.service.limits import Limits
+from txnbuffer.service.parts import Account, SendPart
+from txnbuffer.service.sends import Sends
+from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import Topics, check_name
+
+OPENING = 0
+"""The request number under which a session is opened; clients number from 1."""
+UNASKED = -1
+"""The request number of what has no answer."""
+MAX_SESSION_NAME = 64
+MAX_BACKLOG = 64
+"""Frames that a client may send before it is welcomed."""
+
+
+class Intake:
+    """`connections`: by session, those that have said hello. `open`: begins to open a topic in the background."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        topics: Topics,
+        appends: Appends,
+        sends: Sends,
+        limits: Limits,
+        open_topic: Callable[[Topic], None],
+    ) -> None:
+        self.connections: dict[str, Connection] = {}
+        self.account = Account()
+        self.draining = False
+        self._coordinator = coordinator
+        self._topics = topics
+        self._appends = appends
+        self._sends = sends
+        self._limits = limits
+        self._open_topic = open_topic
+        self._backlogs: dict[Connection, list[ClientFrame]] = {}
+
+    def take(self, connection: Connection, frame: ClientFrame, now: float) -> None:
+        """One frame. Raises an error that ends the connection."""
+        if connection.closed:
+            return
+        if not connection.session:
+            if frame.hello is None:
+                raise UnknownSession("a connection begins with hello: open the session first")
+            self._hello(connection, frame.hello, now)
+        elif frame.hello is not None:
+            raise InvalidRequest("hello was said before: open another connection for another session")
+        if connection.welcomed:
+            self._take(connection, frame, now)
+            return
+        backlog = self._backlogs.setdefault(connection, [])
+        backlog.append(frame)
+        if len(backlog) > MAX_BACKLOG:
+            raise InvalidRequest(f"{len(backlog)} frames before the welcome: wait for it")
+
+    def welcomed(self, connection: Connection, now: float) -> None:
+        """Take what a client sent before it was welcomed."""
+        for frame in self._backlogs.pop(connection, ()):
+            self._take(connection, frame, now)
+
+    def gone(self, connection: Connection, now: float) -> None:
+        """A connection has ended."""
+        self._backlogs.pop(connection, None)
+        if self.connections.get(connection.session) is connection:
+            del self.connections[connection.session]
+            self._coordinator.session_disconnected(connection.session, now)
+
+    def _hello(self, connection: Connection, hello: Hello, now: float) -> None:
+        if self.draining:
+            raise CoordinatorStopped("the service is about to stop: connect again later")
+        if hello.version > SESSION_VERSION:
+            raise InvalidRequest(
+                f"session protocol {hello.version} is newer than {SESSION_VERSION}: upgrade the service"
+            )
+        if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
+            raise InvalidRequest("a session's id is what the service gave: letters and digits")
+        name = hello.session or secrets.token_hex(16)
+        older = self.connections.pop(name, None)
+        if older is not None:
+            older.close(UnknownSession("another connection goes on with this session: this one ends"))
+        connection.session = name
+        self.connections[name] = connection
+        for txn in hello.open:
+            self._adopt(txn)
+        self._coordinator.open_session(name, OPENING, hello.open, now)
+
+    def _adopt(self, txn: TxnId) -> None:
+        """Find out what a transaction wrote before this process began."""
+        found = [
+            (topic.name, entry.highest)
+            for topic in self._topics.by_name.values()
+            if topic.tail is not None and (entry := topic.tail.buffer.ongoing.get(txn)) is not None
+        ]
+        if found:
+            self._sends.adopt(txn, found)
+
+    def _take(self, connection: Connection, frame: ClientFrame, now: float) -> None:
+        coordinator, name = self._coordinator, connection.session
+        for request, topic in frame.registers:
+            self._register(connection, request, topic, now)
+        for request, count in frame.leases:
+            coordinator.lease(name, request, count, now)
+        for request, producer in frame.open_names:
+            coordinator.open_name(name, request, producer, now)
+        for request, producer in frame.delete_names:
+            coordinator.delete_name(name, request, producer, now)
+        for request, group in frame.joins:
+            coordinator.join_group(name, request, group, now)
+        if frame.begins:
+            coordinator.begin_many(name, frame.begins, now)
+        for send in frame.sends:
+            self._send(connection, send)
+        coordinator.commit_many(name, frame.commits, now)
+        for request, txn, topics in frame.aborts:
+            coordinator.abort(name, request, txn, (*topics, *self._sends.topics_of(txn)), now)
+        for request, txn in frame.queries:
+            coordinator.query(name, request, txn, now)
+        for first, size in frame.returned:
+            coordinator.give_back(name, UNASKED, first, size, now)
+        if frame.bye:
+            coordinator.close_session(name, UNASKED, now)
+            connection.close()
+
+    def _register(self, connection: Connection, request: int, name: str, now: float) -> None:
+        known = self._topics.get(name)
+        try:
+            if known is None:
+                self._check_new(name)
+            elif known.problem is not None:
+                raise known.problem
+        except Error as error:
+            connection.answer([(request, error)])
+        else:
+            self._coordinator.register_topic(connection.session, request, name, now)
+
+    def _check_new(self, name: str) -> None:
+        """Raises InvalidTopicName or TopicNotFound for a topic that can't be opened."""
+        check_name(name)
+        if not self._limits.create_topics and name not in self._topics.broker.topics():
+            raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
+
+    def _send(self, connection: Connection, send: Send) -> None:
+        connection.sends += 1
+        number = connection.sends
+        topic = self._topics.get(send.topic)
+        if topic is None:
+            try:
+                self._check_new(send.topic)
+                topic = self._topics.make(send.topic)
+            except (InvalidTopicName, TopicNotFound) as refusal:
+                connection.fail(number, refusal)
+                connection.settle(number, 0)
+                return
+            self._open_topic(topic)
+        batch, least, failures = self._sends.check(connection.session, topic, send.batch)
+        for txn, error in failures:
+            connection.fail(number, error, txn)
+        if batch is None:
+            connection.settle(number, 0)
+        else:
+            part = SendPart(batch, connection, number, least, self._sends, self.account)
+            self._appends.add(topic, part)
+
+    def over(self) -> bool:
+        """Whether all clients together have more under way than they may."""
+        return self.account.bytes > self._limits.total_bytes

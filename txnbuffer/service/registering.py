@@ -1,0 +1,84 @@
+"""Opening and registering topics in the background, while the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from broker_io.errors import DiskFailed, Error
+from snapshots.errors import OwnershipLost
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import Topics
+
+QUIET = 0.001
+"""Seconds between two looks whether a topic's appends have landed."""
+
+
+class Registering:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        topics: Topics,
+        appends: Appends,
+        now: Callable[[], float],
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._coordinator = coordinator
+        self._topics = topics
+        self._appends = appends
+        self._now = now
+        self._run = run
+        self._wake = wake
+
+    def open(self, topic: Topic) -> None:
+        """Open a topic that has no transactions; what is sent to it waits meanwhile."""
+        self._run(self._open(topic))
+
+    def register(self, name: str) -> None:
+        """Make a topic one with transactions, and tell the coordinator."""
+        self._run(self._register(name))
+
+    async def _open(self, topic: Topic) -> None:
+        async with topic.lock:
+            try:
+                if topic.writer is None:
+                    await self._topics.open(topic)
+            except Error as error:
+                self._give_up(topic, error)
+            else:
+                self._appends.release(topic)
+
+    async def _register(self, name: str) -> None:
+        try:
+            topic = self._topics.get(name) or self._topics.make(name)
+        except Error as error:
+            self._coordinator.registration_failed(name, str(error), self._now())
+            self._wake()
+            return
+        async with topic.lock:
+            topic.held = True
+            while topic.flights:
+                await asyncio.sleep(QUIET)
+            try:
+                await self._topics.register(topic)
+            except (DiskFailed, OwnershipLost):
+                raise
+            except Error as error:
+                self._coordinator.registration_failed(name, str(error), self._now())
+                if topic.writer is None:
+                    self._give_up(topic, error)
+                else:
+                    self._appends.release(topic)
+            else:
+                self._coordinator.topic_snapshotted(name, self._now())
+                self._appends.release(topic)
+        self._wake()
+
+    def _give_up(self, topic: Topic, error: Error) -> None:
+        self._topics.forget(topic)
+        self._appends.fail(topic, error)
+        self._wake()

@@ -1,0 +1,92 @@
+"""One topic of the service: what waits to be appended, what is on its way, and its buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.errors import Error
+from broker_io.port import Writer
+from broker_io.position import Positions
+from snapshots.tailing import Tail
+from txnbuffer.errors import UnregisteredTopic
+from txnbuffer.service.limits import MAX_PROPERTIES
+
+FLIGHT_BYTES = 8 * 1024 * 1024
+"""What one append holds at most, about."""
+
+
+class Part(Protocol):
+    """Something to be appended, and what is done when that has happened; `size` is about its bytes."""
+
+    batch: Batch
+    size: int
+
+    def landed(self) -> None: ...
+
+    def failed(self, error: Error) -> None: ...
+
+
+class Flight(NamedTuple):
+    """One append under way: its parts, and all their records."""
+
+    parts: Sequence[Part]
+    batch: Batch
+
+
+class Topic:
+    """`tail` is None while the topic has no transactions. `held`: nothing is appended for now.
+
+    `problem`: why nothing can be appended any more. `patient`: what a nearly full disk refuses (`refused`) is
+    tried again, in order, instead of failing.
+    """
+
+    def __init__(self, name: str, *, patient: bool = False) -> None:
+        self.name = name
+        self.patient = patient
+        self.refused: list[Part] = []
+        self.writer: Writer | None = None
+        self.tail: Tail | None = None
+        self.held = True
+        self.lock = asyncio.Lock()
+        self.problem: Error | None = None
+        self.waiting: deque[Part] = deque()
+        self.flights: deque[Flight] = deque()
+        self.checks: dict[int, None] = {}
+        """Transactions to be counted once the buffer has all that they sent."""
+
+    def refusal(self) -> Error:
+        """Why no transaction can be written here."""
+        return self.problem or UnregisteredTopic(
+            f"topic {self.name!r} is not registered: register it before the first record of a transaction"
+        )
+
+    def take(self) -> Flight | None:
+        """What can be appended now, in one batch."""
+        parts: list[Part] = []
+        size, names = 0, set[str]()
+        while self.waiting:
+            part = self.waiting[0]
+            names.update(part.batch.properties)
+            if parts and (size + part.size > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
+                break
+            parts.append(self.waiting.popleft())
+            size += part.size
+        return Flight(parts, Batch.concat([part.batch for part in parts])) if parts else None
+
+
+def placed_runs(positions: Positions, batch: Batch) -> list[PlacedBatch]:
+    """What was appended as it stands in the log, a piece for each ledger. Nobody asks for its publish times."""
+    ledgers = positions.ledgers
+    times = np.zeros(len(positions), np.int64)
+    if ledgers[0] == ledgers[-1]:
+        return [PlacedBatch(positions, times, batch)]
+    whole = PlacedBatch(positions, times, batch)
+    cuts = [0, *(np.flatnonzero(np.diff(ledgers)) + 1).tolist(), len(ledgers)]
+    return [whole.take(slice(start, stop)) for start, stop in itertools.pairwise(cuts)]
