@@ -111,7 +111,7 @@ class Blobs:
                 return Blobs(
                     self.data, self.offsets[start : stop + 1], None if self.absent is None else self.absent[start:stop]
                 )
-            which = np.arange(start, stop, step)
+            which = np.array(range(start, stop, step), np.intp)
         rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
         starts, ends = self.offsets[:-1][rows].tolist(), self.offsets[1:][rows].tolist()
         offsets = np.zeros(len(rows) + 1, np.int32)
