@@ -120,13 +120,17 @@ def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlo
 
 
 def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Recovered) -> LedgerEntry:
-    """Keep whole blocks behind what the journal had (it lost its last record) and cut what is none."""
+    """Keep whole blocks behind what the journal had (it lost its last record) and cut what is none.
+
+    What is kept is written anew for the same reason as in `_replay`.
+    """
     size = file.size()
     if size == ledger.bytes:
         return ledger
     end, entries, last = whole_blocks(file, ledger.bytes, size, ledger.entries, place)
     if last is not None:
         result.report.append(f"{path}: kept {entries - ledger.entries} messages that the journal had lost")
+        file.write(ledger.bytes, [file.read(ledger.bytes, end - ledger.bytes)])
         ledger = ledger.grown(entries - ledger.entries, end - ledger.bytes, ledger.last_time, last.publish_time)
     if end < size:
         result.report.append(f"{path}: cut off {size - end} bytes of a block that was never finished at offset {end}")
