@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from broker_io.environment import Disk, Environment, File
 from broker_io.errors import Locked
 from broker_io.file import layout
@@ -38,11 +40,12 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
 def _sync_names(disk: Disk, directory: str) -> None:
     """Make the name of a directory durable, and those of all above it, which may be as new."""
     path = directory.rstrip("/") or "/"
-    while path not in ("", "."):
-        disk.sync_directory(path)
-        path = path.rpartition("/")[0] or ("/" if path.startswith("/") and path != "/" else "")
-    if not directory.startswith("/"):
-        disk.sync_directory(".")
+    disk.sync_directory(path)
+    while path not in ("", ".", "/"):
+        path = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+        # One that we may not even read we have not made, nor anything in it.
+        with contextlib.suppress(PermissionError):
+            disk.sync_directory(path)
 
 
 def _lock(environment: Environment, directory: str) -> File:

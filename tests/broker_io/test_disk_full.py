@@ -9,8 +9,10 @@ from log_history import Life, check_found, check_usable, matches, open_log
 from log_history import content_of as content
 
 from broker_io.batch import Batch, Message
+from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull, DiskWatermark
-from broker_io.testing import SimulatedDisk, Unsynced
+from broker_io.file.broker import FileBroker
+from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 
 def written(life: Life, topic: str = "a", size: int = 50) -> BaseException | None:
@@ -96,3 +98,22 @@ def test_a_message_of_a_failed_append_is_there_wholly_or_not() -> None:
             one.append("a", "xyz")
         with open_log(one.disk.kill()) as broker:
             check_found(broker, one)
+
+
+class GuardedDisk(SimulatedDisk):
+    """The user may pass through the root and `/home`, but not read them."""
+
+    def sync_directory(self, path: str) -> None:
+        if path in ("/", "/home"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        super().sync_directory(path)
+
+
+@pytest.mark.parametrize("directory", ["/home/me/log", "/home/me/deep/log/"])
+def test_a_log_is_made_below_directories_that_may_not_be_read(directory: str) -> None:
+    disk = GuardedDisk()
+    disk.make_directory("/home/me")
+    environment = Environment(SimulatedClock(), disk, SeededRandomness())
+    FileBroker.open(directory, environment, committer=False).close()
+    synced = {operation.path for operation in disk.history if operation.kind == "sync_directory"}
+    assert synced >= {"/home/me", directory.rstrip("/")}
