@@ -36,10 +36,9 @@ class MemoryWriter:
     def land(self, held: Held) -> None:
         with self.connection.log.changed:
             if held.positions is None and not held.future.done():
-                earlier = next(
-                    other for other in self.connection.faults.held if other.writer is self and not other.positions
-                )
-                if earlier is not held:
+                mine = [other for other in self.connection.faults.held if other.writer is self]
+                waiting = [other for other in mine if other.positions is None]
+                if waiting[0] is not held:
                     raise ValueError("an earlier append of this writer has not landed yet: land that first")
                 held.positions = self._write(held.batch)
 

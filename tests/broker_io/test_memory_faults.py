@@ -166,6 +166,16 @@ def test_held_messages_land_in_the_order_of_each_writer(broker: MemoryBroker) ->
     assert not second.future.done()
 
 
+def test_an_empty_append_is_held_and_lands_as_others_do(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.hold()
+    futures = [writer.append(batch("")), writer.append(batch("a"))]
+    broker.faults.hold(landing=False)
+    futures.append(writer.append(batch("b")))
+    broker.faults.release()
+    assert [len(future.result(0)) for future in futures] == [0, 1, 1]
+
+
 def test_fencing_fails_what_is_held_wherever_it_is(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
     broker.faults.hold(landing=False)
