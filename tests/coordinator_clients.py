@@ -33,7 +33,8 @@ class Attempt:
     """One TxnId as its client knows it. `written`: values by topic whose sends are acknowledged.
 
     `told`: outcomes that some coordinator has answered. `asked`: what the client wants of it. `broken`: a send
-    failed, so abort is the only end. `lead`: it is a branch of that one; `wins`: which branches the commit names.
+    failed, so abort is the only end; `miscounted`: its commit lies. `lead`: it is a branch of that one; `wins`:
+    which branches the commit names.
     """
 
     txn: TxnId
@@ -43,6 +44,7 @@ class Attempt:
     asked: str = ""
     sent: bool = False
     broken: bool = False
+    miscounted: bool = False
     lead: Attempt | None = None
     branches: list[Attempt] = field(default_factory=list)
     wins: list[Attempt] = field(default_factory=list)
@@ -62,6 +64,7 @@ class Client:
         self.covered = covered
         self.owner: Owner | None = None
         self.dead = False
+        self.miscounts = 0.0
         self.ready = False
         self.registered = False
         self.ids: list[int] = []
@@ -137,6 +140,10 @@ class Client:
             first = self.ids.pop()
             owner.coordinator.give_back(self.name, owner.request(), first, 1, self.world.now)
             self.covered["given back"] += 1
+        self.send_all(owner)
+
+    def send_all(self, owner: Owner) -> None:
+        """Ask for all that is not asked for yet on this connection."""
         for attempt in self.attempts:
             if attempt.lead is None and attempt.asked and not attempt.sent and not attempt.over:
                 self.send(owner, attempt)
@@ -191,6 +198,7 @@ class Client:
     def finish(self, attempt: Attempt) -> None:
         """Decide what to ask for; it is asked for again until it is answered."""
         attempt.asked = "abort" if attempt.broken or self.chance.random() < 0.15 else "commit"
+        attempt.miscounted = bool(attempt.written) and self.chance.random() < self.miscounts
         attempt.wins = [branch for branch in attempt.branches if self.chance.random() < 0.8]
         for branch in attempt.branches:
             branch.asked = "with its lead"
@@ -209,7 +217,10 @@ class Client:
         winners = tuple(Branch(one.txn, *counts(one)) for one in attempt.wins)
         losers = tuple(one.txn for one in attempt.branches if one not in attempt.wins)
         visible = self.chance.random() < 0.2
-        commit = Commit(request, attempt.txn, *counts(attempt), visible, attempt.naming, winners, losers, moves)
+        topics, records = counts(attempt)
+        if attempt.miscounted:
+            records = (records[0] + 1, *records[1:])
+        commit = Commit(request, attempt.txn, topics, records, visible, attempt.naming, winners, losers, moves)
         owner.coordinator.commit_many(self.name, [commit], self.world.now)
 
     def query(self, owner: Owner) -> None:
@@ -251,10 +262,11 @@ class Client:
                         known[txn].over = True
             case NameOpened(opening=opening, committed=committed):
                 self.opening, self.last_number = opening, committed
-                self.world.names_opened.append(committed)
+                self.world.names_opened.append((opening, committed))
             case Joined(generation=generation, positions=positions):
                 self.generation = generation
                 self.consumed = dict(positions).get(SOURCE)
+                self.world.joined.append((generation, self.consumed))
             case _ if attempt is not None:
                 self.conclude(kind, attempt, result)
 

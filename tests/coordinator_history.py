@@ -6,6 +6,7 @@ nothing lost, nothing doubled, nothing uncommitted seen, no half transaction, no
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 
@@ -53,6 +54,8 @@ class Exploration:
         self.clients = [
             Client(self.world, self.chance, f"s{number}", self.topics, self.covered) for number in range(count)
         ]
+        for client in self.clients:
+            client.miscounts = 0.03 if self.config.verify_counts else 0.0
 
     def run(self) -> Counter[str]:
         """Play it. Raises Wrong, or whatever breaks inside."""
@@ -80,6 +83,8 @@ class Exploration:
     def new_owner(self) -> None:
         if self.owners:
             self.covered["take-over"] += 1
+            if self.chance.random() < 0.5:
+                self.owner.crash()
         self.owners.append(self.world.take_over(self.config, compact=self.chance.random() < 0.5))
 
     def step(self) -> None:
@@ -178,23 +183,24 @@ class Exploration:
         for client in self.clients:
             if not client.dead and chance.random() < 0.7:
                 client.connect(self.owner)
-        for _ in range(6):
-            for client in self.clients:
-                if client.owner is self.owner and not client.dead:
-                    client.hear()
-                    if client.ready:
-                        for attempt in client.attempts:
-                            if attempt.asked in ("commit", "abort") and not attempt.sent and not attempt.over:
-                                client.send(self.owner, attempt)
-            self.owner.settle()
-        for client in self.clients:
-            client.hear()
-            client.disconnect()
+        self.last_words()
         for _ in range(20):
             self.owner.tick(5.0)
             for topic in self.owner.buffers:
                 self.owner.ask(topic)
             self.owner.settle()
+
+    def last_words(self) -> None:
+        """Clients that came back ask again for what they want, hear, and leave."""
+        for _ in range(6):
+            for client in self.clients:
+                client.hear()
+                if client.owner is self.owner and client.ready:
+                    client.send_all(self.owner)
+            self.owner.settle()
+        for client in self.clients:
+            client.hear()
+            client.disconnect()
 
 
 class Judge:
@@ -236,10 +242,12 @@ class Judge:
         if committed:
             self.check(seen == whole, f"half or doubled: {text}")
             self.check(Outcome.ABORT not in attempt.told, f"told aborted, but visible: {text}")
+            self.check(not attempt.miscounted, f"committed without a record: {text}")
             self.history.covered["committed"] += 1
             self.history.covered["committed on several topics"] += len(whole[attempt.txn]) > 1
             self.history.covered["committed branches"] += bool(attempt.wins)
         elif any(whole.values()):
+            self.history.covered["miscounted"] += attempt.miscounted
             self.check(Outcome.COMMIT not in attempt.told, f"told committed, but lost: {text}")
         self.check(len(attempt.told) < 2, f"two answers: {text}")
         for branch in attempt.branches:
@@ -261,7 +269,7 @@ class Judge:
         numbers = Counter(one.naming.number for one in named if one.naming and self.committed(one))
         self.check(max(numbers.values(), default=0) <= 1, f"a number was committed twice: {numbers}")
         silent = {one.naming.number for one in named if one.naming and not any(m.written for m in (one, *one.wins))}
-        state = History.read(self.history.world.decisions).names.get("n")
+        state = History.read(self.history.world.compacted()).names.get("n")
         for number in self.history.world.already_committed:
             self.check(state is not None and number <= state.committed, f"{number} is not committed, as was told")
         for number in numbers:
@@ -269,14 +277,28 @@ class Judge:
         if state is not None and state.committed:
             good = state.committed in numbers or state.committed in silent
             self.check(good, f"the log says {state.committed} of {sorted(numbers)}")
+        for opening, committed in self.history.world.names_opened:
+            for one in named:
+                older = one.naming is not None and one.naming.opening < opening and one.naming.number > committed
+                self.check(not (older and self.committed(one)), f"{one.txn} committed after opening {opening}")
         self.history.covered["committed under a name"] += sum(numbers.values())
 
     def check_positions(self, attempts: list[Attempt]) -> None:
-        """The ranges that committed transactions consumed follow one another."""
-        moved = sorted(one.moves[3:] for one in attempts if one.moves is not None and self.committed(one))
+        """The ranges that committed transactions consumed follow one another, and the log knows the last."""
+        moves = [(one, one.moves) for one in attempts if one.moves is not None]
+        unsure = any(not one.told and not any(m.written for m in (one, *one.wins)) for one, _ in moves)
+        moved = sorted((move.start, move.end) for one, move in moves if self.committed(one))
         self.history.covered["committed with positions"] += len(moved)
-        for (_, end), (start, _) in zip(moved, moved[1:], strict=False):
-            self.check(end <= start, f"{GROUP} consumed {SOURCE} twice: {moved}")
+        for (_, end), (start, _) in itertools.pairwise(moved):
+            self.check(end == start or (unsure and end < start), f"{GROUP} consumed {SOURCE} twice or not: {moved}")
+        state = History.read(self.history.world.compacted()).consumers.get(GROUP)
+        if moved:
+            known = state.positions.get(SOURCE) if state is not None else None
+            self.check(known == moved[-1][1] or unsure, f"the log says {known}, consumed was {moved}")
+        for generation, start in self.history.world.joined:
+            for one, move in moves:
+                late = move.generation < generation and (start is None or move.end > start)
+                self.check(not (late and self.committed(one)), f"{one.txn} committed after generation {generation}")
 
     def check_mark(self) -> None:
         """Nobody is left: the low-water mark has passed every id that was ever leased."""

@@ -65,7 +65,8 @@ class World:
     writer: Owner | None = None
     now: float = 1_000_000.0
     late: list[tuple[str, TxnId, int, bytes]] = field(default_factory=list)
-    names_opened: list[int] = field(default_factory=list)
+    names_opened: list[tuple[int, int]] = field(default_factory=list)
+    joined: list[tuple[int, Position | None]] = field(default_factory=list)
     already_committed: list[int] = field(default_factory=list)
 
     def topic(self, name: str) -> TopicLog:
@@ -140,6 +141,7 @@ class Owner:
         self.border_ends: dict[str, int] = {}
         self.answers: dict[tuple[str, int], Result] = {}
         self.stopped: str | None = None
+        self.crashed = False
         self.requests = 0
         for topic in history.topics:
             self.tail(topic)
@@ -171,6 +173,11 @@ class Owner:
                         self.answers[session, request] = result
                 case StopAnswering(reason=reason):
                     self.stopped = reason
+
+    def crash(self) -> None:
+        """Nothing that it had under way will land."""
+        self.crashed = True
+        self.stopped = "it crashed"
 
     # Single steps of the world
 

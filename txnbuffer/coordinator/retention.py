@@ -25,7 +25,8 @@ class Retention:
         self._leases = deque((lease.first + lease.size - 1, lease.first) for lease in history.leases.values())
         self._ended: BitMap64 = history.ended
         self._mark_under_way = self._ended_under_way = False
-        self._marked_at = self._covered_at = float("-inf")
+        self._marked_at = float("-inf")
+        self._covered_at = core.now
 
     def add(self, record: GroupRecord) -> None:
         """A group of decisions is durable."""
