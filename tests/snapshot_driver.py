@@ -10,7 +10,7 @@ from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
-from broker_io.position import Position, Positions
+from broker_io.position import EARLIEST, Position, Positions
 from snapshots.entries import EndEntry
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
@@ -41,6 +41,15 @@ def abort_some(writer: TopicWriter, *txns: int) -> None:
 
 def entries(broker: Any, topic: str) -> TopicEntries:
     return scan(broker, only=topic).topics.get(topic, TopicEntries())
+
+
+def written(broker: Any, after: Position = EARLIEST) -> list[Message]:
+    """What was written to the snapshot topic behind a position, in its order."""
+    messages: list[Message] = []
+    with broker.reader(SNAPSHOT_TOPIC, after, inclusive=False) as reader:
+        while (placed := reader.read()) is not None:
+            messages += placed.messages
+    return messages
 
 
 def assert_true(owner: BufferKeeper, broker: MemoryBroker, topic: str) -> None:

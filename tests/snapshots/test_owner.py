@@ -31,6 +31,16 @@ def test_a_fenced_owner_writes_nothing_more():
     assert broker.last_position(SNAPSHOT_TOPIC) == last
 
 
+def test_ownership_that_was_given_up_writes_nothing_even_where_nobody_fences():
+    broker = MemoryBroker()
+    ownership, _ = acquire(broker)
+    ownership.lost = True
+    last = broker.last_position(SNAPSHOT_TOPIC)
+    with pytest.raises(OwnershipLost):
+        ownership.append([owner_message(1)])
+    assert broker.last_position(SNAPSHOT_TOPIC) == last
+
+
 def test_a_fenced_owner_never_fences_back():
     broker = MemoryBroker()
     first, _ = acquire(broker)

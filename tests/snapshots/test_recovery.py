@@ -92,6 +92,17 @@ def test_a_ledger_closed_and_wholly_applied_may_go():
     assert [txn.least for txn in owner.buffer(T).aborted.ids()] == [10, 11]  # of the part whose end is in no ledger yet
 
 
+def test_a_ledger_closed_but_not_wholly_applied_may_not_go():
+    broker, owner, writer = stored()
+    writer.plain("p")
+    owner.pump()
+    writer.plain("q")
+    broker.roll(T)
+    owner.snapshot(T)
+    trimmed_to(broker, 10**6)
+    assert isinstance(keeper(broker).problems[T], AppliedPositionTrimmed)
+
+
 def test_an_empty_log_whose_first_ledger_is_gone_is_an_error():
     broker = MemoryBroker(ledger_entries=3)
     keeper(broker).register(T)

@@ -4,13 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
-from snapshot_driver import SMALL, Interfering, abort_some, assert_true, entries, keeper, put
+from snapshot_driver import SMALL, Interfering, abort_some, assert_true, entries, keeper, put, written
 from writing import TopicWriter
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
+from snapshots.entries import EndEntry
 from snapshots.errors import OwnershipLost
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.parts import PartEntry, encode_part
@@ -93,13 +94,55 @@ def test_row_p2_u1_u2_a_failed_write_reaches_the_caller_and_is_made_good(fault, 
     assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
 
 
-def failing(broker, step, written):
+@pytest.mark.parametrize("landed", [0, 1, 99])
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_row_p1_a_crash_in_any_step_leaves_a_whole_snapshot(step, landed):
+    broker, _, _ = before_the_write()
+    between = Interfering(broker)
+    owner = keeper(between, max_entry_bytes=SMALL)
+    between.before = failing(broker, step, landed)
+    with pytest.raises(DiskFailed):
+        owner.snapshot(T)
+    broker.compact(SNAPSHOT_TOPIC)
+    successor = keeper(broker, max_entry_bytes=SMALL)
+    assert successor.notes == []
+    assert_true(successor, broker, T)
+
+
+def test_the_order_of_writes_is_parts_and_spills_then_the_end_then_tombstones():
+    broker, owner, _ = before_the_write()
+    owner = keeper(broker, max_entry_bytes=SMALL)
+    before = broker.last_position(SNAPSHOT_TOPIC)
+    owner.snapshot(T)
+    kinds = [message.properties["tb.kind"] for message in written(broker, before)]
+    order = {"part": 0, "spill": 0, "end": 1, "gone": 2}
+    steps = [order[kind] for kind in kinds]
+    assert steps == sorted(steps)
+    assert {*kinds} == {*order}
+
+
+def test_an_end_entry_that_landed_unacknowledged_is_the_snapshot():
+    """Its parts are named, so they are never written again, and its number is taken."""
+    broker, _, _ = before_the_write()
+    between = Interfering(broker)
+    owner = keeper(between, max_entry_bytes=SMALL)
+    between.before = failing(broker, 1, 99)
+    with pytest.raises(DiskFailed):
+        owner.snapshot(T)
+    landed = EndEntry.decode(entries(broker, T).end.value)
+    owner.snapshot(T)
+    assert EndEntry.decode(entries(broker, T).end.value).snapshot_id == landed.snapshot_id + 1
+    parts = [message.key for message in written(broker) if message.properties["tb.kind"] == "part"]
+    assert len(parts) == len(set(parts))
+
+
+def failing(broker, step, landed):
     """Let the append of one step fail after it wrote so many messages."""
     appends = itertools.count()
 
     def before(name, topic):
         if name == "append" and next(appends) == step:
-            broker.faults.fail_append(DiskFailed("the disk is gone"), written=written, topic=topic)
+            broker.faults.fail_append(DiskFailed("the disk is gone"), written=landed, topic=topic)
 
     return before
 
@@ -240,8 +283,7 @@ def test_row_p10_a_part_once_named_is_never_written_again():
         owner.snapshot(T)
         if start % 8 == 1:
             owner = keeper(broker)
-    with broker.reader(SNAPSHOT_TOPIC) as reader:
-        keys = [placed.message.key for placed in reader.read() if placed.message.properties["tb.kind"] == "part"]
+    keys = [message.key for message in written(broker) if message.properties["tb.kind"] == "part"]
     assert len(keys) == len(set(keys)) == 13
 
 
