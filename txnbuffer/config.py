@@ -11,6 +11,31 @@
     interval_ms = 5000          # after so long, if anything changed
     recovery_target = 1.0       # seconds that replaying the log at recovery should take at most
 
+    [service]                   # txnbuf serve
+    listen = "127.0.0.1:7711"   # gRPC; port 0: any free one
+    http = "127.0.0.1:7712"     # metrics and health; "" for none
+    tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
+    tls_key = ""
+    insecure = false            # listen on any address without TLS all the same
+    create_topics = true        # make a topic when it is first written to
+    drain_seconds = 10.0        # how long open transactions may go on after SIGTERM
+    max_clients = 1000          # connections at once
+    client_bytes = 8388608      # what one client may have unacknowledged
+    total_bytes = 268435456     # and all of them together
+
+    [transactions]              # times in seconds
+    timeout = 60.0              # an open transaction is aborted after so long, unless it asked for another time
+    max_timeout = 900.0         # which may be this at most
+    session_timeout = 30.0      # so long a client may be away before what it has open is aborted
+    remember = 3600.0           # so long the outcome of a transaction can be asked for
+    max_open_session = 100000   # ids that are leased or open, of one session
+    max_open = 1000000          # and of all
+
+    [retention]                 # of data topics; what a snapshot, a transaction or a group still needs is kept
+    seconds = 0.0               # messages older than this go; 0: none do
+    bytes = 0                   # the oldest go where a topic has more than this; 0: there is no limit
+    check_seconds = 30.0        # how often that is looked at
+
 The environment has the same keys as `TXNBUFFER_LOG_SEGMENT_BYTES`, a flag as `--set log.segment_bytes=…`.
 """
 
@@ -46,9 +71,43 @@ class SnapshotConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    listen: str = "127.0.0.1:7711"
+    http: str = "127.0.0.1:7712"
+    tls_cert: str = ""
+    tls_key: str = ""
+    insecure: bool = False
+    create_topics: bool = True
+    drain_seconds: float = 10.0
+    max_clients: int = 1000
+    client_bytes: int = 8 * 1024 * 1024
+    total_bytes: int = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionConfig:
+    timeout: float = 60.0
+    max_timeout: float = 900.0
+    session_timeout: float = 30.0
+    remember: float = 3600.0
+    max_open_session: int = 100_000
+    max_open: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionConfig:
+    seconds: float = 0.0
+    bytes: int = 0
+    check_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     log: LogConfig = field(default_factory=LogConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+    transactions: TransactionConfig = field(default_factory=TransactionConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +185,10 @@ def _apply(config: Config, setting: _Setting) -> Config:
 def _convert(example: Any, setting: _Setting) -> Any:
     kind = type(example)
     name = f"{setting.source}: {setting.section}.{setting.key} = {setting.value!r}"
+    if kind is bool:
+        if str(setting.value).lower() not in ("true", "false"):
+            raise InvalidConfiguration(f"{name} is neither true nor false")
+        return str(setting.value).lower() == "true"
     try:
         value = kind(setting.value)
     except (TypeError, ValueError):

@@ -15,11 +15,19 @@ from typing import NoReturn
 import click
 
 COMMANDS = {
+    "serve": "Serve transactions on a log until SIGTERM.",
+    "list": "List the topics of a running service.",
+    "describe": "Tell all about a topic, and what its readers wait for.",
+    "find-hanging": "Find open transactions that hold readers back.",
+    "abort": "Abort a transaction, whoever has it open.",
+    "groups": "Show how far consumer groups have come.",
     "inspect": "Show what is stored: topics and messages, a buffer's state, snapshot entries.",
     "verify": "Check every buffer snapshot against its log; changes nothing.",
     "recover": "Rebuild a buffer's state from its log and show how the snapshot differs.",
     "tail": "Print records as they become visible.",
     "bench": "Measure this machine, one JSON object a line.",
+    "config": "Show the configuration and where each value can be set.",
+    "completions": "Print the completion script of a shell.",
     "demo": "Write a year of flights in transactions while processes are killed.",
 }
 """Command name → its help line. The module of the same name in this package is imported when it runs."""
@@ -34,7 +42,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"txnbuffer.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"txnbuffer.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -47,7 +55,8 @@ class Commands(click.Group):
 def app() -> None:
     """Transactions for Apache Pulsar from Python.
 
-    Where a command takes an ADDRESS, write file:DIR for an embedded log.
+    Where a command takes an ADDRESS, write file:DIR for an embedded log, txnbuf://HOST:PORT for a
+    running service.
     """
 
 

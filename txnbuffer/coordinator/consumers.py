@@ -7,6 +7,9 @@ can't do work twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from broker_io.position import Position
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Consumers, PositionCommit
 from txnbuffer.coordinator.history import ConsumersState
@@ -20,6 +23,9 @@ class ConsumerGroups:
     def __init__(self, core: Core, states: dict[str, ConsumersState]) -> None:
         self._core = core
         self._states = states
+
+    def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
+        return ((name, state.generation, state.positions) for name, state in self._states.items())
 
     def join(self, session: str, request: int, group: str) -> None:
         """Begin a new generation; the older ones can commit no more."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyroaring import BitMap64
 
+from broker_io.position import Position
 from txnbuffer.coordinator.asking import Asking
 from txnbuffer.coordinator.committing import Committing
 from txnbuffer.coordinator.config import Config
@@ -81,6 +82,18 @@ class Coordinator:
     def transactions(self) -> Iterator[Transaction]:
         """Those that were begun or are not settled; to be read only."""
         return iter(self._core.live.values())
+
+    def transaction(self, txn: TxnId) -> Transaction | None:
+        """One of `transactions`."""
+        return self._core.live.get(txn.least) if txn.most == self._core.shard else None
+
+    def sessions(self) -> Iterator[Session]:
+        """Those that are open, or away for not too long; to be read only."""
+        return self._sessions.all_sessions()
+
+    def groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
+        """Consumer groups: name, generation, and by topic how far they have come; to be read only."""
+        return self._consumers.all_groups()
 
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended, with all its markers durable."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -44,6 +44,9 @@ class Sessions:
 
     def get(self, name: str) -> Session | None:
         return self._sessions.get(name)
+
+    def all_sessions(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
 
     def connect(self, name: str) -> Session:
         session = self._sessions.get(name)

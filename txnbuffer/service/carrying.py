@@ -96,6 +96,9 @@ class Carrying:
                 case EpochRaised(coordinator, epoch) if coordinator == self._coordinator.shard:
                     self._coordinator.newer_epoch_seen(epoch, f"topic {topic.name}")
         if ends:
+            committed = sum(outcome for _, outcome in ends)
+            self.counts.committed += committed
+            self.counts.aborted += len(ends) - committed
             self._coordinator.ended(topic.name, ends, self._now())
         if topic.checks:
             waiting, topic.checks = topic.checks, {}

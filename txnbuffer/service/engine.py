@@ -18,6 +18,7 @@ from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error
 from broker_io.port import Broker
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
+from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -32,6 +33,7 @@ from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.opening import take_over
 from txnbuffer.service.registering import Registering
+from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics, as_error
@@ -46,7 +48,7 @@ class Engine:
     The broker stays the caller's.
     """
 
-    def __init__(self, broker: Broker, limits: Limits, clock: Clock) -> None:
+    def __init__(self, broker: Broker, limits: Limits, retention: RetentionConfig, clock: Clock) -> None:
         self.broker = broker
         self.limits = limits
         self.clock = clock
@@ -56,6 +58,7 @@ class Engine:
         self.intake: Intake
         self.carrying: Carrying
         self.keeping: Keeping
+        self.retention: Retention
         self.sends: Sends
         self.appends: Appends
         self.notes: list[str] = []
@@ -64,6 +67,7 @@ class Engine:
         self._asked: dict[int, asyncio.Future[Result]] = {}
         self._question = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retention_config = retention
         self._scheduled = False
         self._credits = 0
         self._latest = 0.0
@@ -77,10 +81,11 @@ class Engine:
         config: Config | None = None,
         limits: Limits | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
+        retention: RetentionConfig | None = None,
         clock: Clock | None = None,
     ) -> Engine:
         """Take over everything in the broker. Raises what stands in the way."""
-        engine = cls(broker, limits or Limits(), clock or SystemClock())
+        engine = cls(broker, limits or Limits(), retention or RetentionConfig(), clock or SystemClock())
         await engine._start(owner, config or Config(), policy)
         return engine
 
@@ -119,9 +124,11 @@ class Engine:
             self.registering.register,
             self._stopped,
         )
-        self.keeping = Keeping(topics, self.fail)
+        self.keeping = Keeping(topics)
+        self.retention = Retention(topics, self.keeping, self._retention_config, self.clock, self._group_floor)
         self.run(self._watch_time())
         self.run(self.keeping.run())
+        self.run(self.retention.run())
         self._schedule()
 
     # What clients do
@@ -283,6 +290,11 @@ class Engine:
             for connection in self._connections:
                 if connection.welcomed:
                     connection.allow(allowed)
+
+    def _group_floor(self, topic: str) -> int | None:
+        """The lowest ledger of a topic from which a consumer group goes on."""
+        found = [positions[topic].ledger for _, _, positions in self.coordinator.groups() if topic in positions]
+        return min(found, default=None)
 
     def _busy(self) -> bool:
         return any(True for _ in self.coordinator.transactions()) or not self.appends.idle

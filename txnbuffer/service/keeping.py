@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from broker_io.errors import DiskFailed, Error
 from snapshots.errors import OwnershipLost
@@ -19,11 +18,10 @@ AFTER_FAILURE = 5.0
 class Keeping:
     """`problem`: why the last round failed; it is tried again."""
 
-    def __init__(self, topics: Topics, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, topics: Topics) -> None:
         self.problem: Error | None = None
         self.written = 0
         self._topics = topics
-        self._fail = fail
 
     async def run(self) -> None:
         """Keep the snapshots young, for ever."""

@@ -25,7 +25,7 @@ TRANSACTIONAL = {VERSION, TXN, SEQ}
 
 
 class Written:
-    """What a transaction has written: the last seq on its way to each topic. `failed`: it can only abort."""
+    """What a transaction has written: the last seq on its way to each topic. `failed`: why it can only abort."""
 
     __slots__ = ("failed", "seqs")
 

@@ -1,0 +1,33 @@
+"""`txnbuf config show`: the configuration as a command would see it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from txnbuffer.cli.opening import config_options, configuration
+from txnbuffer.cli.output import output_option, show_record, show_rows
+from txnbuffer.config import PREFIX
+
+
+@click.group("config")
+def command() -> None:
+    """Show the configuration: TOML file, then environment, then flags; the later wins."""
+
+
+@command.command("show")
+@config_options
+@output_option
+def show(config_path: str | None, flags: tuple[str, ...], output: str) -> None:
+    """Show every setting, its value, and the environment variable that sets it."""
+    config = configuration(config_path, flags)
+    if output == "json":
+        show_record(dataclasses.asdict(config), output)
+        return
+    rows = [
+        {"setting": f"{section}.{key}", "value": str(value), "environment": f"{PREFIX}{section}_{key}".upper()}
+        for section, values in dataclasses.asdict(config).items()
+        for key, value in values.items()
+    ]
+    show_rows(rows, output, title="configuration")

@@ -1,0 +1,20 @@
+"""`txnbuf list`: the topics of a running service."""
+
+from __future__ import annotations
+
+import click
+
+from txnbuffer.cli.asking import ask, service_option
+from txnbuffer.cli.output import output_option, show_rows
+
+
+@click.command("list")
+@service_option
+@output_option
+def command(service: str, output: str) -> None:
+    """List the topics that a running service has open.
+
+    `max_read_position`: readers of committed records see all up to it; `open`: transactions with
+    records behind it.
+    """
+    show_rows(ask(service, "List"), output, title="topics")

@@ -1,0 +1,232 @@
+"""What operators ask of a running service: JSON-ready answers, ids and positions as text, times in seconds.
+
+Every question that waits for something says in words what it waits for, and for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from broker_io.errors import Error, TopicNotFound
+from txnbuffer.buffer.ongoing import OpenTxn
+from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.transaction import Session, Transaction
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.topic import Topic
+
+Answer = dict[str, Any]
+READ_TIMEOUT = 5.0
+
+
+class Admin:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def methods(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
+        """By name; each takes a question and gives an answer, or raises one of the error tree."""
+        return {
+            "Status": self.status,
+            "List": self.list_topics,
+            "Describe": self.describe,
+            "FindHanging": self.find_hanging,
+            "Abort": self.abort,
+            "Groups": self.groups,
+            "Sessions": self.sessions,
+        }
+
+    async def status(self, question: dict[str, Any]) -> Answer:
+        """The service as a whole."""
+        _known(question)
+        engine = self._engine
+        return {
+            "shard": engine.coordinator.shard,
+            "epoch": engine.coordinator.epoch,
+            "ready": engine.coordinator.ready,
+            "draining": engine.intake.draining,
+            "connections": len(engine.connections),
+            "topics": len(engine.topics.by_name),
+            "open": sum(one.state is State.OPEN for one in engine.coordinator.transactions()),
+            "low_water_mark": str(TxnId(engine.coordinator.shard, engine.coordinator.low_water_mark)),
+            "notes": engine.notes,
+            "snapshot_problem": _text(engine.keeping.problem),
+            "retention_problem": _text(engine.retention.problem),
+        }
+
+    async def list_topics(self, question: dict[str, Any]) -> list[Answer]:
+        """All topics that the service has open, sorted by name."""
+        _known(question)
+        return [self._summary(topic) for _, topic in sorted(self._engine.topics.by_name.items())]
+
+    async def describe(self, question: dict[str, Any]) -> Answer:
+        """One topic, `topic`, and what holds its readers back."""
+        _known(question, "topic")
+        topic = self._topic(question.get("topic"))
+        answer = self._summary(topic) | {"waits_for": await self._waits_for(topic)}
+        if topic.tail is None:
+            return answer
+        buffer = topic.tail.buffer
+        return answer | {
+            "applied": _text(buffer.applied),
+            "next_seqno": topic.tail.numbering.sequencer.next_seqno,
+            "parts": len(buffer.parts.summaries),
+            "counters": buffer.counters._asdict(),
+            "transactions": [
+                await self._ongoing(topic, entry) for _, entry in zip(range(20), buffer.ongoing, strict=False)
+            ],
+        }
+
+    async def find_hanging(self, question: dict[str, Any]) -> list[Answer]:
+        """Open transactions that wrote their first record more than `seconds` ago, the oldest first."""
+        _known(question, "seconds")
+        least = _number(question.get("seconds", 0))
+        found: dict[TxnId, Answer] = {}
+        for topic in self._engine.topics.by_name.values():
+            for entry in () if topic.tail is None else list(topic.tail.buffer.ongoing):
+                known = found.get(entry.txn)
+                if known is None:
+                    found[entry.txn] = await self._ongoing(topic, entry)
+                else:
+                    known["topics"].append(topic.name)
+        hanging = [answer for answer in found.values() if (answer["open_seconds"] or 0) >= least]
+        return sorted(hanging, key=lambda answer: -(answer["open_seconds"] or 0))
+
+    async def abort(self, question: dict[str, Any]) -> Answer:
+        """Abort `txn`, whoever has it open; tells its true outcome."""
+        _known(question, "txn")
+        try:
+            txn = TxnId.parse(str(question.get("txn")))
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        engine = self._engine
+        put = partial(self._put_abort, txn)
+        result = await engine.ask(put)
+        if isinstance(result, Error):
+            raise result
+        engine.carrying.ask()
+        return {"txn": str(txn), "outcome": result.name if isinstance(result, Outcome | State) else str(result)}
+
+    async def groups(self, question: dict[str, Any]) -> list[Answer]:
+        """Consumer groups: how far each has come on each topic."""
+        _known(question)
+        return [
+            {"group": name, "generation": generation, "topic": topic, "position": str(position)}
+            for name, generation, positions in sorted(self._engine.coordinator.groups())
+            for topic, position in sorted(positions.items())
+        ]
+
+    async def sessions(self, question: dict[str, Any]) -> list[Answer]:
+        """Clients, connected or away."""
+        _known(question)
+        return [
+            {"session": session.name, "client": self._client(session), "ids": session.outstanding}
+            for session in self._engine.coordinator.sessions()
+        ]
+
+    def _put_abort(self, txn: TxnId, request: int) -> None:
+        self._engine.coordinator.abort("", request, txn, (), self._engine.now(), operator=True)
+
+    def _topic(self, name: object) -> Topic:
+        topic = self._engine.topics.get(str(name))
+        if topic is None:
+            raise TopicNotFound(f"the service has no topic {name!r} open; `txnbuf list` shows those it has")
+        return topic
+
+    def _summary(self, topic: Topic) -> Answer:
+        broker, buffer = self._engine.broker, None if topic.tail is None else topic.tail.buffer
+        ledgers = broker.ledgers(topic.name)
+        return {
+            "topic": topic.name,
+            "transactions": buffer is not None,
+            "ledgers": len(ledgers),
+            "bytes": sum(ledger.bytes for ledger in ledgers),
+            "end": _text(broker.last_position(topic.name)),
+            "max_read_position": None if buffer is None else _text(buffer.max_read_position),
+            "open": 0 if buffer is None else len(buffer.ongoing),
+            "aborts": 0 if buffer is None else len(buffer.aborted),
+            "problem": _text(topic.problem),
+        }
+
+    async def _waits_for(self, topic: Topic) -> str:
+        """In words: what readers of committed records wait for."""
+        if topic.problem is not None:
+            return f"the topic has stopped: {topic.problem}"
+        if topic.tail is None:
+            return "nothing: the topic has no transactions"
+        buffer = topic.tail.buffer
+        oldest = buffer.ongoing.oldest()
+        if oldest is None:
+            return "nothing: all up to the end is decided"
+        facts = await self._ongoing(topic, oldest)
+        since = "" if facts["open_seconds"] is None else f", for {facts['open_seconds']:.1f} s"
+        left = "" if facts["aborted_in_seconds"] is None else f"; it is aborted in {facts['aborted_in_seconds']:.0f} s"
+        return (
+            f"transaction {oldest.txn}: {facts['state']} since {oldest.first}{since}, of {facts['client']}{left}. "
+            f"Readers see all up to {_text(buffer.max_read_position) or 'the beginning'}; "
+            f"`txnbuf abort {oldest.txn}` lets them go on"
+        )
+
+    async def _ongoing(self, topic: Topic, entry: OpenTxn) -> Answer:
+        """One transaction with records in a topic that nobody may see yet."""
+        engine = self._engine
+        transaction = engine.coordinator.transaction(entry.txn)
+        session = None if transaction is None else transaction.session
+        started = await engine.topics.work(self._published, topic.name, entry)
+        left = None
+        if transaction is not None and transaction.state is State.OPEN:
+            left = max(transaction.deadline - engine.now(), 0.0)
+        return {
+            "txn": str(entry.txn),
+            "state": _state(transaction),
+            "open_seconds": None if started is None else round(max(engine.now() - started, 0.0), 3),
+            "aborted_in_seconds": None if left is None else round(left, 3),
+            "session": None if session is None else session.name,
+            "client": "nobody that is known" if session is None else self._client(session),
+            "first": str(entry.first),
+            "records": entry.accepted,
+            "topics": [topic.name],
+        }
+
+    def _published(self, name: str, entry: OpenTxn) -> float | None:
+        """When the first record of a transaction was written, in seconds since 1970. In the worker thread."""
+        at = entry.first._replace(batch=-1)
+        with self._engine.broker.reader(name, at) as reader:
+            placed = reader.read(limit=1, timeout=READ_TIMEOUT)
+        return None if placed is None else int(placed.publish_times[0]) / 1000
+
+    def _client(self, session: Session) -> str:
+        connection = self._engine.intake.connections.get(session.name)
+        if connection is not None:
+            return f"session {session.name} ({connection.peer})"
+        if session.gone_since is None:
+            return f"session {session.name}"
+        away = self._engine.now() - session.gone_since
+        limit = self._engine.coordinator.config.session_timeout
+        return f"session {session.name}, away for {away:.1f} s (given up after {limit:g} s)"
+
+
+def _state(transaction: Transaction | None) -> str:
+    if transaction is None:
+        return "not known to the coordinator yet"
+    if transaction.state is State.OPEN:
+        return "open" if transaction.plan is None else "its records are being counted"
+    return transaction.state.name.lower()
+
+
+def _known(question: dict[str, Any], *keys: str) -> None:
+    strange = set(question) - set(keys)
+    if strange:
+        raise InvalidRequest(f"a question with {', '.join(sorted(strange))}: known are {', '.join(keys) or 'none'}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise InvalidRequest(f"{value!r} is no number of seconds: give 0 or more")
+    return float(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,176 @@
+"""The engine over gRPC: one stream of frames a client, the health service, and what operators ask.
+
+Service `txnbuffer.v1.Session`, method `Talk`: a stream of client frames (`txnbuffer.wire`) answered by a stream
+of server frames. `txnbuffer.v1.Admin`: one method for each question of `txnbuffer.service.admin`, with a JSON
+object as request and a JSON object as answer. Messages are bytes; there is no generated code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from broker_io.errors import EnvironmentFault, Error
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.connection import Connection
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.limits import MIB, Limits
+from txnbuffer.service.names import ADMIN_SERVICE, ERROR_NAME, SESSION_SERVICE, TALK
+from txnbuffer.wire import decode_client_frame, encode_server_frame
+
+LAST_WORDS = 1.0
+"""Seconds that a client has to end its side of the stream after ours has ended."""
+
+
+class GrpcServer:
+    """Listens from `start` on; `port` is the one it listens to."""
+
+    def __init__(self, engine: Engine, admin: Admin, *, max_clients: int) -> None:
+        self.port = 0
+        self._engine = engine
+        self._admin = admin
+        self._max_clients = max_clients
+        self._server: Any = None
+        self._health: Any = None
+
+    async def start(self, address: str, *, certificate: bytes | None = None, key: bytes | None = None) -> None:
+        """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises what stands in the way."""
+        import grpc
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+        server = self._server = grpc.aio.server(options=_options(self._engine.limits))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler()))
+        try:
+            if certificate is None or key is None:
+                self.port = server.add_insecure_port(address)
+            else:
+                self.port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+        except RuntimeError as error:
+            raise EnvironmentFault(f"can't listen at {address}: {error}; is another service there?") from error
+        await server.start()
+        for name in ("", SESSION_SERVICE, ADMIN_SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self) -> None:
+        """Tell health checks that nothing new is served."""
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Give the last frames their time, then end."""
+        if self._server is not None:
+            await self._server.stop(2 * LAST_WORDS)
+
+    def _session_handler(self) -> Any:
+        import grpc
+
+        handler = grpc.stream_stream_rpc_method_handler(self._talk)
+        return grpc.method_handlers_generic_handler(SESSION_SERVICE, {TALK: handler})
+
+    def _admin_handler(self) -> Any:
+        import grpc
+
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(_answering(method))
+            for name, method in self._admin.methods().items()
+        }
+        return grpc.method_handlers_generic_handler(ADMIN_SERVICE, handlers)
+
+    async def _talk(self, _: Any, context: Any) -> None:
+        connection = self._engine.connect(context.peer())
+        if len(self._engine.connections) > self._max_clients:
+            connection.close(
+                ServiceUnavailable(f"{self._max_clients} clients are connected, no more may be: connect again later")
+            )
+        reading = asyncio.ensure_future(_read(context, connection))
+        try:
+            while (frame := await connection.next()) is not None:
+                await context.write(encode_server_frame(frame))
+            # A stream that ends while the client writes to it would fail there instead of ending.
+            await asyncio.wait([reading], timeout=LAST_WORDS)
+        finally:
+            reading.cancel()
+            connection.lost()
+
+
+async def _read(context: Any, connection: Connection) -> None:
+    import grpc
+
+    while True:
+        await connection.room()
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            connection.lost()
+            return
+        try:
+            connection.receive(decode_client_frame(data))
+        except Error as error:
+            connection.close(error)
+
+
+def _answering(method: Callable[[dict[str, Any]], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def answer(request: bytes, context: Any) -> bytes:
+        try:
+            question = _question(request)
+            return json.dumps(await method(question)).encode()
+        except Error as error:
+            import grpc
+
+            context.set_trailing_metadata(((ERROR_NAME, type(error).__name__),))
+            await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+            raise
+
+    return answer
+
+
+def _question(request: bytes) -> dict[str, Any]:
+    try:
+        question = json.loads(request or b"{}")
+    except ValueError:
+        question = None
+    if not isinstance(question, dict):
+        raise InvalidRequest("a question is a JSON object")
+    return question
+
+
+def _options(limits: Limits) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.max_message_bytes + limits.client_bytes + MIB),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
+    """Refuse to listen without TLS where others than this machine can reach it. Raises InvalidConfiguration."""
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not (colon and host and port.isdigit() and int(port) < 65536):
+        raise InvalidConfiguration(f"{address!r} is no address to listen at: write HOST:PORT")
+    if not tls and not insecure and not is_loopback(host):
+        raise InvalidConfiguration(
+            f"listening at {address} without TLS would let anybody write: give --tls-cert and --tls-key, "
+            "listen at 127.0.0.1, or say --insecure"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    import ipaddress
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,73 @@
+"""What the service tells Prometheus, in base units; `docs/service.md` lists it.
+
+Gauges and counters are read from the engine when somebody asks, so that they cost nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from txnbuffer.coordinator.states import State
+from txnbuffer.service.engine import Engine
+
+
+class Metric(NamedTuple):
+    """One metric and its value; a counter's name has no `_total` here."""
+
+    name: str
+    kind: str
+    help: str
+    value: float
+
+
+def metrics(engine: Engine) -> Iterator[Metric]:
+    """All metrics as of now."""
+    transactions = list(engine.coordinator.transactions())
+    open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
+    tails = [topic.tail for topic in engine.topics.by_name.values() if topic.tail is not None]
+    counts, account = engine.carrying.counts, engine.intake.account
+    stopped = sum(topic.problem is not None for topic in engine.topics.by_name.values())
+    yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
+    yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
+    yield Metric("draining", "gauge", "1 while no new sessions are taken.", engine.intake.draining)
+    yield Metric("connections", "gauge", "Clients that are connected.", len(engine.connections))
+    yield Metric("topics", "gauge", "Topics that are open for writing.", len(engine.topics.by_name))
+    yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(tails))
+    yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
+    yield Metric("transactions_open", "gauge", "Transactions that are open.", open_ones)
+    yield Metric("transactions_unsettled", "gauge", "Transactions that are not wholly done.", len(transactions))
+    yield Metric(
+        "low_water_mark", "gauge", "All transactions up to this id have ended.", engine.coordinator.low_water_mark
+    )
+    ongoing = sum(len(tail.buffer.ongoing) for tail in tails)
+    yield Metric("ongoing", "gauge", "Transactions with undecided records, counted per topic.", ongoing)
+    aborts = sum(len(tail.buffer.aborted) for tail in tails)
+    yield Metric("aborts", "gauge", "Aborted transactions that are kept, counted per topic.", aborts)
+    yield Metric("unsettled_bytes", "gauge", "Records of clients that are not durable yet.", account.bytes)
+    yield Metric("waiting_bytes", "gauge", "All that waits for the log.", engine.appends.waiting_bytes)
+    yield Metric("records", "counter", "Records of clients that were appended.", account.records)
+    yield Metric("ends_committed", "counter", "Commits applied, counted per topic.", counts.committed)
+    yield Metric("ends_aborted", "counter", "Aborts applied, counted per topic.", counts.aborted)
+    yield Metric("suppressed_records", "counter", "Late and duplicate records.", counts.suppressed)
+    yield Metric("damaged_commits", "counter", "Commits with another number of records than they say.", counts.damaged)
+    yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.keeping.written)
+    yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
+
+
+def exposition(engine: Engine) -> bytes:
+    """The text that Prometheus reads, with the metrics of the process."""
+    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    class Collector:
+        def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+            for name, kind, text, value in metrics(engine):
+                family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
+                yield family(f"txnbuffer_{name}", text, value=value)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector())
+    own: bytes = generate_latest(registry)
+    process: bytes = generate_latest(REGISTRY)
+    return own + process

@@ -1,0 +1,7 @@
+"""Names under which the service is asked over gRPC."""
+
+SESSION_SERVICE = "txnbuffer.v1.Session"
+TALK = "Talk"
+ADMIN_SERVICE = "txnbuffer.v1.Admin"
+ERROR_NAME = "txnbuffer-error"
+"""Trailing metadata with the class of the error whose message is the status's details."""

@@ -1,0 +1,113 @@
+"""Which data goes: by age and by size, never what a snapshot, an open transaction or a group still needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from broker_io.environment import Clock
+from broker_io.errors import DiskFailed, Error
+from broker_io.port import Ledger
+from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer.config import RetentionConfig
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.service.keeping import Keeping
+from txnbuffer.service.limits import MIB
+from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import Topics
+
+COMPACT_BYTES = 32 * MIB
+"""The service's own topics are compacted when they are this long, and twice as long as after the last time."""
+
+
+class Retention:
+    """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        keeping: Keeping,
+        config: RetentionConfig,
+        clock: Clock,
+        floor: Callable[[str], int | None],
+    ) -> None:
+        self.trimmed = 0
+        self.problem: Error | None = None
+        self._topics = topics
+        self._keeping = keeping
+        self._config = config
+        self._clock = clock
+        self._floor = floor
+        self._compacted: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Look at all topics now and then, for ever."""
+        while True:
+            await asyncio.sleep(self._config.check_seconds)
+            self.problem = None
+            for name in (SNAPSHOT_TOPIC, DECISIONS):
+                await self._guarded(self.compact(name))
+            if self._config.seconds or self._config.bytes:
+                for topic in list(self._topics.by_name.values()):
+                    if topic.writer is not None and topic.problem is None:
+                        await self._guarded(self.check(topic))
+
+    async def check(self, topic: Topic) -> None:
+        """Drop what a topic need not keep."""
+        broker, name = self._topics.broker, topic.name
+        first = await self._topics.work(self._first_wanted, name)
+        oldest = broker.ledgers(name)[0].ledger
+        if first <= oldest:
+            return
+        if topic.tail is not None:
+            await self._keeping.snapshot([name])
+            first = min(first, topic.tail.floor())
+        if (needed := self._floor(name)) is not None:
+            first = min(first, needed)
+        if first > oldest:
+            async with self._topics.keeping:
+                before = len(broker.ledgers(name))
+                await self._topics.work(broker.trim, name, first)
+                self.trimmed += before - len(broker.ledgers(name))
+
+    async def compact(self, name: str) -> None:
+        """Compact one of the service's own topics if that is worth it."""
+        broker = self._topics.broker
+        size = _size(broker.ledgers(name))
+        if size >= max(COMPACT_BYTES, 2 * self._compacted.get(name, 0)):
+            await asyncio.to_thread(broker.compact, name)
+            self._compacted[name] = _size(broker.ledgers(name))
+
+    def _first_wanted(self, name: str) -> int:
+        """The first ledger that age and size want to keep. In the worker thread."""
+        broker, config = self._topics.broker, self._config
+        ledgers = broker.ledgers(name)
+        wanted = ledgers[0].ledger
+        if config.seconds:
+            kept_from = broker.position_at(name, self._clock.now_ms() - int(config.seconds * 1000))
+            if kept_from is not None:
+                wanted = kept_from.ledger
+            elif ledgers[-1].entries:
+                broker.roll(name)
+                wanted = broker.ledgers(name)[-1].ledger
+        if config.bytes:
+            excess = _size(ledgers) - config.bytes
+            for ledger in ledgers[:-1]:
+                excess -= ledger.bytes
+                if excess < 0:
+                    break
+                wanted = max(wanted, ledger.ledger + 1)
+        return wanted
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except DiskFailed:
+            raise
+        except Error as error:
+            self.problem = error
+
+
+def _size(ledgers: Sequence[Ledger]) -> int:
+    return sum(ledger.bytes for ledger in ledgers)
