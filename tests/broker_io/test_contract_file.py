@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from broker_io.environment import Environment
 from broker_io.file.broker import FileBroker
 from broker_io.port import Broker, Ledger, Reader, Writer
 from broker_io.position import EARLIEST, Position
+from broker_io.testing import SimulatedDisk
 from broker_io.testing.contract import BrokerContract
 
 
@@ -28,28 +30,44 @@ class FileContract(BrokerContract):
         with self.open(directory) as broker:
             yield broker
 
+    @pytest.fixture
+    def environment(self) -> Environment:
+        return Environment()
+
+    @pytest.fixture(autouse=True)
+    def _environment(self, environment: Environment) -> None:
+        self.environment_in_use = environment
+
     def open(self, directory: str) -> Broker:
         self.directory_in_use = directory
-        return FileBroker.open(directory, watermark_bytes=0, **self.options)
+        return FileBroker.open(directory, self.environment_in_use, watermark_bytes=0, **self.options)
 
     def reopen(self, broker: Broker) -> Broker:
         broker.close()
         return self.open(self.directory_in_use)
 
 
+class InMemory(FileContract):
+    """On a disk that syncs at once, for the forms in which the real one makes no difference."""
+
+    @pytest.fixture
+    def environment(self) -> Environment:
+        return Environment(disk=SimulatedDisk())
+
+
 class TestFileWithCommitter(FileContract):
     pass
 
 
-class TestFileInline(FileContract):
+class TestFileInline(InMemory):
     options: ClassVar = {"committer": False}
 
 
-class TestFileOfSmallSegments(FileContract):
+class TestFileOfSmallSegments(InMemory):
     options: ClassVar = {"segment_bytes": 3_000, "journal_bytes": 20_000}
 
 
-class TestFileCompressed(FileContract):
+class TestFileCompressed(InMemory):
     options: ClassVar = {"compression": "zstd", "committer": False, "segment_bytes": 30_000}
 
 
@@ -117,8 +135,8 @@ class OwnerAndFollower:
 class TestFileFollowed(FileContract):
     def open(self, directory: str) -> Broker:
         owner = super().open(directory)
-        return OwnerAndFollower(owner, FileBroker.open(directory, read_only=True))
+        return OwnerAndFollower(owner, FileBroker.open(directory, self.environment_in_use, read_only=True))
 
 
-class TestFileOfSmallSegmentsFollowed(TestFileFollowed):
+class TestFileOfSmallSegmentsFollowed(TestFileFollowed, InMemory):
     options: ClassVar = {"segment_bytes": 3_000, "journal_bytes": 20_000, "committer": False}

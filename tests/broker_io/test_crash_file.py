@@ -126,7 +126,7 @@ def check_stopped_or_unharmed(life: Life, stop: Error) -> None:
     if "was not compacted" in str(stop):  # that goes on with what there was
         life.append("a", "xx")
         return
-    for topic in life.state:
+    for topic in life.broker.topics():
         future = life.broker.writer(topic).append(Batch.of([Message(b"late", b"late")]))
         assert isinstance(future.exception(0), type(stop))
     assert any(matches(content_of(life.broker), state) for state in (life.state, life.underway) if state is not None)
