@@ -1,1 +1,99 @@
-"""Transactions for Apache Pulsar from Python."""
+"""Transactions for Apache Pulsar from Python.
+
+    from txnbuffer import connect
+
+    async with connect("file:data") as client:
+        async with client.transaction() as txn:
+            await txn.send("orders", b"...", key="o-1")
+
+`docs/guide.md` goes on from here. Names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge
+    from txnbuffer.client.client import Client
+    from txnbuffer.client.connecting import connect
+    from txnbuffer.client.plain import PlainClient, PlainTransaction
+    from txnbuffer.client.processing import Processed, dead_letter
+    from txnbuffer.client.reader import CommittedReader
+    from txnbuffer.client.records import Record, RecordBatch
+    from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
+    from txnbuffer.client.threaded import AsyncReader
+    from txnbuffer.client.transaction import Transaction
+    from txnbuffer.errors import (
+        AlreadyCommitted,
+        Fenced,
+        OutcomeForgotten,
+        OutcomeUnknown,
+        SendUnknown,
+        ServiceUnavailable,
+        StaleGeneration,
+        TransactionAborted,
+        UsedAfterFork,
+    )
+    from txnbuffer.model import Outcome, Position, TxnId
+
+__all__ = [
+    "AlreadyCommitted",
+    "AsyncReader",
+    "AvroSerializer",
+    "Client",
+    "CommittedReader",
+    "Error",
+    "Fenced",
+    "InvalidMessage",
+    "InvalidTopicName",
+    "JsonSerializer",
+    "MessageTooLarge",
+    "Outcome",
+    "OutcomeForgotten",
+    "OutcomeUnknown",
+    "PlainClient",
+    "PlainTransaction",
+    "Position",
+    "Processed",
+    "Record",
+    "RecordBatch",
+    "SendUnknown",
+    "Serializer",
+    "ServiceUnavailable",
+    "StaleGeneration",
+    "Transaction",
+    "TransactionAborted",
+    "TxnId",
+    "UsedAfterFork",
+    "connect",
+    "dead_letter",
+]
+
+_HOMES = {
+    "broker_io.errors": ("Error", "InvalidMessage", "InvalidTopicName", "MessageTooLarge"),
+    "txnbuffer.client.client": ("Client",),
+    "txnbuffer.client.connecting": ("connect",),
+    "txnbuffer.client.plain": ("PlainClient", "PlainTransaction"),
+    "txnbuffer.client.processing": ("Processed", "dead_letter"),
+    "txnbuffer.client.reader": ("CommittedReader",),
+    "txnbuffer.client.records": ("Record", "RecordBatch"),
+    "txnbuffer.client.serializers": ("AvroSerializer", "JsonSerializer", "Serializer"),
+    "txnbuffer.client.threaded": ("AsyncReader",),
+    "txnbuffer.client.transaction": ("Transaction",),
+    "txnbuffer.model": ("Outcome", "Position", "TxnId"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'txnbuffer' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME.get(name, "txnbuffer.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,222 @@
+"""The client for asyncio: transactions, ordinary sends, readers, exactly-once processing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from broker_io.port import Broker, check_topic_name
+from txnbuffer.client.outbox import Rows
+from txnbuffer.client.processing import Group, Handler, OnError, Processed, process
+from txnbuffer.client.reader import Start
+from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
+from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.session import Session
+from txnbuffer.client.threaded import AsyncReader
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.coordinator.messages import Joined, NameOpened, Naming
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.model import Outcome, TxnId
+
+Result = TypeVar("Result")
+
+ATTEMPTS = 10
+FIRST_PAUSE = 0.01
+"""Seconds before a transaction is run again; twice as long each time."""
+
+
+class Client:
+    """A connection to a service, or to a log in this process; made by `connect`. Use it on the loop that made it."""
+
+    def __init__(self, session: Session, broker: Callable[[], Broker], serializer: Serializer | None) -> None:
+        self.session = session
+        self.serializer = serializer
+        self.resources = AsyncExitStack()
+        self.open_broker = broker
+        self._names: dict[str, NameOpened] = {}
+        self._topics: set[str] = set()
+
+    async def close(self) -> None:
+        """End the session; transactions that are open abort."""
+        await self.session.close()
+        await self.resources.aclose()
+
+    # Transactions
+
+    def transaction(
+        self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
+    ) -> Transaction:
+        """A transaction, to be used with `async with`.
+
+        `timeout` in seconds, after which the service aborts it. With `name` and `number` (1, 2, 3 …) it is that
+        attempt of a named producer: a number commits once, whatever is repeated.
+        """
+        if (name is None) != (number is None):
+            raise InvalidRequest("a named transaction has a name and a number: give both, or neither")
+        naming = None if name is None or number is None else (name, number)
+        return Transaction(self, naming, timeout)
+
+    async def run(
+        self,
+        work: Callable[[Transaction], Awaitable[Result]],
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        timeout: float | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Result:
+        """Call `work` with a transaction and commit it; once more with another one each time it was aborted.
+
+        Nothing but TransactionAborted is repeated.
+        """
+        pause = FIRST_PAUSE
+        for attempt in range(1, attempts + 1):
+            try:
+                async with self.transaction(name=name, number=number, timeout=timeout) as txn:
+                    result = await work(txn)
+            except TransactionAborted:
+                if attempt == attempts:
+                    raise
+                await asyncio.sleep(pause)
+                pause *= 2
+            else:
+                return result
+        raise InvalidRequest(f"{attempts} attempts are none: allow at least 1")
+
+    async def outcome(self, txn: TxnId | str) -> Outcome | None:
+        """How a transaction ended; None while it has not. Raises OutcomeForgotten, UnknownTransaction."""
+        wanted = TxnId.parse(txn) if isinstance(txn, str) else txn
+        result = await self.session.result(lambda future: self.session.core.query(wanted, future))
+        return result if isinstance(result, Outcome) else None
+
+    async def committed_number(self, name: str) -> int:
+        """Open a producer's name, which fences whoever had it, and tell its last committed number; 0 for none."""
+        opened: NameOpened = await self._ask("open_names", name)
+        self._names[name] = opened
+        return opened.committed
+
+    async def delete_name(self, name: str) -> None:
+        """Forget a producer's name and its numbers."""
+        self._names.pop(name, None)
+        await self._ask("delete_names", name)
+
+    # Ordinary sends
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Key = None,
+        ordering_key: str | None = None,
+        event_time: EventTime = None,
+        properties: Properties = None,
+        serializer: Serializer | None = None,
+    ) -> None:
+        """Send one record outside of any transaction; returns when it is durable.
+
+        Raises SendUnknown if the connection broke meanwhile: sent again it may stand there twice.
+        """
+        serializer = serializer or self.serializer
+        await self._send(topic, one_row(value, key, ordering_key, event_time, properties, serializer))
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        *,
+        keys: Sequence[Key] | None = None,
+        event_times: Sequence[EventTime] | None = None,
+        properties: Sequence[Properties] | None = None,
+        serializer: Serializer | None = None,
+    ) -> None:
+        """Send records given as columns of one length, outside of any transaction."""
+        await self._send(topic, many_rows(values, keys, event_times, properties, serializer or self.serializer))
+
+    async def delete(self, topic: str, key: Key) -> None:
+        """Delete a key, outside of any transaction."""
+        await self._send(topic, deletion(key))
+
+    # Reading
+
+    async def reader(
+        self,
+        topics: str | Sequence[str],
+        *,
+        start: Start | Mapping[str, Start] = "beginning",
+        isolation: str = "read_committed",
+    ) -> AsyncReader:
+        """A reader of what committed; see CommittedReader for the arguments."""
+        self.session.check()
+        return await AsyncReader.open(self.open_broker, topics, start, isolation)
+
+    async def process(
+        self,
+        source: str | Sequence[str],
+        group: str,
+        handler: Handler,
+        *,
+        on_error: OnError = "stop",
+        start: Start = "beginning",
+        batch: int = 100,
+        idle_timeout: float | None = None,
+    ) -> Processed:
+        """Call `await handler(txn, record)` for each record that commits in the source topics, exactly once.
+
+        What the handler sends in `txn` and how far the group has come commit together, up to `batch` records in a
+        transaction. Joining fences whoever consumed for the group before. Where the handler fails `on_error` is
+        "stop" (raise), "skip", or `dead_letter(topic)`; it may then be called again for the records before that
+        one. Ends when cancelled, or without a record for `idle_timeout` seconds. Raises StaleGeneration.
+        """
+        return await process(self, source, Group(group, start), handler, on_error, batch, idle_timeout)
+
+    async def join(self, group: str) -> Joined:
+        """Begin a new generation of a consumer group, which fences the one before."""
+        joined: Joined = await self._ask("joins", group)
+        return joined
+
+    # For transactions
+
+    async def naming(self, name: str, number: int) -> Naming:
+        """The name as this client holds it, opened at its first use. Raises AlreadyCommitted."""
+        opened = self._names.get(name)
+        if opened is None:
+            await self.committed_number(name)
+            opened = self._names[name]
+        if number <= opened.committed:
+            raise AlreadyCommitted(name, number, opened.committed)
+        return Naming(name, number, opened.opening)
+
+    def number_committed(self, naming: Naming) -> None:
+        """A transaction of a name has committed."""
+        opened = self._names.get(naming.name)
+        if opened is not None and opened.opening == naming.opening:
+            self._names[naming.name] = opened._replace(committed=naming.number)
+
+    def name_lost(self, name: str) -> None:
+        """Another producer opened the name; its next use opens it anew."""
+        self._names.pop(name, None)
+
+    def check_topic(self, topic: str) -> None:
+        """Raises InvalidTopicName."""
+        if topic not in self._topics:
+            self._topics.add(check_topic_name(topic))
+
+    async def room(self) -> None:
+        """Wait until the service takes more records."""
+        while not self.session.core.has_room:
+            await self.session.result(self.session.core.wait_for_room)
+
+    async def _send(self, topic: str, rows: Rows) -> None:
+        core = self.session.core
+        self.session.check()
+        self.check_topic(topic)
+        check_size(rows, core.max_message_bytes)
+        await self.room()
+        if len(rows.values):
+            await self.session.result(lambda future: core.send(topic, rows, None, future))
+
+    async def _ask(self, field: Any, name: str) -> Any:
+        return await self.session.result(lambda future: self.session.core.ask(field, name, future))

@@ -1,0 +1,140 @@
+"""From an address to a client: where the service is, in this process or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from broker_io import open_broker
+from broker_io.errors import InvalidAddress
+from broker_io.port import Broker
+from txnbuffer.client.client import Client
+from txnbuffer.client.grpc_link import GrpcLink
+from txnbuffer.client.link import Dial, EngineLink, Link
+from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.session import Session
+
+if TYPE_CHECKING:
+    from txnbuffer.client.plain import PlainClient
+
+REMOTE = "txnbuf://"
+
+
+class Opening:
+    """What `connect` gives: `async with` (or `await`) makes it a Client, `with` a PlainClient."""
+
+    def __init__(
+        self, address: str, serializer: Serializer | None, timeout: float, patience: float, tls_ca: str | None
+    ) -> None:
+        self.address = address
+        self._serializer = serializer
+        self._timeout = timeout
+        self._patience = patience
+        self._tls_ca = tls_ca
+        self._client: Client | None = None
+        self._plain: PlainClient | None = None
+
+    async def open(self) -> Client:
+        """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises."""
+        async with AsyncExitStack() as resources:
+            if self.address.startswith(REMOTE):
+                client = await self._open_remote(resources)
+            else:
+                client = await self._open_local(resources)
+            client.resources = resources.pop_all()
+        return client
+
+    def open_plain(self) -> PlainClient:
+        """Connect without asyncio; the work is done in a thread."""
+        from txnbuffer.client.plain import PlainClient
+
+        return PlainClient.open(self.open)
+
+    async def _open_remote(self, resources: AsyncExitStack) -> Client:
+        target = self.address.removeprefix(REMOTE).rstrip("/")
+        host, _, port = target.rpartition(":")
+        if not (host and port.isdigit()):
+            raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
+        certificates = None if self._tls_ca is None else await asyncio.to_thread(Path(self._tls_ca).read_bytes)
+        brokers: list[Broker] = []
+
+        async def dial() -> Link:
+            return await GrpcLink.open(target, certificates, self._timeout)
+
+        def broker() -> Broker:
+            if not brokers:
+                brokers.append(open_broker(self.address))
+            return brokers[0]
+
+        async def close_broker() -> None:
+            for opened in brokers:
+                await asyncio.to_thread(opened.close)
+
+        client = await self._client_of(dial, broker)
+        resources.push_async_callback(close_broker)
+        return client
+
+    async def _open_local(self, resources: AsyncExitStack) -> Client:
+        from txnbuffer.service.engine import Engine
+
+        broker = await asyncio.to_thread(open_broker, self.address)
+        resources.push_async_callback(asyncio.to_thread, broker.close)
+        engine = await Engine.start(broker)
+        resources.push_async_callback(engine.stop)
+
+        async def dial() -> Link:
+            return EngineLink(engine)
+
+        return await self._client_of(dial, lambda: broker)
+
+    async def _client_of(self, dial: Dial, broker: Any) -> Client:
+        session = Session(dial, self._patience)
+        await session.open()
+        return Client(session, broker, self._serializer)
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self.open()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    def __enter__(self) -> PlainClient:
+        self._plain = self.open_plain()
+        return self._plain
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._plain is not None:
+            self._plain.close()
+
+
+def connect(
+    address: str,
+    *,
+    serializer: Serializer | None = None,
+    timeout: float = 10.0,
+    patience: float = 60.0,
+    tls_ca: str | None = None,
+) -> Opening:
+    """A client of `memory:`, of `file:DIR` (owned by this process meanwhile), or of a service `txnbuf://HOST:PORT`.
+
+        async with connect("file:data") as client: ...    # asyncio
+        with connect("file:data") as client: ...          # plain
+
+    `timeout`: seconds for one attempt to reach a service. `patience`: seconds without a connection after which
+    whoever waits gets ServiceUnavailable, or OutcomeUnknown for a commit. `tls_ca`: file with the certificates
+    to trust, in PEM; without it the connection is not encrypted.
+    """
+    return Opening(address, serializer, timeout, patience, tls_ca)

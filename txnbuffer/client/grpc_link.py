@@ -1,0 +1,76 @@
+"""A connection to a service over gRPC: one stream of frames each way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, ServerFrame
+from txnbuffer.wire import decode_server_frame, encode_client_frame
+
+METHOD = "/txnbuffer.v1.Session/Talk"
+
+OPTIONS = [
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class GrpcLink:
+    def __init__(self, target: str, channel: Any, call: Any) -> None:
+        self._target = target
+        self._channel = channel
+        self._call = call
+
+    @classmethod
+    async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcLink:
+        """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable."""
+        import asyncio
+
+        import grpc
+
+        if root_certificates is None:
+            channel = grpc.aio.insecure_channel(target, OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(root_certificates)
+            channel = grpc.aio.secure_channel(target, credentials, OPTIONS)
+        try:
+            async with asyncio.timeout(timeout):
+                await channel.channel_ready()
+        except BaseException as error:
+            await channel.close()
+            if isinstance(error, TimeoutError):
+                text = f"no service answers at {target} within {timeout:g} s: is `txnbuf serve` running there?"
+                raise ServiceUnavailable(text) from None
+            raise
+        return cls(target, channel, channel.stream_stream(METHOD)())
+
+    async def send(self, frame: ClientFrame) -> None:
+        import asyncio
+
+        import grpc
+
+        try:
+            await self._call.write(encode_client_frame(frame))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise self._gone(error) from None
+
+    async def receive(self) -> ServerFrame | None:
+        import grpc
+
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._gone(error) from None
+        return None if data is grpc.aio.EOF else decode_server_frame(data)
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+    def _gone(self, error: Any) -> ServiceUnavailable:
+        details = error.details() if hasattr(error, "details") else str(error)
+        return ServiceUnavailable(f"the connection to {self._target} broke ({details})")

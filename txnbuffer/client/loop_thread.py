@@ -1,0 +1,63 @@
+"""An event loop in a thread of its own, for those who don't use asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """Runs coroutines for other threads, one call of theirs at a time each."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="txnbuffer-client", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt as interrupt:
+            future.cancel()
+            interrupt.add_note("a commit that was under way may still have happened: ask for its outcome")
+            raise
+
+    def call_with_callbacks(self, work: Callable[[Callback], Coroutine[Any, Any, Result]]) -> Result:
+        """Run it and wait; it gets a function by which it can have calls made in the waiting thread."""
+        waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+
+        async def in_caller(function: Callable[[], Any]) -> Any:
+            done: Future[Any] = Future()
+            waiting.put((done, function))
+            return await asyncio.wrap_future(done)
+
+        future = asyncio.run_coroutine_threadsafe(work(in_caller), self._loop)
+        future.add_done_callback(lambda _: waiting.put(None))
+        try:
+            while (asked := waiting.get()) is not None:
+                done, function = asked
+                try:
+                    done.set_result(function())
+                except Exception as error:
+                    done.set_exception(error)
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+Callback = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]

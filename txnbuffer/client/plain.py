@@ -1,0 +1,262 @@
+"""The client without asyncio: the same calls, each of which waits; the work is done in a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from txnbuffer.client import forking
+from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
+from txnbuffer.client.loop_thread import LoopThread
+from txnbuffer.client.outbox import Rows
+from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
+from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import InvalidRequest, TransactionAborted
+from txnbuffer.model import Outcome, TxnId
+
+if TYPE_CHECKING:
+    from txnbuffer.client.processing import OnError, Processed
+    from txnbuffer.client.records import Record
+
+Result = TypeVar("Result")
+
+HELD_RECORDS = 1000
+HELD_BYTES = 256 * 1024
+"""A plain transaction hands its records over when it has so many, and when it ends."""
+
+
+class PlainClient:
+    """Made by `with connect(…)`. Threads may share it; a transaction belongs to one of them."""
+
+    def __init__(self, client: Client, loop: LoopThread) -> None:
+        self._client = client
+        self._loop = loop
+        self._forked_from = forking.generation()
+        self._closed = False
+
+    @classmethod
+    def open(cls, opening: Callable[[], Coroutine[Any, Any, Client]]) -> Self:
+        loop = LoopThread()
+        try:
+            return cls(loop.call(opening()), loop)
+        except BaseException:
+            loop.stop()
+            raise
+
+    def close(self) -> None:
+        """End the session; transactions that are open abort."""
+        forking.check(self._forked_from)
+        if not self._closed:
+            self._closed = True
+            self._loop.call(self._client.close())
+            self._loop.stop()
+
+    def transaction(
+        self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
+    ) -> PlainTransaction:
+        """As Client.transaction, to be used with `with`."""
+        return PlainTransaction(self, self._client.transaction(name=name, number=number, timeout=timeout), name)
+
+    def run(
+        self,
+        work: Callable[[PlainTransaction], Result],
+        *,
+        name: str | None = None,
+        number: int | None = None,
+        timeout: float | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> Result:
+        """As Client.run: repeats on TransactionAborted only."""
+        pause = FIRST_PAUSE
+        for attempt in range(1, attempts + 1):
+            try:
+                with self.transaction(name=name, number=number, timeout=timeout) as txn:
+                    result = work(txn)
+            except TransactionAborted:
+                if attempt == attempts:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+            else:
+                return result
+        raise InvalidRequest(f"{attempts} attempts are none: allow at least 1")
+
+    def outcome(self, txn: TxnId | str) -> Outcome | None:
+        """How a transaction ended; None while it has not."""
+        return self.call(self._client.outcome, txn)
+
+    def committed_number(self, name: str) -> int:
+        """As Client.committed_number."""
+        return self.call(self._client.committed_number, name)
+
+    def delete_name(self, name: str) -> None:
+        """Forget a producer's name and its numbers."""
+        self.call(self._client.delete_name, name)
+
+    def send(self, topic: str, value: Any, **options: Any) -> None:
+        """As Client.send: one record outside of any transaction."""
+        self.call(self._client.send, topic, value, **options)
+
+    def send_many(self, topic: str, values: Sequence[Any], **options: Any) -> None:
+        """As Client.send_many."""
+        self.call(self._client.send_many, topic, values, **options)
+
+    def delete(self, topic: str, key: Key) -> None:
+        """Delete a key, outside of any transaction."""
+        self.call(self._client.delete, topic, key)
+
+    def reader(
+        self,
+        topics: str | Sequence[str],
+        *,
+        start: Start | Mapping[str, Start] = "beginning",
+        isolation: str = "read_committed",
+    ) -> CommittedReader:
+        """A reader of what committed."""
+        forking.check(self._forked_from)
+        return CommittedReader(self._client.open_broker(), topics, start=start, isolation=isolation)
+
+    def process(
+        self,
+        source: str | Sequence[str],
+        group: str,
+        handler: Callable[[PlainTransaction, Record], None],
+        *,
+        on_error: OnError = "stop",
+        start: Start = "beginning",
+        batch: int = 100,
+        idle_timeout: float | None = None,
+    ) -> Processed:
+        """As Client.process; the handler is called in the calling thread."""
+        from txnbuffer.client.processing import Group, process
+
+        forking.check(self._forked_from)
+
+        def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:
+            async def handle(txn: Transaction, record: Record) -> None:
+                plain = PlainTransaction(self, txn, None)
+                await in_caller(lambda: handler(plain, record))
+                await plain.hand_over()
+
+            return process(self._client, source, Group(group, start), handle, on_error, batch, idle_timeout)
+
+        return self._loop.call_with_callbacks(work)
+
+    def call(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **options: Any) -> Result:
+        """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest once it is closed."""
+        forking.check(self._forked_from)
+        if self._closed:
+            raise InvalidRequest("the client was closed: connect again")
+        return self._loop.call(function(*arguments, **options))
+
+    @property
+    def client(self) -> Client:
+        """The asyncio client that does the work."""
+        return self._client
+
+
+class PlainTransaction:
+    """As Transaction. Records are held until there are many, or the transaction ends."""
+
+    def __init__(self, plain: PlainClient, transaction: Transaction, name: str | None) -> None:
+        self._plain = plain
+        self._transaction = transaction
+        self._named = name is not None
+        self._held: list[tuple[str, Rows]] = []
+        self._bytes = 0
+        self._count = 0
+
+    @property
+    def id(self) -> TxnId:
+        """The id of the transaction."""
+        if not self._transaction.begun:
+            self._plain.call(self._transaction.begin)
+        return self._transaction.id
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Key = None,
+        ordering_key: str | None = None,
+        event_time: EventTime = None,
+        properties: Properties = None,
+        serializer: Serializer | None = None,
+    ) -> None:
+        """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
+        serializer = serializer or self._plain.client.serializer
+        self._hold(topic, one_row(value, key, ordering_key, event_time, properties, serializer))
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        *,
+        keys: Sequence[Key] | None = None,
+        event_times: Sequence[EventTime] | None = None,
+        properties: Sequence[Properties] | None = None,
+        serializer: Serializer | None = None,
+    ) -> None:
+        """Send records given as columns of one length."""
+        serializer = serializer or self._plain.client.serializer
+        self._hold(topic, many_rows(values, keys, event_times, properties, serializer))
+
+    def delete(self, topic: str, key: Key) -> None:
+        """Delete a key: a record without a value."""
+        self._hold(topic, deletion(key))
+
+    def commit(self, *, wait_visible: bool = False) -> None:
+        """Commit; returns when that is durable, or visible to every reader."""
+        self._plain.call(self._commit, wait_visible)
+
+    def abort(self) -> None:
+        """Abort; returns when that is durable."""
+        self._held.clear()
+        if self._transaction.begun:
+            self._plain.call(self._transaction.abort)
+
+    def __enter__(self) -> Self:
+        if self._named:
+            self._plain.call(self._transaction.begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._transaction.over:
+            return  # the block has ended it by itself
+        if error is None:
+            self.commit()
+        elif self._transaction.begun:
+            self._plain.call(self._transaction.__aexit__, kind, error, trace)
+
+    def _hold(self, topic: str, rows: Rows) -> None:
+        client = self._plain.client
+        forking.check(client.session.forked_from)
+        client.check_topic(topic)
+        check_size(rows, client.session.core.max_message_bytes)
+        if self._transaction.begun:
+            self._transaction.check()
+        self._held.append((topic, rows))
+        self._bytes += rows.size
+        self._count += len(rows.values)
+        if self._bytes > HELD_BYTES or self._count > HELD_RECORDS:
+            self._plain.call(self.hand_over)
+
+    async def hand_over(self) -> None:
+        """Give what is held to the asyncio client."""
+        if not self._transaction.begun:
+            await self._transaction.begin()
+        held, self._held = self._held, []
+        self._bytes = self._count = 0
+        for topic, rows in held:
+            await self._transaction.send_rows(topic, rows)
+
+    async def _commit(self, wait_visible: bool) -> None:
+        await self.hand_over()
+        await self._transaction.commit(wait_visible=wait_visible)

@@ -1,0 +1,137 @@
+"""What applications send, checked and brought into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from broker_io.errors import InvalidMessage, MessageTooLarge
+from txnbuffer.client.outbox import Rows
+from txnbuffer.client.serializers import Serializer
+
+Key: TypeAlias = "bytes | str | None"
+Properties: TypeAlias = "Mapping[str, str] | None"
+EventTime: TypeAlias = "int | datetime | None"
+
+RESERVED = "tb."
+ORDERING_KEY = "ordering_key"
+"""The property under which an ordering key is kept."""
+
+
+def one_row(
+    value: Any,
+    key: Key,
+    ordering_key: str | None,
+    event_time: EventTime,
+    properties: Properties,
+    serializer: Serializer | None,
+) -> Rows:
+    """One record. Raises InvalidMessage, or what the serializer raises."""
+    data = value if type(value) is bytes else value_bytes(value, serializer)
+    key = key if key is None or type(key) is bytes else key_bytes(key)
+    size = len(data) + (0 if key is None else len(key))
+    if properties is None and ordering_key is None and event_time is None:
+        return Rows((key,), (data,), None, None, size)
+    row = checked_properties(properties, ordering_key)
+    size += sum(len(name) + len(text) for name, text in row.items())
+    times = None if event_time is None else (milliseconds(event_time),)
+    return Rows((key,), (data,), (row,) if row else None, times, size)
+
+
+def deletion(key: Key) -> Rows:
+    """The record that deletes a key."""
+    data = key_bytes(key)
+    if data is None:
+        raise InvalidMessage("a deletion needs the key that it deletes")
+    return Rows((data,), (None,), None, None, len(data))
+
+
+def many_rows(
+    values: Sequence[Any],
+    keys: Sequence[Key] | None,
+    event_times: Sequence[EventTime] | None,
+    properties: Sequence[Properties] | None,
+    serializer: Serializer | None,
+) -> Rows:
+    """Records as columns of one length. Raises InvalidMessage."""
+    count = len(values)
+    for name, column in (("keys", keys), ("event_times", event_times), ("properties", properties)):
+        if column is not None and len(column) != count:
+            raise InvalidMessage(f"{name} has {len(column)} rows for {count} values")
+    data = [value if type(value) is bytes else value_bytes(value, serializer) for value in values]
+    size = sum(map(len, data))
+    all_keys: list[bytes | None] = [None] * count
+    if keys is not None:
+        all_keys = [key if type(key) is bytes else key_bytes(key) for key in keys]
+        size += sum(len(key) for key in all_keys if key is not None)
+    rows = None if properties is None else [checked_properties(row, None) for row in properties]
+    size += sum(len(name) + len(text) for row in rows or () for name, text in row.items())
+    times = None if event_times is None else [0 if time is None else milliseconds(time) for time in event_times]
+    return Rows(all_keys, data, rows, times, size)
+
+
+def part(rows: Rows, start: int, end: int) -> Rows:
+    """Some of the rows; their size is in proportion."""
+    which = slice(start, end)
+    properties = None if rows.properties is None else rows.properties[which]
+    times = None if rows.times is None else rows.times[which]
+    size = sum(map(len, filter(None, rows.values[which]))) + sum(map(len, filter(None, rows.keys[which])))
+    return Rows(rows.keys[which], rows.values[which], properties, times, size)
+
+
+def check_size(rows: Rows, limit: int) -> None:
+    """Raises MessageTooLarge; a limit of 0 is not known yet."""
+    if not limit or rows.size <= limit:
+        return
+    for index, value in enumerate(rows.values):
+        size = len(value or b"") + len(rows.keys[index] or b"")
+        size += sum(len(name) + len(text.encode()) for name, text in _row(rows, index).items())
+        if size > limit:
+            raise MessageTooLarge(f"a record of {size} bytes is over the limit of {limit}: split it")
+
+
+def _row(rows: Rows, index: int) -> Mapping[str, str]:
+    return {} if rows.properties is None else rows.properties[index] or {}
+
+
+def value_bytes(value: Any, serializer: Serializer | None) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if serializer is not None and value is not None:
+        return serializer.dumps(value)
+    if isinstance(value, str):
+        return value.encode()
+    hint = "to delete a key call delete" if value is None else "give a serializer to connect"
+    raise InvalidMessage(f"a value is bytes or text, not {type(value).__name__}: {hint}")
+
+
+def key_bytes(key: Key) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return key.encode()
+    raise InvalidMessage(f"a key is bytes or text, not {type(key).__name__}")
+
+
+def checked_properties(properties: Properties, ordering_key: str | None) -> dict[str, str]:
+    row = dict(properties or {})
+    if ordering_key is not None:
+        row[ORDERING_KEY] = ordering_key
+    for name, text in row.items():
+        if not (isinstance(name, str) and isinstance(text, str)):
+            raise InvalidMessage(f"property {name!r} is {text!r}: names and values of properties are texts")
+        if name.startswith(RESERVED):
+            raise InvalidMessage(f"property {name!r} is under {RESERVED!r}, which is the log's own: use another name")
+    return row
+
+
+def milliseconds(time: int | datetime) -> int:
+    """Since 1970. Raises InvalidMessage for a time without a zone: it would mean another one elsewhere."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise InvalidMessage(f"event time {time} has no time zone: give one, such as datetime.UTC")
+        return round(time.timestamp() * 1000)
+    if type(time) is not int or time < 0:
+        raise InvalidMessage(f"an event time is a datetime, or milliseconds since 1970, not {time!r}")
+    return time

@@ -1,0 +1,157 @@
+"""Records from the application to the service: collected, sent, acknowledged, sent again."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from txnbuffer.client.outbox import Flight, OpenTransaction, Outbox, Rows, Waiter
+from txnbuffer.frames import Send
+
+FRAME_BYTES = 8 * 1024 * 1024
+"""A frame takes no more sends once it has so many bytes of them."""
+MAX_UNDER_WAY = 3
+"""Frames with sends that are not acknowledged: what comes meanwhile goes together into the next one."""
+FIRST_CREDITS = 1024 * 1024
+
+
+class Topic:
+    """`registered`: transactional records may be sent; `asked`: its registration is under way."""
+
+    __slots__ = ("asked", "name", "ordinary", "registered", "sealed", "transactional")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.registered = False
+        self.asked = False
+        self.transactional = Outbox(name)
+        self.ordinary = Outbox(name)
+        self.sealed: deque[Flight] = deque()
+
+
+class Numbered(NamedTuple):
+    number: int
+    flight: Flight
+
+
+class Sending:
+    """`unacknowledged` counts bytes, queued ones too."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.credits = FIRST_CREDITS
+        self.unacknowledged = 0
+        self._ready: dict[str, Topic] = {}
+        self._again: deque[Flight] = deque()
+        self._under_way: deque[Numbered] = deque()
+        self._frames: deque[int] = deque()
+        self._number = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.unacknowledged < self.credits
+
+    @property
+    def may_take(self) -> bool:
+        """Whether `take` would give anything."""
+        return len(self._frames) < MAX_UNDER_WAY and bool(self._ready or self._again)
+
+    def topic(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = Topic(name)
+        return topic
+
+    def add(self, topic: Topic, rows: Rows, transaction: OpenTransaction | None, waiter: Waiter) -> None:
+        outbox = topic.ordinary if transaction is None else topic.transactional
+        before = outbox.size
+        if not outbox.fits(rows):
+            topic.sealed.append(outbox.take())
+            before = 0
+        outbox.add(rows, transaction, waiter)
+        self.unacknowledged += outbox.size - before
+        if transaction is None or topic.registered:
+            self._ready[topic.name] = topic
+
+    def registered(self, topic: Topic) -> None:
+        topic.asked, topic.registered = False, True
+        self._ready[topic.name] = topic
+
+    def not_registered(self, topic: Topic) -> list[Flight]:
+        """Drop what waited for the registration of a topic."""
+        topic.asked = topic.registered = False
+        dropped = [flight for flight in topic.sealed if flight.runs]
+        topic.sealed = deque(flight for flight in topic.sealed if not flight.runs)
+        if topic.transactional.size:
+            dropped.append(topic.transactional.take())
+        self.unacknowledged -= sum(flight.size for flight in dropped)
+        return dropped
+
+    def take(self) -> tuple[Send, ...]:
+        """The sends of the next frame."""
+        taken: list[Send] = []
+        if len(self._frames) >= MAX_UNDER_WAY:
+            return ()
+        size = 0
+        while size < FRAME_BYTES and (flight := self._next()) is not None:
+            self._number += 1
+            self._under_way.append(Numbered(self._number, flight))
+            taken.append(flight.send)
+            size += flight.size
+        if taken:
+            self._frames.append(self._number)
+        return tuple(taken)
+
+    def failed(self, number: int) -> Flight | None:
+        """The send of this number, if it is under way."""
+        index = number - self._under_way[0].number if self._under_way else -1
+        return self._under_way[index].flight if 0 <= index < len(self._under_way) else None
+
+    def acknowledged(self, number: int) -> list[Flight]:
+        """All sends up to this number are settled."""
+        settled = []
+        while self._under_way and self._under_way[0].number <= number:
+            flight = self._under_way.popleft().flight
+            self.unacknowledged -= flight.size
+            settled.append(flight)
+        while self._frames and self._frames[0] <= number:
+            self._frames.popleft()
+        return settled
+
+    def lost(self) -> list[Flight]:
+        """The connection is gone: transactional sends go again; ordinary ones, which are returned, don't."""
+        unknown = [flight for _, flight in self._under_way if not flight.runs]
+        again = [flight for _, flight in self._under_way if flight.runs]
+        self.unacknowledged -= sum(flight.size for flight in unknown)
+        self._again.extendleft(reversed(again))
+        self._under_way.clear()
+        self._frames.clear()
+        self._number = 0
+        return unknown
+
+    def drop_all(self) -> list[Flight]:
+        """Give up everything that is not acknowledged."""
+        flights = [*self.lost(), *self._again]
+        self._again.clear()
+        self._ready.clear()
+        for topic in self.topics.values():
+            topic.asked = False
+            flights += topic.sealed
+            topic.sealed.clear()
+            flights += [outbox.take() for outbox in (topic.ordinary, topic.transactional) if outbox.size]
+        self.unacknowledged = 0
+        return flights
+
+    def _next(self) -> Flight | None:
+        if self._again:
+            return self._again.popleft()
+        while self._ready:
+            topic = next(iter(self._ready.values()))
+            if topic.sealed and (topic.registered or not topic.sealed[0].runs):
+                return topic.sealed.popleft()
+            if topic.ordinary.size:
+                return topic.ordinary.take()
+            if topic.registered and topic.transactional.size:
+                return topic.transactional.take()
+            del self._ready[topic.name]
+        return None

@@ -1,0 +1,182 @@
+"""Keeps a session connected: carries frames between its core and the service, and wakes who waits.
+
+All that tasks ask for in one turn of the loop goes out in one frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from txnbuffer.client import forking
+from txnbuffer.client.core import SessionCore
+from txnbuffer.client.link import Dial, Link
+from txnbuffer.errors import CallerError, Error, ServiceUnavailable
+from txnbuffer.frames import ClientFrame
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two attempts to connect."""
+TICK = 1.0
+GOODBYE = 5.0
+"""Seconds that a closing client waits for the service to end the connection."""
+
+
+class Session:
+    """`patience`: seconds without a connection after which whoever waits is told so."""
+
+    def __init__(self, dial: Dial, patience: float) -> None:
+        self.core = SessionCore()
+        self.forked_from = forking.generation()
+        self._dial = dial
+        self._patience = patience
+        self._news = asyncio.Event()
+        self._first = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._link: Link | None = None
+        self._unreachable: Error | None = None
+        self._impatience: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    async def open(self) -> None:
+        """Connect. Raises ServiceUnavailable, or why the service refuses this client."""
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        link = await self._dial()
+        self._tasks = [loop.create_task(self._run(link)), loop.create_task(self._keep_time())]
+        await self._first.wait()
+        if self._unreachable is not None:
+            error = self._unreachable
+            await self.close()
+            raise error
+
+    def check(self) -> None:
+        """Raises what makes any request vain: UsedAfterFork, Closed, or that no service can be reached."""
+        forking.check(self.forked_from)
+        if self._unreachable is not None:
+            raise self._unreachable
+
+    def poke(self) -> None:
+        """There is something to send."""
+        self._news.set()
+
+    def future(self) -> asyncio.Future[Any]:
+        return self._loop.create_future()
+
+    async def result(self, put: Callable[[asyncio.Future[Any]], None]) -> Any:
+        """Ask for something and wait: `put` gets the waiter. Raises the error that is the answer."""
+        self.check()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        put(future)
+        self._news.set()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.core.forget(future)
+            raise
+
+    async def close(self) -> None:
+        """Send what waits, say goodbye, end."""
+        self._closing = True
+        if self._link is not None and self.core.welcomed:
+            self._news.set()
+            await asyncio.wait(self._tasks[:1], timeout=GOODBYE)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._impatience is not None:
+            self._impatience.cancel()
+        self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
+
+    # Staying connected
+
+    async def _run(self, link: Link | None) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            error: Error | None = None
+            try:
+                link = link or await self._dial()
+                await self._talk(link)
+            except Error as gone:
+                error = gone
+            finally:
+                link, was_welcomed = None, self.core.welcomed
+                self.core.lost()
+                self._deliver()
+            if self._closing:
+                return
+            if isinstance(error, CallerError):
+                self._give_up(error)
+                return
+            pause = FIRST_PAUSE if was_welcomed else min(pause * 2, LONGEST_PAUSE)
+            self._lose_patience_later(error)
+            await asyncio.sleep(pause)
+
+    async def _talk(self, link: Link) -> None:
+        """Use a connection until it ends. Raises why it did."""
+        self._link = link
+        writer = self._loop.create_task(self._write(link))
+        try:
+            while (frame := await link.receive()) is not None:
+                self.core.receive(frame)
+                self._deliver()
+                self._news.set()
+                if self.core.broken is not None:
+                    raise self.core.broken
+                if frame.welcome is not None:
+                    self._connected()
+        finally:
+            self._link = None
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Error):
+                await writer
+            await link.close()
+
+    async def _write(self, link: Link) -> None:
+        await link.send(self.core.hello())
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            # Whatever else happens in this turn of the loop goes into the same frame.
+            await asyncio.sleep(0)
+            while (frame := self.core.take_frame()) is not None:
+                await link.send(frame)
+            self._deliver()
+            if self._closing:
+                await link.send(ClientFrame(bye=True))
+                return
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.core.tick()
+            self._news.set()
+
+    def _connected(self) -> None:
+        self._unreachable = None
+        if self._impatience is not None:
+            self._impatience.cancel()
+            self._impatience = None
+        self._first.set()
+
+    def _lose_patience_later(self, error: Error | None) -> None:
+        if self._impatience is None and self._unreachable is None:
+            text = f"no service for {self._patience:g} s: {error or 'it ended the connection'}"
+            self._impatience = self._loop.call_later(self._patience, self._give_up, ServiceUnavailable(text))
+
+    def _give_up(self, error: Error) -> None:
+        self._impatience = None
+        self._unreachable = error
+        self.core.give_up(error)
+        self._deliver()
+        self._first.set()
+
+    def _deliver(self) -> None:
+        for future, result in self.core.take_results():
+            if future is None or future.done():
+                continue
+            if isinstance(result, Error):
+                future.set_exception(result)
+            else:
+                future.set_result(result)

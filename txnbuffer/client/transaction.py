@@ -1,0 +1,214 @@
+"""A transaction as an application uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from txnbuffer.client.outbox import OpenTransaction, Rows
+from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row, part
+from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.transactions import Plan
+from txnbuffer.coordinator.messages import ConsumerPosition, Naming
+from txnbuffer.errors import Fenced, InvalidRequest
+from txnbuffer.model import TxnId
+
+if TYPE_CHECKING:
+    from txnbuffer.client.client import Client
+
+CHUNK = 4096
+"""Records of a `send_many` that are handed over together."""
+
+
+class Transaction:
+    """What is sent in it becomes visible all at once when it commits, or never.
+
+        async with client.transaction() as txn:
+            await txn.send("orders", b"...", key="o-1")
+
+    Leaving the block commits; leaving it by an exception aborts. Commit raises TransactionAborted (nothing of
+    it happened: run it again), OutcomeUnknown (ask `client.outcome`), Fenced (another one took over: open anew).
+    """
+
+    __slots__ = ("_client", "_naming", "_open", "_positions", "_session", "_timeout")
+
+    def __init__(self, client: Client, naming: tuple[str, int] | None, timeout: float | None) -> None:
+        self._client = client
+        self._session = client.session
+        self._naming = naming
+        self._timeout = timeout
+        self._open: OpenTransaction | None = None
+        self._positions: tuple[ConsumerPosition, ...] = ()
+
+    @property
+    def id(self) -> TxnId:
+        """The id of the transaction; printed as `most:least`."""
+        return self._begun().txn
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was begun, be it over or not."""
+        return self._open is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether commit or abort was asked for."""
+        return self._open is not None and self._open.ending
+
+    def check(self) -> None:
+        """Raises why nothing can be sent in it."""
+        self._usable()
+
+    async def begin(self) -> Self:
+        """Begin; `async with` does it. Raises AlreadyCommitted if the number of its name is."""
+        session = self._session
+        session.check()
+        if self._open is not None:
+            raise InvalidRequest(f"transaction {self._open.txn} was begun before: make another one")
+        naming: Naming | None = None
+        if self._naming is not None:
+            naming = await self._client.naming(*self._naming)
+        while not session.core.can_begin:
+            await session.result(session.core.wait_to_begin)
+        self._open = session.core.begin(self._timeout, naming)
+        session.poke()
+        return self
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Key = None,
+        ordering_key: str | None = None,
+        event_time: EventTime = None,
+        properties: Properties = None,
+        serializer: Serializer | None = None,
+    ) -> None:
+        """Send one record; waits only while the service takes no more.
+
+        `value` is bytes, text, or what the serializer takes. `event_time` is a datetime, or milliseconds since
+        1970. Raises InvalidMessage, MessageTooLarge (the transaction goes on), or why it can only abort.
+        """
+        serializer = serializer or self._client.serializer
+        await self.send_rows(topic, one_row(value, key, ordering_key, event_time, properties, serializer))
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        *,
+        keys: Sequence[Key] | None = None,
+        event_times: Sequence[EventTime] | None = None,
+        properties: Sequence[Properties] | None = None,
+        serializer: Serializer | None = None,
+    ) -> None:
+        """Send records given as columns of one length."""
+        serializer = serializer or self._client.serializer
+        await self.send_rows(topic, many_rows(values, keys, event_times, properties, serializer))
+
+    async def delete(self, topic: str, key: Key) -> None:
+        """Delete a key: a record without a value."""
+        await self.send_rows(topic, deletion(key))
+
+    async def send_rows(self, topic: str, rows: Rows) -> None:
+        """Send records that are checked columns already."""
+        session = self._session
+        opened = self._usable()
+        self._client.check_topic(topic)
+        check_size(rows, session.core.max_message_bytes)
+        if len(rows.values) <= CHUNK:
+            if len(rows.values):
+                session.core.send(topic, rows, opened)
+                session.poke()
+        else:
+            for start in range(0, len(rows.values), CHUNK):
+                session.core.send(topic, part(rows, start, start + CHUNK), opened)
+                session.poke()
+                if not session.core.has_room:
+                    await self._client.room()
+                    self._usable()
+        if not session.core.has_room:
+            await self._client.room()
+
+    def consumed(self, position: ConsumerPosition) -> None:
+        """The transaction consumed a topic for a group; it commits only if nobody else did."""
+        self._positions += (position,)
+
+    async def commit(self, *, wait_visible: bool = False) -> None:
+        """Commit; returns when that is durable, or visible to every reader.
+
+        Cancelling it does not take it back: it may have committed, and the exception says so. Raises
+        TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted.
+        """
+        session = self._session
+        session.check()
+        opened = self._begun()
+        if opened.ending:
+            raise self._over(opened)
+        future = session.future()
+        session.core.end(opened, Plan(True, future, wait_visible, self._positions))
+        session.poke()
+        try:
+            await future
+        except asyncio.CancelledError as cancelled:
+            if not session.core.withdraw_commit(opened):
+                text = f"the commit of transaction {opened.txn} may still have happened: ask for its outcome"
+                cancelled.add_note(text)
+            session.poke()
+            raise
+        except Fenced:
+            self._lost_name()
+            raise
+        if opened.naming is not None:
+            self._client.number_committed(opened.naming)
+
+    async def abort(self) -> None:
+        """Abort; returns when that is durable. After a commit, or another abort, this does nothing."""
+        session = self._session
+        session.check()
+        opened = self._begun()
+        if not opened.ending:
+            await session.result(lambda future: session.core.end(opened, Plan(False, future)))
+
+    async def __aenter__(self) -> Self:
+        return await self.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = self._begun()
+        if opened.ending:
+            return  # the block has ended it by itself
+        if error is None:
+            await self.commit()
+        else:
+            self._session.core.end(opened, Plan(False, None))
+            self._session.poke()
+
+    def _begun(self) -> OpenTransaction:
+        if self._open is None:
+            raise InvalidRequest("the transaction was not begun: use it in `async with`, or await begin()")
+        return self._open
+
+    def _usable(self) -> OpenTransaction:
+        """The open transaction. Raises why nothing can be sent in it."""
+        self._session.check()
+        opened = self._begun()
+        if opened.failure is not None:
+            if isinstance(opened.failure, Fenced):
+                self._lost_name()
+            raise opened.failure
+        if opened.ending:
+            raise self._over(opened)
+        return opened
+
+    def _lost_name(self) -> None:
+        """The next transaction of the name opens it anew."""
+        if self._naming is not None:
+            self._client.name_lost(self._naming[0])
+
+    def _over(self, opened: OpenTransaction) -> InvalidRequest:
+        return InvalidRequest(f"transaction {opened.txn} has ended: begin another one")

@@ -1,0 +1,164 @@
+"""The transactions that a client has open, and how they come to their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from txnbuffer.client.outbox import OpenTransaction, Run, Waiter
+from txnbuffer.client.requests import Request, Requests
+from txnbuffer.coordinator.messages import Begin, Commit, ConsumerPosition, Naming, Result
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import (
+    Error,
+    ForeignTransaction,
+    TransactionAborted,
+    UnknownTransaction,
+    UnregisteredTopic,
+)
+from txnbuffer.frames import Abort
+from txnbuffer.model import TxnId
+
+Answer: TypeAlias = "tuple[Waiter, Result | None]"
+"""A waiter and its result; None: it was waited for something that has no result, and it is there."""
+
+LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
+"""Errors that say that the service lost what it knew; a new transaction does not meet them."""
+
+
+class Plan(NamedTuple):
+    """How a transaction is to end, once its sends are settled."""
+
+    commit: bool
+    waiter: Waiter
+    wait_visible: bool = False
+    positions: tuple[ConsumerPosition, ...] = ()
+
+
+class Transactions:
+    """`results` takes what waiters are to be told."""
+
+    def __init__(self, requests: Requests, results: list[Answer]) -> None:
+        self._requests = requests
+        self._results = results
+        self._open: dict[int, OpenTransaction] = {}
+        self._tick = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def ids(self) -> tuple[TxnId, ...]:
+        return tuple(transaction.txn for transaction in self._open.values())
+
+    def begin(self, txn: TxnId, timeout: float | None, naming: Naming | None) -> OpenTransaction:
+        transaction = OpenTransaction(txn, self._tick, timeout, naming)
+        self._open[txn.least] = transaction
+        if timeout is not None or naming is not None:
+            self._announce(transaction)
+        return transaction
+
+    def tick(self) -> None:
+        """Announce what is open for longer than a tick; most transactions have ended by then."""
+        for transaction in self._open.values():
+            if transaction.start >= self._tick:
+                break
+            if not (transaction.announced or transaction.ending):
+                self._announce(transaction)
+        self._tick += 1
+
+    def end(self, transaction: OpenTransaction, plan: Plan) -> None:
+        """Commit or abort it, once its sends are settled."""
+        transaction.ending = True
+        transaction.then = plan
+        if not transaction.pending:
+            self._end(transaction)
+
+    def withdraw_commit(self, transaction: OpenTransaction) -> bool:
+        """Make a commit that is not on its way yet an abort; False: it may happen."""
+        if transaction.then is None:
+            asked = self._requests.unanswered.items()
+            ours = (
+                number for number, request in asked if request.field == "commits" and request.subject is transaction
+            )
+            if not self._requests.withdraw(next(ours, 0)):
+                return False
+        self.end(transaction, Plan(commit=False, waiter=None))
+        return True
+
+    def settle(self, runs: Sequence[Run]) -> None:
+        """These records are durable, or failed and told."""
+        for transaction, records in runs:
+            transaction.pending -= records
+            if not transaction.pending and transaction.then is not None:
+                self._end(transaction)
+
+    def fail(self, transaction: OpenTransaction, error: Error) -> None:
+        """From now on it can only abort."""
+        if transaction.failure is None:
+            transaction.failure = refusal(transaction, error)
+
+    def adopted(self, txn: TxnId, state: State | Error) -> None:
+        """What the service says of a transaction after the connection was lost."""
+        transaction = self._open.get(txn.least)
+        if transaction is None or (transaction.ending and transaction.then is None):
+            return  # its end was asked for, and the answer will tell
+        if isinstance(state, Error):
+            self.fail(transaction, state)
+        elif state is not State.OPEN:
+            self.fail(transaction, TransactionAborted(txn, "it ended while the connection was lost"))
+
+    def committed(self, request: Request, result: Result) -> None:
+        """The answer to a commit."""
+        transaction: OpenTransaction = request.subject
+        self._results.append((request.waiter, result))
+        if isinstance(result, Error) and not isinstance(result, TransactionAborted):
+            # The service refused to commit, and may have left it open.
+            transaction.failure = result
+            self.end(transaction, Plan(commit=False, waiter=None))
+        else:
+            self.close(transaction)
+
+    def close(self, transaction: OpenTransaction) -> None:
+        """The transaction is over."""
+        transaction.ending, transaction.then = True, None
+        self._open.pop(transaction.txn.least, None)
+        if transaction.announced:
+            self._requests.unanswered.pop(transaction.announced, None)
+
+    def give_up(self, error: Error) -> None:
+        """No end can be asked for any more: the service will abort them all."""
+        for transaction in list(self._open.values()):
+            if transaction.then is not None and transaction.then.waiter is not None:
+                self._results.append((transaction.then.waiter, refusal(transaction, error)))
+            self.fail(transaction, error)
+            self.close(transaction)
+
+    def _announce(self, transaction: OpenTransaction) -> None:
+        transaction.announced = self._requests.number()
+        begin = Begin(transaction.announced, transaction.txn, transaction.timeout, None, transaction.naming)
+        self._requests.ask("begins", begin, subject=transaction)
+
+    def _end(self, transaction: OpenTransaction) -> None:
+        """All its sends are settled: ask for the end that was planned."""
+        plan: Plan = transaction.then
+        transaction.then = None
+        number, waiter = self._requests.number(), plan.waiter
+        topics = tuple(transaction.counts)
+        if plan.commit and transaction.failure is None:
+            records, naming = tuple(transaction.counts.values()), transaction.naming
+            commit = Commit(number, transaction.txn, topics, records, plan.wait_visible, naming, (), (), plan.positions)
+            self._requests.ask("commits", commit, waiter, transaction)
+            return
+        if plan.commit:
+            self._results.append((waiter, transaction.failure))
+            waiter = None
+        self._requests.ask("aborts", Abort(number, transaction.txn, topics), waiter, transaction)
+
+
+def refusal(transaction: OpenTransaction, error: Error) -> Error:
+    """Why a transaction can only abort: TransactionAborted where doing it again can help."""
+    if isinstance(error, TransactionAborted) or not (error.retryable or isinstance(error, LOST)):
+        return error
+    aborted = TransactionAborted(transaction.txn, str(error))
+    aborted.__cause__ = error
+    return aborted
