@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast lint typecheck mutants bench golden lock clean
+.PHONY: help setup demo test test-fast explore lint typecheck mutants bench golden lock clean
 
 help: ## show this list
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ lint: $(STAMP) ## style and format
 
 typecheck: $(STAMP) ## types
 	$(BIN)/mypy --no-error-summary
+
+explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one says how to play it again
+	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
 
 mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(ONLY)

@@ -159,7 +159,7 @@ class Client:
         attempt = Attempt(TxnId(SHARD, self.ids.pop(0)))
         naming = None
         if self.opening and self.chance.random() < 0.5:
-            again = self.last_number > 0 and self.chance.random() < 0.15
+            again = self.last_number > 0 and self.chance.random() < 0.3
             self.last_number += not again
             attempt.naming = naming = Naming("n", self.last_number, self.opening)
         if self.generation and self.chance.random() < 0.5:

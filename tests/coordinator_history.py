@@ -148,6 +148,7 @@ class Exploration:
             steps += [owner.snapshot] * 3
         if owner.borders:
             steps += [lambda: owner.land_border(chance.randrange(len(owner.borders)))] * 2
+        steps.append(owner.tick)
         for topic in owner.buffers:
             steps.append(lambda topic=topic: owner.pump(topic, chance.choice([None, 1, 3])))
             steps.append(lambda topic=topic: owner.ask(topic))

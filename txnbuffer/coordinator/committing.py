@@ -68,6 +68,8 @@ class Committing:
 
     def take_checks(self) -> list[CheckCounts]:
         """What the buffers have to count now."""
+        if not self._checks:
+            return []
         checks, self._checks = self._checks, {}
         deadline = self._core.now + self._core.config.transaction_timeout
         self._under_check += [(deadline, least) for least in checks.values()]

@@ -21,6 +21,7 @@ from txnbuffer.coordinator.entries import (
     Topic,
     decode,
 )
+from txnbuffer.errors import UnreadableDecision
 
 
 @dataclass(slots=True)
@@ -114,6 +115,8 @@ class History:
 
     def _forget(self, key: str) -> None:
         kind, _, rest = key.partition("-")
+        if kind in ("group", "mark", "lease") and not rest.isdecimal():
+            raise UnreadableDecision(f"decision log: {key!r} is no key of a {kind}; restore the log before going on")
         match kind:
             case "group":
                 self.groups.pop(int(rest), None)
