@@ -41,6 +41,9 @@ Floor = Callable[[str], "int | None"]
 READS_IN_A_ROW = 64
 """So often one topic is read before the next one's turn comes."""
 
+COMPACT_BYTES = 64 * 1024 * 1024
+"""The snapshot topic is compacted once so much was written to it since."""
+
 WAIT_STEP = 0.005
 """Seconds that a waiting `pump` gives one topic before it looks at the next."""
 
@@ -363,6 +366,17 @@ class BufferKeeper:
         self._unsettled = planned
         commit(ownership, planned)
         self._unsettled = []
+        self._compact(ownership)
+
+    def _compact(self, ownership: Ownership) -> None:
+        """Keep the snapshot topic at a steady size. That it can't be done now is no reason to stop."""
+        if ownership.written < COMPACT_BYTES:
+            return
+        try:
+            self._broker.compact(self._snapshot_topic)
+        except Error as error:
+            self.notes.append(f"{self._snapshot_topic} could not be compacted: {error}")
+        ownership.written = 0
 
     def _other_floor(self, topic: str) -> list[int]:
         ledger = self._floor(topic) if self._floor is not None else None

@@ -24,12 +24,16 @@ from snapshots.table import Scan, SnapshotTable
 
 
 class Ownership:
-    """The right to write the snapshot topic, until `lost`. Made by `acquire`."""
+    """The right to write the snapshot topic, until `lost`. Made by `acquire`.
+
+    `written`: bytes in the topic at first, and appended since; whoever compacts it sets this back.
+    """
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self.topic = topic
         self.epoch = 0
         self.lost = False
+        self.written = sum(ledger.bytes for ledger in broker.ledgers(topic))
         self._broker = broker
         self._writer: Writer = broker.writer(topic, exclusive=True)
 
@@ -42,6 +46,7 @@ class Ownership:
             raise OwnershipLost(self.topic, self.epoch)
         if not messages:
             return []
+        self.written += sum(len(message.value or b"") for message in messages)
         try:
             return list(self._writer.append(Batch.of(messages)).result())
         except Fenced as error:
