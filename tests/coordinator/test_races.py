@@ -1,68 +1,19 @@
-"""The race table: an owner takes over while its predecessor ends a transaction. Each cell is a test.
-
-The table in `docs/coordinator.md` is the one that stands here.
-"""
+"""The race table: an owner takes over while its predecessor ends a transaction. Each cell is a test."""
 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
+from coordinator_races import CLIENTS, POINTS, PREDECESSORS, expected
 from coordinator_world import SHARD, Owner, World
 
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.messages import Commit
-from txnbuffer.coordinator.states import table as state_table
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 
 S = "session"
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
-
-# How far the predecessor has come, for each way to decide; the first point at which the outcome is durable.
-POINTS = {
-    "one-phase": ("asked", "marker written", "marker landed", "marker applied", "passed by the mark"),
-    "decided": (
-        "decision written",
-        "decision landed",
-        "decision acknowledged",
-        "one marker landed",
-        "all markers landed",
-        "passed by the mark",
-    ),
-}
-DURABLE = {"one-phase": "marker landed", "decided": "decision landed"}
-
-# What becomes of what the predecessor has under way.
-PREDECESSORS = {
-    "crashes": "nothing of it lands",
-    "is slow": "it lands just before the fence, a one-phase marker before the border",
-    "is a zombie": "it lands behind the border, or finds the log fenced",
-}
-CLIENTS = ("commits again", "aborts", "stays away")
-
-
-def is_durable(way: str, point: str, predecessor: str) -> bool:
-    points = POINTS[way]
-    return predecessor == "is slow" or points.index(point) >= points.index(DURABLE[way])
-
-
-def expected(way: str, point: str, predecessor: str, intent: Outcome, client: str) -> Outcome:
-    if is_durable(way, point, predecessor):
-        return intent
-    return Outcome.COMMIT if client == "commits again" else Outcome.ABORT
-
-
-def race_table() -> str:
-    """The table as Markdown: the outcome of a commit that the predecessor had accepted."""
-    lines = ["| way | predecessor had got to | " + " | ".join(f"and {name}" for name in PREDECESSORS) + " |"]
-    lines.append("|---|---|" + "---|" * len(PREDECESSORS))
-    for way, points in POINTS.items():
-        for point in points:
-            cells = ["COMMIT" if is_durable(way, point, one) else "open" for one in PREDECESSORS]
-            lines.append(f"| {way} | {point} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 class Race:
@@ -187,9 +138,3 @@ def test_cell(way: str, point: str, predecessor: str, intent: Outcome, client: s
     truths = {told for (session, _), told in race.first.answers.items() if session == S and isinstance(told, Outcome)}
     assert truths <= {outcome}
     assert owner.stopped is None
-
-
-def test_the_tables_of_the_documentation_are_these() -> None:
-    text = DOCS.read_text()
-    assert race_table() in text
-    assert state_table() in text

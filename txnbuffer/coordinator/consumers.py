@@ -46,7 +46,7 @@ class ConsumerGroups:
             last = state.positions.get(topic)
             if last is not None and start != last:
                 return PositionConflict(
-                    f"the transaction starts at {start} of {topic!r}, but group {group!r} has come to {last}: go on there"
+                    f"the transaction starts at {start} of {topic!r}, group {group!r} has come to {last}: go on there"
                 )
         return None
 

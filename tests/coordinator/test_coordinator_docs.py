@@ -1,0 +1,19 @@
+"""The tables of the documentation are those of the code and of the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator_races import race_table
+
+from txnbuffer.coordinator.states import table
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
+
+
+def test_state_table() -> None:
+    assert table() in DOCS.read_text()
+
+
+def test_race_table() -> None:
+    assert race_table() in DOCS.read_text()

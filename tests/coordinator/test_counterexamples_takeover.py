@@ -1,0 +1,189 @@
+"""Counterexamples of taking over and of the low-water mark: H4, H5, H6, H12."""
+
+from __future__ import annotations
+
+from coordinator_stage import S, aborted, ask_abort, ask_commit, query, txn
+from coordinator_world import World
+
+from txnbuffer.coordinator.entries import Mark, decode
+from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.ownership import Acquisition
+from txnbuffer.model import Outcome
+
+
+class TestH4ZombieOnePhase:
+    def test_marker_of_a_zombie_lands_behind_the_border(self) -> None:
+        world = World()
+        zombie = world.take_over()
+        first = zombie.client(S)
+        world.record("a", txn(first), 1, b"x")
+        ask_commit(zombie, first, "a")
+        zombie.count()
+        owner = world.take_over()
+        owner.settle()
+        owner.open(S, txn(first))
+        told = ask_abort(owner, first, "a")
+        owner.settle()
+        assert owner.heard(S, told) is Outcome.ABORT
+        zombie.land_marker()
+        zombie.pump("a")
+        assert zombie.stopped
+        assert world.read("a").values == []
+        assert S not in [session for session, _ in zombie.answers if zombie.answers[session, _] is Outcome.COMMIT]
+
+    def test_marker_of_a_zombie_lands_before_the_border(self) -> None:
+        world = World()
+        zombie = world.take_over()
+        first = zombie.client(S)
+        world.record("a", txn(first), 1, b"x")
+        ask_commit(zombie, first, "a")
+        zombie.count()
+        owner = world.take_over()
+        zombie.land_marker()
+        owner.open(S, txn(first))
+        told = ask_abort(owner, first, "a")
+        owner.take()
+        assert owner.heard(S, told) is None
+        owner.settle()
+        assert owner.heard(S, told) is Outcome.COMMIT
+        assert world.read("a").values == [b"x"]
+
+    def test_nothing_is_said_of_older_ids_before_the_border_is_read(self) -> None:
+        world = World()
+        first = world.take_over().client(S)
+        owner = world.take_over()
+        opened = owner.open(S, txn(first))
+        asked = ask_abort(owner, first, "a")
+        owner.tail("a")
+        world.record("a", txn(first), 1)
+        owner.pump("a")
+        owner.ask("a")
+        owner.tick(100.0)
+        assert query(owner, first) is None
+        assert not owner.coordinator.ready
+        assert (owner.heard(S, opened), owner.heard(S, asked)) == (None, None)
+        assert not owner.markers
+        owner.settle()
+        assert owner.heard(S, asked) is Outcome.ABORT
+
+    def test_new_leases_are_served_meanwhile(self) -> None:
+        world = World()
+        world.take_over().client(S)
+        owner = world.take_over()
+        borders, owner.borders = owner.borders, []
+        first = owner.client("new")
+        world.record("a", txn(first), 1, b"x")
+        told = ask_commit(owner, first, "a", session="new")
+        owner.settle()
+        assert owner.heard("new", told) is Outcome.COMMIT
+        assert not owner.coordinator.ready
+        owner.borders = borders
+        owner.settle()
+        assert owner.coordinator.ready
+
+    def test_a_topic_is_durably_known_before_its_first_one_phase_marker(self) -> None:
+        world = World()
+        owner = world.take_over()
+        first = owner.client(S, topics=())
+        owner.coordinator.register_topic(S, 99, "a", world.now)
+        owner.take()
+        owner.snapshot()
+        assert owner.heard(S, 99) is None
+        owner.land_append()
+        assert owner.heard(S, 99) is None
+        owner.acknowledge_append()
+        assert owner.heard(S, 99) is not None
+        world.record("a", txn(first), 1, b"x")
+        ask_commit(owner, first, "a")
+        owner.settle()
+        assert History.read(world.decisions).topics == {"a": True}
+
+    def test_a_commit_wins_over_the_abort_of_a_topic_that_it_does_not_name(self) -> None:
+        """The stray record on b is ended there as ABORT, while the transaction committed on a."""
+        world = World()
+        owner = world.take_over()
+        first = owner.client(S)
+        world.record("a", txn(first), 1, b"x")
+        ask_commit(owner, first, "a")
+        owner.settle()
+        world.record("b", txn(first), 1, b"stray")
+        owner.pump("b")
+        owner.ask("b")
+        owner.settle()
+        assert world.read("b").outcomes[txn(first)] is Outcome.ABORT
+        successor = world.take_over()
+        successor.settle()
+        assert query(successor, first) is Outcome.COMMIT
+
+
+def test_h5_one_phase_outcomes_outlive_the_low_water_mark() -> None:
+    world = World()
+    owner = world.take_over()
+    first = owner.client(S, ids=3)
+    for least, commits in ((first, True), (first + 1, False)):
+        world.record("a", txn(least), 1)
+        ask_commit(owner, least, "a") if commits else ask_abort(owner, least, "a")
+    owner.coordinator.give_back(S, 98, first + 2, 1, world.now)
+    owner.age(5)
+    assert owner.coordinator.low_water_mark == first + 2
+    world.record("a", txn(first + 3), 1)
+    owner.settle()
+    successor = world.take_over(compact=True)
+    successor.settle()
+    assert query(successor, first) is Outcome.COMMIT
+    assert query(successor, first + 1) is Outcome.ABORT
+
+
+class TestH6LowWaterMark:
+    def test_markers_carry_a_durable_mark_only(self) -> None:
+        world = World()
+        owner = world.take_over()
+        first = owner.client(S, ids=2)
+        world.record("a", txn(first), 1)
+        ask_commit(owner, first, "a")
+        owner.settle()
+        owner.tick(5.0)
+        assert [type(decode(message)) for message in owner.appends[-1].messages] == [Mark]
+        assert owner.coordinator.low_water_mark == 0
+        world.record("a", txn(first + 1), 1)
+        ask_commit(owner, first + 1, "a")
+        owner.count()
+        assert owner.markers[-1].marker.low_water_mark == 0
+        owner.land_append()
+        assert owner.coordinator.low_water_mark == 0
+        owner.acknowledge_append()
+        assert owner.coordinator.low_water_mark == first
+
+    def test_an_owner_refuses_ids_at_or_below_it(self) -> None:
+        world = World()
+        owner = world.take_over()
+        first = owner.client(S, ids=2)
+        owner.coordinator.give_back(S, 98, first, 1, world.now)
+        owner.age(3)
+        assert owner.coordinator.low_water_mark == first
+        told = ask_commit(owner, first, "a")
+        assert aborted(owner.heard(S, told))
+
+    def test_unused_ids_count_as_ended_only_once_that_is_durable(self) -> None:
+        world = World()
+        owner = world.take_over()
+        first = owner.client(S, ids=1)
+        owner.coordinator.give_back(S, 98, first, 1, world.now)
+        owner.tick(5.0)
+        owner.tick(5.0)
+        assert all(not isinstance(decode(one), Mark) for append in owner.appends for one in append.messages)
+
+
+class TestH12OneEpoch:
+    def test_an_owner_that_finds_its_own_epoch_before_its_entry_writes_a_higher_one(self) -> None:
+        acquisition = Acquisition("new", 5)
+        assert decode(acquisition.entry()) == (6, "new")
+        assert not acquisition.read(6)
+        assert decode(acquisition.entry()) == (7, "new")
+        assert acquisition.read(6)
+        assert acquisition.epoch == 7
+
+    def test_an_undisturbed_owner_writes_once(self) -> None:
+        acquisition = Acquisition("new", 5)
+        assert acquisition.read(5)
+        assert acquisition.epoch == 6

@@ -1,0 +1,241 @@
+"""Ids, sessions and time, one promise at a time."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_stage import DECIDED, S, Stage, txn
+
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.entries import Mark, decode
+from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.messages import (
+    Commit,
+    Done,
+    Leased,
+    Opened,
+)
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import (
+    ForeignTransaction,
+    InvalidRequest,
+    TooManyTransactions,
+    TransactionAborted,
+    UnknownSession,
+    UnknownTransaction,
+)
+from txnbuffer.model import Outcome, TxnId
+
+
+class TestIds:
+    def test_a_lease_is_durable_before_it_is_answered(self) -> None:
+        stage = Stage()
+        request = stage.send(lambda request: stage.owner.coordinator.lease(S, request, 5, stage.world.now))
+        stage.owner.land_append()
+        assert stage.owner.heard(S, request) is None
+        stage.owner.acknowledge_append()
+        assert stage.owner.heard(S, request) == Leased(stage.first + 10, 5)
+
+    def test_a_lease_outlives_the_owner(self) -> None:
+        stage = Stage()
+        successor = stage.world.take_over(compact=True)
+        assert successor.client("other") == stage.first + 10
+
+    @pytest.mark.parametrize("count", [0, -1])
+    def test_a_lease_of_none_is_refused(self, count: int) -> None:
+        assert isinstance(Stage().lease(count), InvalidRequest)
+
+    def test_so_many_may_be_open_in_a_session_and_in_all(self) -> None:
+        stage = Stage(Config(max_open_session=12, max_open=15))
+        assert isinstance(stage.lease(3), TooManyTransactions)
+        assert isinstance(stage.lease(2), Leased)
+        stage.owner.open("other")
+        assert isinstance(stage.lease(4, "other"), TooManyTransactions)
+        assert isinstance(stage.lease(3, "other"), Leased)
+        stage.write(0, "a")
+        assert stage.commit(0, "a") is Outcome.COMMIT
+        assert isinstance(stage.lease(1, "other"), Leased)
+
+    def test_limits_count_what_older_owners_leased(self) -> None:
+        config = Config(max_open_session=12)
+        stage = Stage(config)
+        stage.write(0, "a")
+        stage.commit(0, "a")
+        stage.owner = stage.world.take_over(config)
+        stage.owner.open(S, *map(stage.txn, range(10)))
+        stage.owner.settle()
+        assert isinstance(stage.lease(4), TooManyTransactions)
+        assert isinstance(stage.lease(3), Leased)
+
+    def test_ids_given_back_are_ended_and_never_leased_again(self) -> None:
+        stage = Stage()
+        stage.owner.coordinator.give_back(S, 99, stage.first + 4, 6, stage.world.now)
+        stage.owner.take()
+        waiting = stage.send(lambda request: stage.ask_commit(request, 5, "a"))
+        assert stage.owner.heard(S, waiting) is None
+        assert stage.query(4) is State.ABORTING
+        assert stage.query(4) is Outcome.ABORT
+        assert isinstance(stage.owner.heard(S, waiting), TransactionAborted)
+        block = stage.lease(3)
+        assert isinstance(block, Leased)
+        assert block.first == stage.first + 10
+        stage.write(0, "a")
+        assert stage.commit(0, "a") is Outcome.COMMIT
+
+    def test_a_lease_that_is_not_used_in_time_ends(self) -> None:
+        stage = Stage(Config(lease_timeout=100.0))
+        stage.begin(0, timeout=500.0)
+        stage.owner.age(110, step=10)
+        assert isinstance(stage.commit(5, "a"), TransactionAborted)
+        stage.write(0, "a")
+        assert stage.commit(0, "a") is Outcome.COMMIT
+
+    def test_ids_of_others_are_refused(self) -> None:
+        stage = Stage()
+        stage.owner.open("other")
+        assert isinstance(stage.abort(0, session="other"), ForeignTransaction)
+        stage.begin(1)
+        assert isinstance(stage.abort(1, session="other"), ForeignTransaction)
+        assert isinstance(stage.abort(100), UnknownTransaction)
+        request = stage.send(
+            lambda request: stage.owner.coordinator.abort(S, request, TxnId(9, stage.first), (), stage.world.now)
+        )
+        assert isinstance(stage.owner.heard(S, request), ForeignTransaction)
+        assert stage.query(0) is State.OPEN
+
+    def test_the_low_water_mark_passes_what_is_settled(self) -> None:
+        stage = Stage(DECIDED, ids=3)
+        stage.commit(0, "a")
+        stage.commit(2, "a")
+        stage.owner.age(3)
+        assert stage.owner.coordinator.low_water_mark == stage.first
+        stage.send(lambda request: stage.ask_commit(request, 1, "a", "b"))
+        stage.owner.land_append()
+        stage.owner.acknowledge_append()
+        stage.owner.land_marker()
+        stage.owner.acknowledge_marker()
+        stage.owner.tick(5.0)
+        assert not stage.owner.appends
+        stage.owner.settle()
+        stage.owner.age(3)
+        assert stage.owner.coordinator.low_water_mark == stage.first + 2
+
+    def test_of_marks_the_newest_stays_and_older_ones_are_remembered_for_their_time(self) -> None:
+        stage = Stage(Config(remember=20.0))
+        for at in range(3):
+            stage.write(at, "a")
+            stage.commit(at, "a")
+            stage.owner.age(2)
+        marks = [entry for entry in map(decode, stage.world.compacted()) if isinstance(entry, Mark)]
+        assert [mark.low_water_mark for mark in marks] == [stage.first, stage.first + 1, stage.first + 2]
+        stage.owner.age(60, step=5)
+        assert len(History.read(stage.world.compacted()).marks) == 1
+
+
+class TestSessions:
+    def test_an_unknown_session_is_told_to_open(self) -> None:
+        stage = Stage()
+        assert isinstance(stage.lease(1, "nobody"), UnknownSession)
+        stage.owner.coordinator.session_disconnected(S, stage.world.now)
+        commits = [Commit(70, stage.txn(0), ("a",), (1,)), Commit(71, stage.txn(1), ("a",), (1,))]
+        stage.owner.coordinator.commit_many(S, commits, stage.world.now)
+        stage.owner.take()
+        assert isinstance(stage.owner.heard(S, 70), UnknownSession)
+        assert isinstance(stage.owner.heard(S, 71), UnknownSession)
+
+    def test_a_client_that_comes_back_keeps_what_it_names(self) -> None:
+        stage = Stage()
+        stage.begin(0)
+        stage.begin(1)
+        stage.owner.coordinator.session_disconnected(S, stage.world.now)
+        request = stage.owner.open(S, stage.txn(0), txn(900))
+        stage.owner.settle()
+        opened = stage.owner.heard(S, request)
+        assert isinstance(opened, Opened)
+        assert opened.states[0] == (stage.txn(0), State.OPEN)
+        assert isinstance(opened.states[1][1], ForeignTransaction)
+        stage.write(0, "a")
+        assert stage.commit(0, "a") is Outcome.COMMIT
+        assert stage.query(1) is Outcome.ABORT
+        assert stage.query(2) is Outcome.ABORT
+
+    def test_a_client_that_stays_away_loses_what_it_has_open(self) -> None:
+        stage = Stage(Config(session_timeout=10.0))
+        stage.begin(0)
+        stage.owner.coordinator.session_disconnected(S, stage.world.now)
+        stage.owner.age(8)
+        assert stage.query(0) is State.OPEN
+        stage.owner.age(4)
+        assert stage.query(0) is Outcome.ABORT
+        assert stage.query(9) is Outcome.ABORT
+        stage.owner.age(3)
+        assert stage.owner.coordinator.low_water_mark == stage.first + 9
+
+    def test_a_session_that_is_closed_ends_what_it_has_open(self) -> None:
+        stage = Stage()
+        stage.begin(0)
+        assert stage.call(lambda request: stage.owner.coordinator.close_session(S, request, stage.world.now)) == Done()
+        assert stage.query(0) is Outcome.ABORT
+
+    def test_a_lease_for_a_session_that_closed_meanwhile_is_given_back(self) -> None:
+        stage = Stage()
+        stage.send(lambda request: stage.owner.coordinator.lease(S, request, 5, stage.world.now))
+        stage.send(lambda request: stage.owner.coordinator.close_session(S, request, stage.world.now))
+        stage.owner.settle()
+        stage.owner.age(3)
+        assert stage.owner.coordinator.low_water_mark == stage.first + 14
+
+    def test_ids_leased_while_a_claim_waits_are_not_given_back_by_it(self) -> None:
+        stage = Stage()
+        owner = stage.owner = stage.world.take_over()
+        borders, owner.borders = owner.borders, []
+        opened = owner.open(S, stage.txn(0))
+        block = stage.lease(3)
+        assert isinstance(block, Leased)
+        assert owner.heard(S, opened) is None
+        owner.borders = borders
+        owner.settle()
+        assert isinstance(owner.heard(S, opened), Opened)
+        stage.first = block.first
+        stage.write(0, "a")
+        assert stage.commit(0, "a") is Outcome.COMMIT
+
+    def test_after_a_take_over_unclaimed_transactions_are_aborted(self) -> None:
+        stage = Stage(Config(session_timeout=10.0))
+        stage.begin(0)
+        stage.write(0, "a")
+        stage.owner = stage.world.take_over(Config(session_timeout=10.0))
+        stage.owner.settle()
+        assert stage.query(0) is State.OPEN
+        stage.owner.age(12)
+        assert stage.query(0) is Outcome.ABORT
+
+
+class TestTime:
+    def test_a_transaction_may_last_its_timeout(self) -> None:
+        stage = Stage(Config(transaction_timeout=20.0, max_transaction_timeout=100.0))
+        stage.begin(0)
+        stage.begin(1, timeout=5.0)
+        stage.begin(2, timeout=90.0)
+        stage.owner.age(10)
+        assert [stage.query(at) for at in range(3)] == [State.OPEN, Outcome.ABORT, State.OPEN]
+        stage.owner.age(15)
+        assert [stage.query(at) for at in range(3)] == [Outcome.ABORT, Outcome.ABORT, State.OPEN]
+        result = stage.commit(0, "a")
+        assert isinstance(result, TransactionAborted)
+
+    def test_nobody_may_ask_for_more_than_the_maximum(self) -> None:
+        stage = Stage(Config(max_transaction_timeout=100.0))
+        request = stage.begin(0, timeout=101.0)
+        assert isinstance(stage.owner.heard(S, request), InvalidRequest)
+
+    def test_watching_many_forgets_those_that_ended(self) -> None:
+        stage = Stage(DECIDED, ids=6000)
+        for at in range(6000):
+            stage.begin(at)
+            if at % 500 == 499:
+                commits = [Commit(10**6 + one, stage.txn(one), ("a",), (1,)) for one in range(at - 499, at + 1)]
+                stage.owner.coordinator.commit_many(S, commits, stage.world.now)
+                stage.owner.settle()
+        assert len(stage.owner.coordinator._core._deadlines) < 3500  # what is kept is the point here
+        stage.owner.age(70, step=35)
+        assert stage.query(0) is Outcome.COMMIT
