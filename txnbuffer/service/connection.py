@@ -56,15 +56,12 @@ class Connection:
 
     async def next(self) -> ServerFrame | None:
         """The next frame to send; None: there will be none, end the connection."""
-        while True:
-            await self._something.wait()
-            self._something.clear()
-            frame = self._frame()
-            if frame is not None:
-                return frame
+        while (frame := self._frame()) is None:
             if self.closed:
-                self._something.set()
                 return None
+            self._something.clear()
+            await self._something.wait()
+        return frame
 
     def lost(self) -> None:
         """The client went away."""

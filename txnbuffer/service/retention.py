@@ -9,7 +9,6 @@ from typing import Any
 from broker_io.environment import Clock
 from broker_io.errors import DiskFailed, Error
 from broker_io.port import Ledger
-from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.keeping import Keeping
@@ -18,7 +17,7 @@ from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
 
 COMPACT_BYTES = 32 * MIB
-"""The service's own topics are compacted when they are this long, and twice as long as after the last time."""
+"""The decision log is compacted when it is this long, and twice as long as after the last time."""
 
 
 class Retention:
@@ -39,15 +38,14 @@ class Retention:
         self._config = config
         self._clock = clock
         self._floor = floor
-        self._compacted: dict[str, int] = {}
+        self._compacted = 0
 
     async def run(self) -> None:
         """Look at all topics now and then, for ever."""
         while True:
             await asyncio.sleep(self._config.check_seconds)
             self.problem = None
-            for name in (SNAPSHOT_TOPIC, DECISIONS):
-                await self._guarded(self.compact(name))
+            await self._guarded(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
                     if topic.writer is not None and topic.problem is None:
@@ -71,13 +69,12 @@ class Retention:
                 await self._topics.work(broker.trim, name, first)
                 self.trimmed += before - len(broker.ledgers(name))
 
-    async def compact(self, name: str) -> None:
-        """Compact one of the service's own topics if that is worth it."""
+    async def compact(self) -> None:
+        """Compact the decision log if that is worth it."""
         broker = self._topics.broker
-        size = _size(broker.ledgers(name))
-        if size >= max(COMPACT_BYTES, 2 * self._compacted.get(name, 0)):
-            await asyncio.to_thread(broker.compact, name)
-            self._compacted[name] = _size(broker.ledgers(name))
+        if _size(broker.ledgers(DECISIONS)) >= max(COMPACT_BYTES, 2 * self._compacted):
+            await asyncio.to_thread(broker.compact, DECISIONS)
+            self._compacted = _size(broker.ledgers(DECISIONS))
 
     def _first_wanted(self, name: str) -> int:
         """The first ledger that age and size want to keep. In the worker thread."""

@@ -1,0 +1,126 @@
+"""Retention: what goes by age and size, and what is kept all the same."""
+
+from __future__ import annotations
+
+import pytest
+from raw_session import transactional
+from service_setup import engine_on, on_a_loop, session_on, visible
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.testing.world import SimulatedClock
+from txnbuffer.config import RetentionConfig
+from txnbuffer.coordinator.messages import Commit, ConsumerPosition
+from txnbuffer.frames import Abort, NamedRequest
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service import retention
+from txnbuffer.service.retention import Retention
+
+
+@pytest.fixture(params=["memory", "file"])
+def broker(request, tmp_path):
+    address = "memory:" if request.param == "memory" else f"file:{tmp_path / 'log'}"
+    with open_broker(address) as opened:
+        yield opened
+
+
+def with_limits(engine, seconds=0.0, size=0, clock=None):
+    config = RetentionConfig(seconds=seconds, bytes=size)
+    return Retention(engine.topics, engine.keeping, config, clock or engine.clock, engine._group_floor)
+
+
+async def fill(broker, session, topic, ids):
+    """A ledger for each transaction."""
+    for one in ids:
+        await session.write((topic, transactional([one], b"%d" % one)))
+        assert await session.commit(one, [topic], [1]) is Outcome.COMMIT
+        broker.roll(topic)
+
+
+@on_a_loop
+async def test_old_messages_go_and_the_rest_stays_readable(broker):
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a")
+        await fill(broker, session, "a", ids[:5])
+        later = SimulatedClock(engine.clock.now_ms() + 60_000)
+        keep = with_limits(engine, seconds=30.0, clock=later)
+        for _ in range(3):
+            await keep.check(engine.topics.get("a"))
+        assert len(broker.ledgers("a")) < 5
+        assert keep.trimmed > 0
+        await fill(broker, session, "a", ids[5:6])
+        assert b"%d" % ids[5] in visible(broker, "a")
+
+
+@on_a_loop
+async def test_the_oldest_go_where_a_topic_is_too_long(broker):
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a")
+        await fill(broker, session, "a", ids[:6])
+        size = sum(ledger.bytes for ledger in broker.ledgers("a"))
+        keep = with_limits(engine, size=size // 2)
+        for _ in range(3):
+            await keep.check(engine.topics.get("a"))
+        left = sum(ledger.bytes for ledger in broker.ledgers("a"))
+        assert size // 2 <= left < size
+        assert b"%d" % ids[5] in visible(broker, "a")
+        assert b"%d" % ids[0] not in visible(broker, "a")
+
+
+@on_a_loop
+async def test_an_open_transaction_keeps_its_records(broker):
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a")
+        held = ids[50]
+        await fill(broker, session, "a", ids[:2])
+        await session.write(("a", transactional([held], b"held")))
+        await fill(broker, session, "a", ids[2:6])
+        keep = with_limits(engine, size=1)
+        for _ in range(3):
+            await keep.check(engine.topics.get("a"))
+        assert keep.trimmed > 0
+        assert await session.commit(held, ["a"], [1]) is Outcome.COMMIT
+        assert visible(broker, "a")[b"held"] == 1
+
+
+@on_a_loop
+async def test_a_group_keeps_what_it_has_not_consumed(broker):
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a", "b")
+        await fill(broker, session, "a", ids[:6])
+        third = broker.ledgers("a")[2].ledger
+        joined = await session.ask(joins=lambda r: (NamedRequest(r, "readers"),))
+        await session.write(("b", transactional([ids[60]])))
+        at = broker.first_position("a")
+        moved = ConsumerPosition("readers", "a", joined.generation, at, at._replace(ledger=third))
+        answer = await session.ask(commits=lambda r: (Commit(r, TxnId(0, ids[60]), ("b",), (1,), positions=(moved,)),))
+        assert answer is Outcome.COMMIT
+        keep = with_limits(engine, size=1)
+        for _ in range(3):
+            await keep.check(engine.topics.get("a"))
+        assert broker.ledgers("a")[0].ledger == third
+
+
+@on_a_loop
+async def test_topics_without_transactions_are_kept_short_too(broker):
+    async with engine_on(broker) as engine:
+        session, _ = await session_on(engine)
+        for _ in range(4):
+            await session.write(("plain", Batch.of([Message(None, b"x" * 100)])))
+            broker.roll("plain")
+        await with_limits(engine, size=1).check(engine.topics.get("plain"))
+        assert len(broker.ledgers("plain")) <= 2
+
+
+@on_a_loop
+async def test_the_decision_log_is_compacted(broker, monkeypatch):
+    monkeypatch.setattr(retention, "COMPACT_BYTES", 1)
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a", "b")
+        await session.write(("a", transactional(ids[:20])), ("b", transactional(ids[:20])))
+        for one in ids[:20]:
+            await session.ask(aborts=lambda r, one=one: (Abort(r, TxnId(0, one), ("a", "b")),))
+        await with_limits(engine).compact()
+        assert await session.lease(1)
+    async with engine_on(broker) as engine:
+        assert engine.coordinator.epoch == 2

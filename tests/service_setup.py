@@ -1,0 +1,62 @@
+"""Engines for tests: on any broker, with a session to talk to them, and what readers see afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from raw_session import InProcess, RawSession
+
+from broker_io.port import Broker
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.coordinator.config import Config
+from txnbuffer.service.engine import Engine
+
+QUICK = Config(transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05)
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 60))
+
+    return run
+
+
+@asynccontextmanager
+async def engine_on(broker: Broker, **options: Any) -> AsyncIterator[Engine]:
+    engine = await Engine.start(broker, **options)
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def session_on(engine: Engine, *topics: str, ids: int = 100) -> tuple[RawSession, range]:
+    """A session that may write to topics, and its ids."""
+    session = RawSession(InProcess(engine))
+    await session.hello()
+    await session.register(*topics)
+    return session, await session.lease(ids)
+
+
+def visible(broker: Broker, topic: str) -> Counter[bytes | None]:
+    """The values that readers of committed records see."""
+    found: Counter[bytes | None] = Counter()
+    with CommittedReader(broker, topic) as reader:
+        while (batch := reader.read()) is not None:
+            found.update(batch.messages.values)
+    return found
+
+
+async def eventually(reached: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(seconds):
+        while not reached():
+            await asyncio.sleep(0.005)
