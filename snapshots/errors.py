@@ -20,8 +20,8 @@ class SnapshotDamaged(SnapshotError):
     def __init__(self, topic: str, entry: str, what: str) -> None:
         super().__init__(
             topic,
-            f"snapshot of topic {topic}, entry {entry}: {what}. Look closer with `txnbuf verify`; "
-            f"`txnbuf recover {topic} --write` builds it anew from the log",
+            f"snapshot of topic {topic}, entry {entry}: {what}. Look closer with `txnbuf verify ADDRESS`; "
+            f"`txnbuf recover ADDRESS {topic} --write` builds it anew from the log",
         )
         self.entry = entry
         self.what = what
@@ -33,8 +33,8 @@ class SnapshotMissing(SnapshotError):
     def __init__(self, topic: str, what: str) -> None:
         super().__init__(
             topic,
-            f"topic {topic} has no snapshot: {what}. Look closer with `txnbuf verify`; "
-            f"`txnbuf recover {topic} --write` makes one from what the log still holds",
+            f"topic {topic} has no snapshot: {what}. Look closer with `txnbuf verify ADDRESS`; "
+            f"`txnbuf recover ADDRESS {topic} --write` makes one from what the log still holds",
         )
 
 
@@ -46,8 +46,8 @@ class AppliedPositionTrimmed(SnapshotError):
         super().__init__(
             topic,
             f"the snapshot of topic {topic} ends at {where}, but its log now begins with ledger {first_ledger} and "
-            f"nothing proves that no message is missing between. Look closer with `txnbuf verify`; "
-            f"`txnbuf recover {topic} --write` accepts the hole",
+            f"nothing proves that no message is missing between. Look closer with `txnbuf verify ADDRESS`; "
+            f"`txnbuf recover ADDRESS {topic} --write` accepts the hole",
         )
         self.applied = applied
         self.first_ledger = first_ledger

@@ -131,16 +131,38 @@ def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: Sn
     numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} parts, applied to {state.buffer.applied}"
     if broker.ledgers(topic)[0].ledger != state.origin_ledger:
         what = f"{numbers}: whole in itself; not compared with the log, whose first ledgers were trimmed"
-        return [Finding(Level.OK, topic, what, end, place)]
+        return [Finding(Level.OK, topic, what, end, place), *_damage(broker, topic, snapshot)]
     try:
         buffer, sequencer = rebuild(broker, topic, part_size=state.buffer.part_size, until=state.buffer.applied)
     except Error as error:
         return [Finding(Level.ERROR, topic, f"the log can't be read again: {error}", end, place)]
     buffer.trim(state.buffer.first_ledger)
     differences = diff_states(snapshot.buffer, buffer) + _diff_numbers(state, sequencer)
+    damage = _damage(broker, topic, snapshot)
     if differences:
-        return [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
-    return [Finding(Level.OK, topic, f"{numbers}: equal to what the log says", end, place)]
+        found = [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
+        return found + damage
+    return [Finding(Level.OK, topic, f"{numbers}: equal to what the log says", end, place), *damage]
+
+
+def _damage(broker: Broker, topic: str, snapshot: Snapshot) -> list[Finding]:
+    """Commits, up to the end of the log, of which the topic holds another number of records than they say."""
+    buffer = snapshot.buffer
+    resume, _ = resume_positions(topic, snapshot.state, broker.ledgers(topic))
+    problems: list[Finding] = []
+    with broker.reader(topic, resume, inclusive=False) as reader:
+        try:
+            while (placed := reader.read()) is not None:
+                buffer.apply_batch(placed)
+                buffer.take_sealed()
+        except Error as error:
+            problems.append(Finding(Level.ERROR, topic, f"the log can't be read to its end: {error}"))
+    for txn, position, expected, accepted in buffer.damage:
+        what = f"transaction {txn} committed at {position} with {expected} records, and {accepted} are there"
+        problems.append(Finding(Level.ERROR, topic, what))
+    if buffer.counters.damaged > len(buffer.damage):
+        problems.append(Finding(Level.ERROR, topic, f"{buffer.counters.damaged} commits are damaged in all"))
+    return problems
 
 
 def rebuild(

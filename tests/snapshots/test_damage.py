@@ -65,7 +65,7 @@ def test_row_p12_a_missing_part_is_named(number):
     found = entries(broker, T)
     del found.parts[number]
     with pytest.raises(
-        SnapshotDamaged, match=f"entry t-{number}: it is missing.*1 to 3.*txnbuf verify.*txnbuf recover t"
+        SnapshotDamaged, match=f"entry t-{number}: it is missing.*1 to 3.*txnbuf verify.*txnbuf recover ADDRESS t"
     ):
         read_snapshot(T, found)
 

@@ -67,7 +67,7 @@ def test_an_applied_position_whose_ledger_is_gone_is_an_error():
     trimmed_to(broker, 10**6)
     owner = keeper(broker)
     assert isinstance(owner.problems[T], AppliedPositionTrimmed)
-    assert "txnbuf recover t --write" in str(owner.problems[T])
+    assert "txnbuf recover ADDRESS t --write" in str(owner.problems[T])
     with pytest.raises(AppliedPositionTrimmed):
         owner.buffer(T)
 

@@ -139,3 +139,17 @@ def test_states_are_compared_to_the_last_id():
     one.suppressed.add(Position(10**6, 0), Position(10**6, 1))
     assert "suppressed, only in the first" in diff_states(one, two)[1]
     assert numbers.next_seqno == owner.sequencer(T).next_seqno
+
+
+@pytest.mark.parametrize("snapshotted", [True, False])
+def test_a_commit_with_another_number_of_records_is_shown(snapshotted):
+    broker, owner, writer = stored()
+    writer.records(60, "a", "b")
+    writer._written[60] = 3
+    position = writer.commit(60)
+    owner.pump()
+    if snapshotted:
+        owner.snapshot(T)
+    fine, damage = verify(broker)
+    assert (fine.level, damage.level) == (Level.OK, Level.ERROR)
+    assert damage.what == f"transaction 0:60 committed at {position} with 3 records, and 2 are there"
