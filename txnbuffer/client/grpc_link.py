@@ -67,6 +67,9 @@ class GrpcLink:
             raise self._gone(error) from None
         return None if data is grpc.aio.EOF else decode_server_frame(data)
 
+    async def end(self) -> None:
+        await self._call.done_writing()
+
     async def close(self) -> None:
         self._call.cancel()
         await self._channel.close()

@@ -19,8 +19,11 @@ class Link(Protocol):
     async def receive(self) -> ServerFrame | None:
         """The next frame; None when the service has ended the connection. Raises ServiceUnavailable."""
 
+    async def end(self) -> None:
+        """No more frames will be sent; those of the service still come."""
+
     async def close(self) -> None:
-        """Say that no more frames will be sent, and let go."""
+        """Let go."""
 
 
 Dial: TypeAlias = Callable[[], Awaitable[Link]]
@@ -39,6 +42,9 @@ class EngineLink:
 
     async def receive(self) -> ServerFrame | None:
         return await self._connection.next()
+
+    async def end(self) -> None:
+        """The engine ends the connection after the last frame."""
 
     async def close(self) -> None:
         self._connection.lost()

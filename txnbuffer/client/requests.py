@@ -26,6 +26,7 @@ class Requests:
         self.unanswered: dict[int, Request] = {}
         self._number = 0
         self._queued: dict[Field, list[Any]] = {}
+        self._sent: set[int] = set()  # those of `unanswered` that went over an older connection
 
     def number(self) -> int:
         """The number of the next request."""
@@ -46,7 +47,7 @@ class Requests:
         if request is None:
             return False
         rows = self._queued.get(request.field, [])
-        if request.row not in rows:
+        if number in self._sent or request.row not in rows:
             return False
         rows.remove(request.row)
         del self.unanswered[number]
@@ -54,6 +55,8 @@ class Requests:
 
     def again(self) -> None:
         """Put all that is unanswered into the next frame, in the order in which it was asked."""
+        queued = {row[0] for rows in self._queued.values() for row in rows}
+        self._sent = (self._sent & set(self.unanswered)) | (set(self.unanswered) - queued)
         self._queued.clear()
         for request in self.unanswered.values():
             self._queue(request.field, request.row)

@@ -145,6 +145,7 @@ class Session:
             self._deliver()
             if self._closing:
                 await link.send(ClientFrame(bye=True))
+                await link.end()
                 return
 
     async def _keep_time(self) -> None:

@@ -1,0 +1,99 @@
+"""A service in a process of its own, for tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+from txnbuffer.errors import ServiceUnavailable
+
+LAST_LINES = 50
+
+
+class ServiceProcess:
+    """`txnbuf serve` on the embedded log of a directory; started again it listens at the same port."""
+
+    def __init__(self, directory: str, *options: str) -> None:
+        self.directory = directory
+        self.port = 0
+        self.lines: list[str] = []
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        """What to connect to."""
+        return f"txnbuf://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while none runs."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it serves. Raises ServiceUnavailable with what it said."""
+        listen = f"127.0.0.1:{self.port}"
+        command = [
+            sys.executable,
+            "-m",
+            "txnbuffer",
+            "serve",
+            f"file:{self.directory}",
+            "--listen",
+            listen,
+            "--http",
+            "",
+        ]
+        self._process = subprocess.Popen([*command, *self._options], stderr=subprocess.PIPE, text=True)  # noqa: S603
+        error = self._process.stderr
+        if error is None:
+            raise AssertionError("stderr was asked for")
+        for line in error:
+            event = self._event(line)
+            if event.get("event") == "serving":
+                self.port = int(event["port"])
+                threading.Thread(target=self._listen, args=(error,), daemon=True).start()
+                return
+        code = self._process.wait()
+        error.close()
+        self._process = None
+        raise ServiceUnavailable(f"the service ended with {code}: {''.join(self.lines[-LAST_LINES:])}")
+
+    def stop(self) -> int:
+        """Ask it to end and wait; the exit code."""
+        return self._end(lambda process: process.terminate())
+
+    def kill(self) -> None:
+        """End it at once, as a crash does; nothing happens if it does not run."""
+        if self._process is not None:
+            self._end(lambda process: process.kill())
+
+    def restart(self) -> None:
+        """Kill it and start it again."""
+        self.kill()
+        self.start()
+
+    def _end(self, how: Any) -> int:
+        process = self._process
+        if process is None:
+            raise ServiceUnavailable("the service does not run: start it")
+        self._process = None
+        how(process)
+        return process.wait()
+
+    def _listen(self, error: IO[str]) -> None:
+        with error:
+            for line in error:
+                self._event(line)
+
+    def _event(self, line: str) -> dict[str, Any]:
+        self.lines.append(line)
+        del self.lines[:-LAST_LINES]
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return {}
+        return event if isinstance(event, dict) else {}
