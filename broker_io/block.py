@@ -274,6 +274,9 @@ def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> 
     if header.flags & KEYS_ZSTD:
         part = _decompressed(part, header.keys_raw)
     sections, properties = _layout(part[: header.sections * 8], len(part))
+    where = sections[VALUE_OFFSETS]
+    if where.stop - where.start != 4 * header.rows + 4:
+        raise BadBlock(f"a block of {header.rows} messages has offsets for another number of values")
     if not values:
         return RawBlock(header, part, sections, properties, b"")
     start += header.keys_size + (-header.keys_size % 8)
