@@ -9,6 +9,9 @@ from broker_io.environment import File
 from broker_io.errors import Damaged, UnsupportedFormat
 from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES
 
+TAKE_BYTES = 16 * 1024 * 1024
+"""Blocks that are looked at together, so that large messages don't fill the memory."""
+
 
 class Doubt(NamedTuple):
     """Bytes at the end of what another process is writing that are no block, or not yet."""
@@ -38,18 +41,19 @@ class BlockStream:
         return self._base + self._at
 
     def take(self, limit: int, end: int, settled: int) -> list[RawBlock]:
-        """Blocks of at least `limit` messages, or all there are below offset `end`.
+        """Blocks of at least `limit` messages or `TAKE_BYTES`, or all there are below offset `end`.
 
         Bytes below `settled` that are no whole block are Damaged; from there on they may be one that is
         still being written.
         """
         blocks: list[RawBlock] = []
-        rows = 0
+        rows, size = 0, 0
         self.doubt = None
         try:
-            while rows < limit and (block := self._next(end, settled)) is not None:
+            while rows < limit and size < TAKE_BYTES and (block := self._next(end, settled)) is not None:
                 blocks.append(block)
                 rows += block.header.rows
+                size += len(block.part) + len(block.values)
         except (Damaged, UnsupportedFormat):
             # What stands in front of it is good; whoever reads on meets it again.
             if not blocks:
