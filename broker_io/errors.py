@@ -89,6 +89,23 @@ class PositionTrimmed(CallerError):
     grpc_status = "OUT_OF_RANGE"
 
 
+class ProtectedTopic(CallerError):
+    """A change asked of a topic that belongs to the service which was asked."""
+
+    grpc_status = "PERMISSION_DENIED"
+
+
+class TooManyStreams(CallerError):
+    """A service has as many readers or writers open as it may."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class MalformedMessage(CallerError):
+    """Bytes that are no message of the log service; whoever sent them speaks another protocol."""
+
+
 class Closed(CallerError):
     """A call on something that was closed."""
 
@@ -105,6 +122,18 @@ class Fenced(PeerError):
     """Another exclusive writer opened the topic: ownership is lost, open anew only on evidence."""
 
     grpc_status = "ABORTED"
+
+
+class ServiceUnavailable(PeerError):
+    """No service answers at the address, or not in time, or the connection broke; trying again can help."""
+
+    retryable = True
+
+
+class AppendUnknown(PeerError):
+    """The connection broke while an append was under way: it may stand in the log or not; open another writer."""
+
+    retryable = True
 
 
 class Damaged(StorageError):

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, Fenced, PeerError, StorageError
+from broker_io.errors import (
+    CallerError,
+    EnvironmentFault,
+    Error,
+    Fault,
+    Fenced,
+    PeerError,
+    ServiceUnavailable,
+    StorageError,
+)
 from broker_io.position import Position
 from txnbuffer.model import TxnId
 
@@ -224,12 +233,6 @@ class UnreadableDecision(StorageError):
 
 class MalformedFrame(CallerError):
     """Bytes that are no frame of a session; whoever sent them speaks another protocol, or they are damaged."""
-
-
-class ServiceUnavailable(PeerError):
-    """No service answers at the address, or not in time; the client goes on trying to reach it."""
-
-    retryable = True
 
 
 class SendUnknown(PeerError):
