@@ -1,20 +1,22 @@
-"""Brokers of topics behind one port: in memory, in files, and (later) of a running service and of Pulsar."""
+"""Brokers of topics behind one port: in memory, in files, of a running service, and (later) of Pulsar."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, MissingDependency
 
 if TYPE_CHECKING:
     from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
+    from broker_io.remote.service import LogService
 
 
 def open_broker(address: str, **options: Any) -> Broker:
-    """The broker of an address: `memory:` a new one, `memory:NAME` one shared in this process, `file:DIR`.
+    """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`.
 
     `options` are those of the backend: `file:` takes what `FileBroker.open` takes, `memory:` what
-    `MemoryBroker` takes. Raises InvalidAddress, and what the backend raises.
+    `MemoryBroker` takes, `txnbuf:` what `RemoteBroker` takes. Raises InvalidAddress, MissingDependency, and
+    what the backend raises.
     """
     scheme, colon, rest = address.partition(":")
     if colon and scheme == "file" and rest:
@@ -26,4 +28,29 @@ def open_broker(address: str, **options: Any) -> Broker:
         from broker_io.memory import open_memory
 
         return open_memory(rest, **options)
-    raise InvalidAddress(f"{address!r} is no broker address: write memory:, memory:NAME or file:DIR")
+    if colon and scheme == "txnbuf":
+        return _open_remote(rest, address, options)
+    raise InvalidAddress(
+        f"{address!r} is no broker address: write memory:, memory:NAME, file:DIR or txnbuf://HOST:PORT"
+    )
+
+
+def _open_remote(rest: str, address: str, options: dict[str, Any]) -> Broker:
+    try:
+        from broker_io.remote.broker import RemoteBroker
+        from broker_io.remote.connection import target_of
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{address} needs a package ({error}): pip install grpcio") from None
+    return RemoteBroker(target_of(rest, address), **options)
+
+
+def serve_broker(broker: Broker, **options: Any) -> LogService:
+    """What other processes reach a broker by as `txnbuf://HOST:PORT`, to be added to a grpc.aio server.
+
+    `options` are those of `LogService`. Raises MissingDependency.
+    """
+    try:
+        from broker_io.remote.service import LogService
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"serving a log needs a package ({error}): pip install grpcio") from None
+    return LogService(broker, **options)

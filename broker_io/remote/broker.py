@@ -1,0 +1,126 @@
+"""The broker of a running service."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from types import TracebackType
+from typing import Self
+
+from broker_io.errors import UnsupportedFormat
+from broker_io.port import Ledger, check_topic_name
+from broker_io.position import EARLIEST, Position
+from broker_io.remote.connection import Connection
+from broker_io.remote.messages import VERSION, Reply
+from broker_io.remote.reader import RemoteReader
+from broker_io.remote.writer import RemoteWriter
+
+PATIENCE = 30.0
+"""Seconds for which a service may be away before who asks it is told."""
+
+
+class RemoteBroker:
+    """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
+
+    With `root_certificates` (PEM) the connection is TLS. While the service is away, questions and reads wait up to
+    `patience` seconds for it; opening the broker does not. Raises ServiceUnavailable if nobody answers,
+    PeerError if no log service does.
+    """
+
+    def __init__(self, target: str, *, root_certificates: bytes | None = None, patience: float = PATIENCE) -> None:
+        self._connection = Connection(target, root_certificates, patience)
+        self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        try:
+            version, self._max_message_bytes, self._max_append_bytes = self._connection.ask("Hello").numbers
+            if version != VERSION:
+                raise UnsupportedFormat(
+                    f"the service at {target} speaks version {version} of the log protocol and this release version "
+                    f"{VERSION}: use releases that agree"
+                )
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def topics(self) -> list[str]:
+        return [*self._ask("Topics").texts]
+
+    def create_topic(self, topic: str) -> None:
+        self._ask("CreateTopic", topic)
+
+    def delete_topic(self, topic: str) -> None:
+        self._connection.check()
+        self._connection.ask("DeleteTopic", check_topic_name(topic), slow=True)  # not asked twice: it may be made anew
+
+    def incarnation(self, topic: str) -> str:
+        return self._ask("Incarnation", topic).texts[0]
+
+    def writer(self, topic: str, *, exclusive: bool = False) -> RemoteWriter:
+        self._connection.check()
+        name, limits = check_topic_name(topic), (self._max_message_bytes, self._max_append_bytes)
+        writer = self._connection.patiently(
+            lambda: RemoteWriter(self._connection, name, exclusive=exclusive, limits=limits)
+        )
+        with self._lock:
+            self._open.add(writer)
+        return writer
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> RemoteReader:
+        self._connection.check()
+        name = check_topic_name(topic)
+        reader = RemoteReader(self._connection, name, start, inclusive=inclusive, compacted=compacted)
+        with self._lock:
+            self._open.add(reader)
+        return reader
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        numbers = iter(self._ask("Ledgers", topic).numbers)
+        rows = zip(numbers, numbers, numbers, numbers, strict=True)
+        return [Ledger(ledger, entries, size, bool(closed)) for ledger, entries, size, closed in rows]
+
+    def first_position(self, topic: str) -> Position | None:
+        return _position(self._ask("FirstPosition", topic))
+
+    def last_position(self, topic: str) -> Position | None:
+        return _position(self._ask("LastPosition", topic))
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        return _position(self._ask("PositionAt", topic, time_ms))
+
+    def roll(self, topic: str) -> None:
+        self._ask("Roll", topic, slow=True)
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        self._ask("Trim", topic, first_ledger, slow=True)
+
+    def compact(self, topic: str) -> None:
+        self._ask("Compact", topic, slow=True)
+
+    def close(self) -> None:
+        if self._connection.closed:
+            return
+        with self._lock:
+            opened = [*self._open]
+        for each in opened:
+            each.close()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, method: str, topic: str | None = None, number: int = 0, *, slow: bool = False) -> Reply:
+        """Ask what may be asked twice."""
+        self._connection.check()
+        name = "" if topic is None else check_topic_name(topic)
+        return self._connection.patiently(lambda: self._connection.ask(method, name, number, slow=slow))
+
+
+def _position(reply: Reply) -> Position | None:
+    return Position(*reply.numbers) if reply.numbers else None

@@ -1,0 +1,103 @@
+"""One process's connection to a log service: questions, and what went wrong with them as errors of the one tree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from broker_io.errors import Closed, Error, InvalidAddress, PeerError, ServiceUnavailable
+from broker_io.remote import messages
+from broker_io.remote.faults import ERROR_TRAILER
+from broker_io.remote.messages import SERVICE, Reply, Request
+
+T = TypeVar("T")
+
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+CALL_SECONDS = 60.0
+"""How long the service may take to answer a question."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+
+class Connection:
+    """Asks within `patience` seconds again what can be asked again, while the service is away."""
+
+    def __init__(self, target: str, root_certificates: bytes | None, patience: float) -> None:
+        self.target = target
+        self.patience = patience
+        self.closed = False
+        if root_certificates is None:
+            self._channel = grpc.insecure_channel(target, OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(root_certificates), OPTIONS)
+        self._calls: dict[str, Any] = {}
+
+    def check(self) -> None:
+        if self.closed:
+            raise Closed(f"the connection to {self.target} was closed in this process: open it again")
+
+    def ask(self, method: str, topic: str = "", number: int = 0, *, slow: bool = False) -> Reply:
+        """The reply to one question. Raises what the service says, or ServiceUnavailable."""
+        self.check()
+        if method not in self._calls:
+            self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        request = messages.encode_request(Request(topic, number))
+        try:
+            return messages.decode_reply(self._calls[method](request, timeout=None if slow else CALL_SECONDS))
+        except grpc.RpcError as error:
+            raise self.named(error) from None
+
+    def stream(self, method: str, requests: Any) -> Any:
+        """The answers of a stream, whose `cancel` ends it."""
+        return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests)
+
+    def patiently(self, attempt: Callable[[], T]) -> T:
+        """Try until the service answers; after `patience` seconds raises its absence."""
+        give_up: float | None = None
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return attempt()
+            except ServiceUnavailable:
+                self.check()
+                now = time.monotonic()
+                give_up = now + self.patience if give_up is None else give_up
+                if now + pause > give_up:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def named(self, error: Any) -> Error:
+        """The error that a call ended with."""
+        if self.closed:
+            return Closed(f"the connection to {self.target} was closed in this process: open it again")
+        trailer = dict(error.trailing_metadata() or ()).get(ERROR_TRAILER)
+        if trailer is not None:
+            return messages.decode_error(trailer)
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            return PeerError(f"what answers at {self.target} serves no log: give the address of `txnbuf serve`")
+        return ServiceUnavailable(f"no service answers at {self.target} ({error.details()}): is it running there?")
+
+    def close(self) -> None:
+        self.closed = True
+        self._channel.close()
+
+
+def target_of(rest: str, address: str) -> str:
+    """HOST:PORT of an address without its scheme. Raises InvalidAddress."""
+    host, colon, port = rest.removeprefix("//").rpartition(":")
+    valid = rest.startswith("//") and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not valid or not host or any(letter in host for letter in "/?#@ ") or (":" in host) != host.startswith("["):
+        raise InvalidAddress(f"{address!r} is no address of a service: write txnbuf://HOST:PORT")
+    return f"{host}:{port}"

@@ -1,0 +1,356 @@
+"""What client and service of `txnbuffer.v1.Log` send each other, and its bytes.
+
+Control is Avro without a schema in front; messages of a log travel as blocks (`broker_io.block`, not compressed,
+key hashes with seed 0, place 0). What does not follow this is refused with MalformedMessage.
+
+Methods with one request and one reply. A request has `topic` and `number`, a reply `texts` and `numbers`:
+
+    Hello                        numbers: version of this protocol, largest message, largest append, in bytes
+    Topics                       texts: the names
+    CreateTopic, DeleteTopic
+    Incarnation                  texts: the one
+    Ledgers                      numbers: ledger, entries, bytes, and 1 if closed, for one ledger after the other
+    FirstPosition, LastPosition  numbers: ledger, entry, batch; none for no position
+    PositionAt                   number: time in milliseconds; numbers as before
+    Roll, Compact
+    Trim                         number: first ledger to be kept
+
+`Append`, a stream each way; the writer lives as long as the stream. The client's first message opens it:
+`topic`, `exclusive`. Each later one is blocks one directly behind the other; a block is one append. The
+service answers in their order: `counts`, of each append the number of its positions, or -1 if it failed;
+`ledgers`, `entries`, `indexes` and `lengths` of the runs that these positions make, all one behind the other, a
+new run with each append; `errors` of those that failed. The first answer has nothing and says that the writer
+is open. A client that is done ends its side; the service ends its own once everything is answered.
+
+`Read`, a stream each way. The client's first message opens the reader: `topic`, `incarnation` (the reader must be
+of this one; empty: of any), `ledger`, `entry`, `batch`, `inclusive`, `compacted`. The service answers with
+`incarnation` and with `ledger`, `entry`, `batch`, a position that stood below all that this reader will give, so
+that one that was opened at the end can be opened there again. Each later message of the client asks
+once: at most `limit` messages, waiting `wait_ms` milliseconds for the first. It is answered by
+
+    offset  size
+         0     4  length n of the control record, little-endian
+         4     n  `ledger`; `positions`: nothing, or where messages have batch indexes the int64 entries and then
+                  the int64 indexes of all; `more`: 1 if the service has more at hand; `error`, or null
+     4 + n        one block, or nothing if nothing came
+
+so that a service holds no more for a client than what the client asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import numpy as np
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+
+from broker_io.batch import Batch, Labels, PlacedBatch
+from broker_io.block import BadBlock, encode_block, open_block, parse_header
+from broker_io.errors import Error, MalformedMessage
+from broker_io.gather import Decoded, decode_blocks
+from broker_io.position import NO_INDEX, Position, Positions
+from broker_io.remote.faults import ERROR_SCHEMA, tell, told
+from broker_io.remote.runs import decode_runs, encode_runs
+
+SERVICE = "txnbuffer.v1.Log"
+VERSION = 1
+FAILED = -1
+
+_LENGTH = struct.Struct("<I")
+_LONGS = {"type": "array", "items": "long"}
+_POSITION = [("ledger", "long"), ("entry", "long"), ("batch", "long")]
+
+Outcome = Positions | Error
+"""How an append went."""
+
+
+def _record(name: str, fields: Sequence[tuple[str, Any]]) -> Any:
+    parts = [{"name": field, "type": kind} for field, kind in fields]
+    return parse_schema({"type": "record", "name": name, "namespace": "txnbuffer.log", "fields": parts})
+
+
+_ERROR = parse_schema(dict(ERROR_SCHEMA))
+_REQUEST = _record("Request", [("topic", "string"), ("number", "long")])
+_REPLY = _record("Reply", [("texts", {"type": "array", "items": "string"}), ("numbers", _LONGS)])
+_OPEN_WRITER = _record("OpenWriter", [("topic", "string"), ("exclusive", "boolean")])
+_APPENDED = _record(
+    "Appended",
+    [
+        *((name, _LONGS) for name in ("counts", "ledgers", "entries", "indexes", "lengths")),
+        ("errors", {"type": "array", "items": ERROR_SCHEMA}),
+    ],
+)
+_OPEN_READER = _record(
+    "OpenReader",
+    [("topic", "string"), ("incarnation", "string"), *_POSITION, ("inclusive", "boolean"), ("compacted", "boolean")],
+)
+_OPENED = _record("Opened", [("incarnation", "string"), *_POSITION])
+_ASK = _record("Ask", [("limit", "long"), ("wait_ms", "long")])
+_ANSWER = _record(
+    "Answer",
+    [("ledger", "long"), ("positions", "bytes"), ("more", "boolean"), ("error", ["null", ERROR_SCHEMA])],
+)
+
+
+class Request(NamedTuple):
+    topic: str = ""
+    number: int = 0
+
+
+class Reply(NamedTuple):
+    texts: Sequence[str] = ()
+    numbers: Sequence[int] = ()
+
+
+class OpenWriter(NamedTuple):
+    topic: str
+    exclusive: bool
+
+
+class OpenReader(NamedTuple):
+    topic: str
+    incarnation: str
+    start: Position
+    inclusive: bool
+    compacted: bool
+
+
+class Opened(NamedTuple):
+    incarnation: str
+    behind: Position
+
+
+class Ask(NamedTuple):
+    limit: int
+    wait_ms: int
+
+
+class Answer(NamedTuple):
+    """What a reader is given: messages, an error, or nothing."""
+
+    batch: PlacedBatch | None = None
+    error: Error | None = None
+    more: bool = False
+
+
+# --- control ---
+
+
+def encode_request(request: Request) -> bytes:
+    return _encode(_REQUEST, request._asdict())
+
+
+def decode_request(data: bytes) -> Request:
+    return Request(**_decode(_REQUEST, data))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    return _encode(_REPLY, reply._asdict())
+
+
+def decode_reply(data: bytes) -> Reply:
+    return Reply(**_decode(_REPLY, data))
+
+
+def encode_error(error: Error) -> bytes:
+    return _encode(_ERROR, tell(error))
+
+
+def decode_error(data: bytes) -> Error:
+    return _told(_decode(_ERROR, data))
+
+
+def encode_open_writer(opening: OpenWriter) -> bytes:
+    return _encode(_OPEN_WRITER, opening._asdict())
+
+
+def decode_open_writer(data: bytes) -> OpenWriter:
+    return OpenWriter(**_decode(_OPEN_WRITER, data))
+
+
+def encode_open_reader(opening: OpenReader) -> bytes:
+    fields = opening._asdict()
+    return _encode(_OPEN_READER, {**fields, **fields.pop("start")._asdict()})
+
+
+def decode_open_reader(data: bytes) -> OpenReader:
+    fields = _decode(_OPEN_READER, data)
+    return OpenReader(start=_position(fields), **fields)
+
+
+def encode_opened(opened: Opened) -> bytes:
+    return _encode(_OPENED, {"incarnation": opened.incarnation, **opened.behind._asdict()})
+
+
+def decode_opened(data: bytes) -> Opened:
+    fields = _decode(_OPENED, data)
+    return Opened(fields["incarnation"], _position(fields))
+
+
+def encode_ask(ask: Ask) -> bytes:
+    return _encode(_ASK, ask._asdict())
+
+
+def decode_ask(data: bytes) -> Ask:
+    return Ask(**_decode(_ASK, data))
+
+
+def _position(fields: dict[str, Any]) -> Position:
+    return Position(fields.pop("ledger"), fields.pop("entry"), fields.pop("batch"))
+
+
+# --- appends ---
+
+
+def encode_append(batch: Batch) -> bytes:
+    """The block of one append of at least one message."""
+    return b"".join(encode_block(batch, first_entry=0, publish_time=0).chunks)
+
+
+def decode_appends(data: bytes) -> list[Batch]:
+    """The batches of blocks that stand one behind the other, at least one."""
+    batches: list[Batch] = []
+    at = 0
+    try:
+        while not batches or at < len(data):
+            decoded, at = _decode_block(data, at)
+            batches.append(decoded.messages)
+    except BadBlock as error:
+        raise MalformedMessage(f"append {len(batches)} of a message can't be read: {error}") from None
+    return batches
+
+
+def encode_appended(outcomes: Sequence[Outcome]) -> bytes:
+    fields: dict[str, list[Any]] = {name: [] for name in ("counts", "ledgers", "entries", "indexes", "lengths")}
+    fields["errors"] = [tell(outcome) for outcome in outcomes if isinstance(outcome, Error)]
+    for outcome in outcomes:
+        if isinstance(outcome, Error):
+            fields["counts"].append(FAILED)
+            continue
+        fields["counts"].append(len(outcome))
+        for name, column in zip(("ledgers", "entries", "indexes", "lengths"), encode_runs(outcome), strict=True):
+            fields[name] += column
+    return _encode(_APPENDED, fields)
+
+
+def decode_appended(data: bytes) -> list[Outcome]:
+    fields = _decode(_APPENDED, data)
+    errors = iter(fields["errors"])
+    columns = [fields[name] for name in ("ledgers", "entries", "indexes", "lengths")]
+    outcomes: list[Outcome] = []
+    at = 0
+    for count in fields["counts"]:
+        if count == FAILED:
+            if (error := next(errors, None)) is None:
+                raise MalformedMessage("an answer to appends lacks an error")
+            outcomes.append(_told(error))
+            continue
+        end, found = at, 0
+        while found < count and end < len(columns[3]):
+            found += columns[3][end]
+            end += 1
+        try:
+            if found != count:
+                raise ValueError(f"an append of {count} messages has {found} positions")
+            outcomes.append(decode_runs(*[column[at:end] for column in columns]))
+        except ValueError as error:
+            raise MalformedMessage(f"an answer to appends can't be read: {error}") from None
+        at = end
+    if at != len(columns[3]) or next(errors, None) is not None:
+        raise MalformedMessage("an answer to appends has more in it than appends")
+    return outcomes
+
+
+# --- reads ---
+
+
+def encode_answer(answer: Answer) -> bytes:
+    batch = answer.batch
+    control = {"ledger": 0, "positions": b"", "more": answer.more, "error": answer.error and tell(answer.error)}
+    if batch is None:
+        return _join(_encode(_ANSWER, control))
+    positions, times = batch.positions, batch.publish_times
+    control["ledger"] = positions.first.ledger
+    entries, indexed = positions.entries, bool((positions.indexes != NO_INDEX).any())
+    if indexed:
+        control["positions"] = entries.astype("<i8").tobytes() + positions.indexes.astype("<i8").tobytes()
+    block = encode_block(
+        batch.messages,
+        first_entry=0 if indexed else int(entries[0]),
+        publish_time=int(times[0]),
+        entries=None if indexed else entries,
+        publish_times=None if (times == times[0]).all() else times,
+    )
+    return _join(_encode(_ANSWER, control), *block.chunks)
+
+
+def decode_answer(data: bytes) -> Answer:
+    try:
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        control = _decode(_ANSWER, data[_LENGTH.size : end])
+        error, more = control["error"], control["more"]
+        if end == len(data):
+            return Answer(None, error and _told(error), more)
+        decoded, at = _decode_block(data, end)
+        if at != len(data):
+            raise ValueError(f"{len(data) - at} bytes stand behind its block")
+        positions = _positions(control, decoded)
+    except (ValueError, struct.error, BadBlock) as problem:
+        raise MalformedMessage(f"an answer to a reader can't be read: {problem}") from None
+    return Answer(PlacedBatch(positions, decoded.publish_times, decoded.messages), error and _told(error), more)
+
+
+def _positions(control: Mapping[str, Any], decoded: Decoded) -> Positions:
+    count = len(decoded.messages)
+    entries, indexes = decoded.entries, np.full(count, NO_INDEX, np.int64)
+    if control["positions"]:
+        columns = np.frombuffer(control["positions"], "<i8").reshape(2, count).astype(np.int64)
+        entries, indexes = columns[0].copy(), columns[1].copy()
+    return Positions(np.full(count, control["ledger"], np.int64), entries, indexes)
+
+
+# --- parts ---
+
+
+def _join(control: bytes, *chunks: bytes) -> bytes:
+    return b"".join([_LENGTH.pack(len(control)), control, *chunks])
+
+
+def _decode_block(data: bytes, at: int) -> tuple[Decoded, int]:
+    """The block at an offset, and where it ends. Raises BadBlock."""
+    header = parse_header(data, at, 0)
+    if not header.rows or header.flags:
+        raise BadBlock("it has no messages" if header.flags == 0 else "it is compressed")
+    decoded = decode_blocks([open_block(data, at, header)])
+    for name, column in decoded.messages.properties.items():
+        if isinstance(column, Labels) and not -1 <= column.codes.min() <= column.codes.max() < len(column.values):
+            raise BadBlock(f"property {name!r} names a label that it does not have")
+    return decoded, at + header.length
+
+
+def _told(fields: dict[str, Any]) -> Error:
+    try:
+        return told(fields)
+    except ValueError as error:
+        raise MalformedMessage(str(error)) from None
+
+
+def _encode(schema: Any, fields: Mapping[str, Any]) -> bytes:
+    out = BytesIO()
+    schemaless_writer(out, schema, fields)
+    return out.getvalue()
+
+
+def _decode(schema: Any, data: bytes) -> dict[str, Any]:
+    source = BytesIO(data)
+    try:
+        fields: Any = schemaless_reader(source, schema, None)
+    except Exception as error:  # the decoder raises whatever it stumbles over
+        text = f"no {schema['name'].rpartition('.')[2]} of the log service: {type(error).__name__} {error}"
+        raise MalformedMessage(text.strip()) from None
+    if source.tell() != len(data):
+        raise MalformedMessage(f"{len(data) - source.tell()} bytes too many behind a {schema['name']}")
+    return dict(fields)

@@ -1,0 +1,136 @@
+"""Reading a topic through a service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from broker_io.batch import PlacedBatch
+from broker_io.errors import Closed, ServiceUnavailable
+from broker_io.position import LATEST, Position
+from broker_io.remote import messages
+from broker_io.remote.connection import Connection
+from broker_io.remote.messages import Answer, Ask, OpenReader
+
+T = TypeVar("T")
+
+LONGEST_ASK = 10.0
+"""Seconds that one question waits at the service; a longer wait asks again."""
+
+
+class RemoteReader:
+    """Belongs to one thread at a time. When the connection breaks, it goes on behind what it gave last."""
+
+    def __init__(
+        self, connection: Connection, topic: str, start: Position, *, inclusive: bool, compacted: bool
+    ) -> None:
+        self._connection = connection
+        self._opening = OpenReader(topic, "", start, inclusive, compacted)
+        self._stream: _Stream | None = None
+        self._rest: PlacedBatch | None = None
+        self._closed = False
+        self._patiently(lambda _: None)
+
+    def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
+        limit = max(limit, 1)
+        deadline = time.monotonic() + timeout
+        while True:
+            remaining = max(deadline - time.monotonic(), 0.0)
+            if self._rest is None:
+                wait = min(remaining, LONGEST_ASK)
+                answer = self._patiently(lambda stream, wait=wait: stream.ask(limit, wait))  # type: ignore[misc]  # mypy knows no default of a lambda
+                if answer.error is not None:
+                    raise answer.error
+                self._rest = answer.batch
+            if self._rest is not None:
+                return self._deliver(self._rest, limit)
+            if remaining <= 0:
+                return None
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _deliver(self, batch: PlacedBatch, limit: int) -> PlacedBatch:
+        self._rest = None
+        if len(batch) > limit:
+            self._rest = batch.take(slice(limit, None))
+            batch = batch.take(slice(0, limit))
+        self._opening = self._opening._replace(start=batch.positions.last, inclusive=False)
+        return batch
+
+    def _patiently(self, use: Callable[[_Stream], T]) -> T:
+        """Use the stream, opened anew where it broke."""
+
+        def attempt() -> T:
+            if self._closed:
+                raise Closed(f"this reader of topic {self._opening.topic!r} is closed: open another one")
+            try:
+                return use(self._stream or self._open())
+            except grpc.RpcError as error:
+                self._drop()
+                if self._closed:
+                    raise Closed(f"this reader of topic {self._opening.topic!r} was closed") from None
+                raise self._connection.named(error) from None
+            except StopIteration:
+                self._drop()
+                raise ServiceUnavailable(f"{self._connection.target} ended the stream of a reader") from None
+
+        return self._connection.patiently(attempt)
+
+    def _open(self) -> _Stream:
+        self._connection.check()
+        self._stream = stream = _Stream(self._connection, self._opening)
+        opened = messages.decode_opened(stream.receive())
+        self._opening = self._opening._replace(incarnation=opened.incarnation)
+        if self._opening.start >= LATEST:
+            self._opening = self._opening._replace(start=opened.behind, inclusive=False)
+        return stream
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+class _Stream:
+    """One stream of questions and answers. Where the service has more it is asked for that ahead."""
+
+    def __init__(self, connection: Connection, opening: OpenReader) -> None:
+        self._questions: SimpleQueue[bytes | None] = SimpleQueue()
+        self._questions.put(messages.encode_open_reader(opening))
+        self._answers: Any = connection.stream("Read", iter(self._questions.get, None))
+        self._ahead = False
+
+    def ask(self, limit: int, wait: float) -> Answer:
+        if not self._ahead:
+            self._questions.put(messages.encode_ask(Ask(limit, round(wait * 1000))))
+        answer = messages.decode_answer(self.receive())
+        if self._ahead and answer.batch is None and answer.error is None:
+            self._ahead = False
+            return self.ask(limit, wait)
+        self._ahead = answer.more
+        if answer.more:
+            self._questions.put(messages.encode_ask(Ask(limit, 0)))
+        return answer
+
+    def receive(self) -> bytes:
+        data: bytes = next(self._answers)
+        return data
+
+    def close(self) -> None:
+        self._questions.put(None)
+        self._answers.cancel()

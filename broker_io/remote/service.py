@@ -1,0 +1,245 @@
+"""The log service: a broker for other processes, as handlers of a grpc.aio server.
+
+Calls of the broker wait for locks and disks, so they run in threads: questions and appends in a few, changes
+of structure, which may take minutes, in others, and each open reader has one of its own while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal, TypeVar
+
+import grpc
+
+from broker_io.errors import Error, ServiceUnavailable, TooManyStreams
+from broker_io.port import MAX_MESSAGE_BYTES, Broker
+from broker_io.position import Position
+from broker_io.remote import messages
+from broker_io.remote.appending import Appending, as_error
+from broker_io.remote.budget import Budget
+from broker_io.remote.faults import ERROR_TRAILER
+from broker_io.remote.messages import Reply, Request
+from broker_io.remote.serving_reads import Reading
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+APPEND_BYTES = 8 * MIB
+TOTAL_BYTES = 64 * MIB
+"""Appends under way of all streams together."""
+MAX_READERS = 128
+MAX_WRITERS = 128
+CALL_THREADS, CHANGE_THREADS = 8, 2
+
+Change = Literal["create", "delete", "write", "own", "roll", "trim", "compact"]
+"""What a client may want to do to a topic; "own" is to open an exclusive writer."""
+
+Guard = Callable[[str, Change], None]
+"""Raises an error for a change that may not be; it is called on the loop."""
+
+
+class LogService:
+    """Serves a broker, which stays the caller's: add `handler` to a grpc.aio server, `close` before that stops.
+
+    The server has to take messages of `max_append_bytes` and a little; `max_message_bytes` is the broker's limit.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        guard: Guard | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_append_bytes: int | None = None,
+    ) -> None:
+        self._broker = broker
+        self._guard = guard
+        self._limits = max_message_bytes, max_append_bytes or max_message_bytes + APPEND_BYTES
+        self._budget = Budget(TOTAL_BYTES)
+        self._calls = ThreadPoolExecutor(CALL_THREADS, "log-call")
+        self._changes = ThreadPoolExecutor(CHANGE_THREADS, "log-change")
+        self._waits = ThreadPoolExecutor(MAX_READERS, "log-reader")
+        self._readings: set[Reading] = set()
+        self._streams: dict[str, int] = {"readers": 0, "writers": 0}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @property
+    def handler(self) -> Any:
+        """The generic handler of all methods."""
+        methods = {"Hello": self._unary(self._hello)}
+        for name, question in QUESTIONS.items():
+            methods[name] = self._unary(functools.partial(self._question, question))
+        for name, (change, call) in CHANGES.items():
+            methods[name] = self._unary(functools.partial(self._change, change, call))
+        methods["Append"] = grpc.stream_stream_rpc_method_handler(self._append)
+        methods["Read"] = grpc.stream_stream_rpc_method_handler(self._read)
+        return grpc.method_handlers_generic_handler(messages.SERVICE, methods)
+
+    async def close(self) -> None:
+        """End all streams, wait for what is under way in threads."""
+        self._closed = True
+        for reading in self._readings:
+            reading.stop()
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        for executor in (self._waits, self._calls, self._changes):
+            await loop.run_in_executor(None, executor.shutdown)
+
+    # --- one request, one reply ---
+
+    async def _hello(self, _: Request) -> Reply:
+        return Reply((), (messages.VERSION, *self._limits))
+
+    async def _question(self, call: Callable[[Broker, Request], Reply], request: Request) -> Reply:
+        return await _run(self._calls, call, self._broker, request)
+
+    async def _change(self, change: Change, call: Callable[[Broker, Request], None], request: Request) -> Reply:
+        self._check(request.topic, change)
+        await _run(self._changes, call, self._broker, request)
+        return Reply()
+
+    def _unary(self, method: Callable[[Request], Awaitable[Reply]]) -> Any:
+        async def answer(data: bytes, context: Any) -> bytes:
+            async with self._named(context):
+                return messages.encode_reply(await method(messages.decode_request(data)))
+            raise AssertionError("a call that failed was not ended")
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    # --- streams ---
+
+    async def _append(self, _: Any, context: Any) -> None:
+        async with self._named(context), self._slot("writers", MAX_WRITERS):
+            if (data := await context.read()) is grpc.aio.EOF:
+                return
+            opening = messages.decode_open_writer(data)
+            self._check(opening.topic, "own" if opening.exclusive else "write")
+            opened = functools.partial(self._broker.writer, exclusive=opening.exclusive)
+            writer = await _run(self._calls, opened, opening.topic)
+            appending = Appending(writer, self._budget)
+            answering = self._task(appending.answer(context))
+            try:
+                await context.write(messages.encode_appended([]))
+                while (data := await context.read()) is not grpc.aio.EOF:
+                    await appending.room(len(data))
+                    await _run(self._calls, appending.append, data)
+                appending.end()
+                await answering
+            except BaseException:
+                answering.cancel()
+                appending.end()
+                self._task(appending.answer(None))
+                raise
+            finally:
+                closing = self._calls.submit(writer.close)
+            await asyncio.wrap_future(closing)
+
+    async def _read(self, _: Any, context: Any) -> None:
+        async with self._named(context), self._slot("readers", MAX_READERS):
+            if (data := await context.read()) is grpc.aio.EOF:
+                return
+            reading = await _run(self._waits, Reading, self._broker, messages.decode_open_reader(data))
+            self._readings.add(reading)
+            try:
+                await context.write(messages.encode_opened(reading.opened))
+                while (data := await context.read()) is not grpc.aio.EOF:
+                    await context.write(await _run(self._waits, _answer, reading, messages.decode_ask(data)))
+            finally:
+                self._readings.discard(reading)
+                reading.stop()
+                self._waits.submit(reading.close)
+
+    def _check(self, topic: str, change: Change) -> None:
+        if self._guard is not None:
+            self._guard(topic, change)
+
+    def _task(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @asynccontextmanager
+    async def _slot(self, kind: str, most: int) -> AsyncIterator[None]:
+        if self._streams[kind] >= most:
+            raise TooManyStreams(f"{most} {kind} are open at this service, no more may be: close some")
+        self._streams[kind] += 1
+        try:
+            yield
+        finally:
+            self._streams[kind] -= 1
+
+    @asynccontextmanager
+    async def _named(self, context: Any) -> AsyncIterator[None]:
+        """End a call with the status and the trailer of its error."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+        try:
+            try:
+                if self._closed:
+                    raise ServiceUnavailable("the service stops: connect again later")
+                yield
+            except asyncio.CancelledError:
+                if not self._closed:
+                    raise
+                raise ServiceUnavailable("the service stops: connect again later") from None
+        except Error as error:
+            await _abort(context, error)
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:
+            await _abort(context, as_error(error))
+        finally:
+            if task is not None:
+                self._tasks.discard(task)
+
+
+async def _abort(context: Any, error: Error) -> None:
+    trailer = ((ERROR_TRAILER, messages.encode_error(error)),)
+    details = messages.decode_error(trailer[0][1])
+    with suppress(asyncio.InvalidStateError):
+        await context.abort(grpc.StatusCode[error.grpc_status], str(details), trailer)
+
+
+async def _run(executor: Executor, call: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, call, *arguments)
+
+
+def _answer(reading: Reading, ask: messages.Ask) -> bytes:
+    return messages.encode_answer(reading.answer(ask))
+
+
+def _position(position: Position | None) -> Reply:
+    return Reply((), () if position is None else position)
+
+
+def _ledgers(broker: Broker, request: Request) -> Reply:
+    ledgers = broker.ledgers(request.topic)
+    return Reply((), [number for row in ledgers for number in (row.ledger, row.entries, row.bytes, int(row.closed))])
+
+
+QUESTIONS: dict[str, Callable[[Broker, Request], Reply]] = {
+    "Topics": lambda broker, _: Reply(broker.topics()),
+    "Incarnation": lambda broker, request: Reply([broker.incarnation(request.topic)]),
+    "Ledgers": _ledgers,
+    "FirstPosition": lambda broker, request: _position(broker.first_position(request.topic)),
+    "LastPosition": lambda broker, request: _position(broker.last_position(request.topic)),
+    "PositionAt": lambda broker, request: _position(broker.position_at(request.topic, request.number)),
+}
+
+CHANGES: dict[str, tuple[Change, Callable[[Broker, Request], None]]] = {
+    "CreateTopic": ("create", lambda broker, request: broker.create_topic(request.topic)),
+    "DeleteTopic": ("delete", lambda broker, request: broker.delete_topic(request.topic)),
+    "Roll": ("roll", lambda broker, request: broker.roll(request.topic)),
+    "Trim": ("trim", lambda broker, request: broker.trim(request.topic, request.number)),
+    "Compact": ("compact", lambda broker, request: broker.compact(request.topic)),
+}

@@ -1,0 +1,149 @@
+"""Writing to a topic through a service."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from broker_io.batch import Batch
+from broker_io.errors import AppendUnknown, Closed, Error, InvalidMessage, ServiceUnavailable
+from broker_io.file.commit import check_batch
+from broker_io.position import Positions
+from broker_io.remote import messages
+from broker_io.remote.connection import Connection
+from broker_io.remote.messages import OpenWriter
+
+WAITING_BYTES = 16 * 1024 * 1024
+"""Appends without an answer; beyond it `append` waits."""
+FRAME_BYTES = 1024 * 1024
+"""Small appends that wait are sent together, about so much at once."""
+
+
+class RemoteWriter:
+    """Any thread may append. Once the connection broke, it is done: what was under way may stand in the log or not."""
+
+    def __init__(self, connection: Connection, topic: str, *, exclusive: bool, limits: tuple[int, int]) -> None:
+        """`limits`: bytes of one message, and of one append as a block."""
+        self._connection = connection
+        self._topic = topic
+        self._limits = limits
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending: deque[tuple[Future[Positions], int]] = deque()
+        self._waiting_bytes = 0
+        self._dead: Error | None = None
+        self._queue.put(messages.encode_open_writer(OpenWriter(topic, exclusive)))
+        self._answers = connection.stream("Append", self._frames())
+        try:
+            messages.decode_appended(next(self._answers))
+        except grpc.RpcError as error:
+            self._queue.put(None)
+            raise connection.named(error) from None
+        except StopIteration:
+            raise ServiceUnavailable(f"{connection.target} ended the stream of a writer") from None
+        self._thread = threading.Thread(target=self._take_answers, name=f"answers {topic}", daemon=True)
+        self._thread.start()
+
+    def append(self, batch: Batch) -> Future[Positions]:
+        max_message_bytes, max_append_bytes = self._limits
+        check_batch(batch, max_message_bytes)
+        block = messages.encode_append(batch) if len(batch) else b""
+        if len(block) > max_append_bytes:
+            raise InvalidMessage(
+                f"a batch of {len(block)} bytes, more than the {max_append_bytes} that this service takes at once: "
+                "split it; nothing of it was appended"
+            )
+        future: Future[Positions] = Future()
+        with self._changed:
+            self._changed.wait_for(lambda: self._dead or self._waiting_bytes < WAITING_BYTES)
+            dead = self._dead
+            if dead is None and block:
+                self._pending.append((future, len(block)))
+                self._waiting_bytes += len(block)
+                self._queue.put(block)
+        if dead is not None:
+            future.set_exception(dead)
+        elif not block:
+            future.set_result(Positions.of([]))
+        return future
+
+    def close(self) -> None:
+        with self._changed:
+            self._die(Closed(f"this writer of topic {self._topic!r} is closed: open another one"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _die(self, error: Error) -> None:
+        """Take no more appends; the lock is held."""
+        if self._dead is None:
+            self._dead = error
+            self._queue.put(None)
+            self._changed.notify_all()
+
+    def _frames(self) -> Iterator[bytes]:
+        yield self._queue.get() or b""
+        while (block := self._queue.get()) is not None:
+            blocks, size = [block], len(block)
+            ended = False
+            while size < FRAME_BYTES:
+                try:
+                    more = self._queue.get_nowait()
+                except Empty:
+                    break
+                if more is None:
+                    ended = True
+                    break
+                blocks.append(more)
+                size += len(more)
+            yield b"".join(blocks)
+            if ended:
+                return
+
+    def _take_answers(self) -> None:
+        try:
+            for data in self._answers:
+                for outcome in messages.decode_appended(data):
+                    self._settle(outcome)
+            self._fail("the service ended the stream")
+        except grpc.RpcError as error:
+            self._fail(str(self._connection.named(error)))
+        except Exception as error:
+            self._answers.cancel()
+            self._fail(str(error))
+
+    def _settle(self, outcome: messages.Outcome) -> None:
+        with self._changed:
+            future, size = self._pending.popleft()
+            self._waiting_bytes -= size
+            self._changed.notify_all()
+        if not future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Error):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            self._die(ServiceUnavailable(f"this writer of topic {self._topic!r} is done ({why}): open another one"))
+            pending, self._waiting_bytes = [*self._pending], 0
+            self._pending.clear()
+        unknown = f"an append to topic {self._topic!r} was under way when the connection broke ({why}): it may stand "
+        for future, _ in pending:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(AppendUnknown(unknown + "in the log or not; open another writer"))

@@ -1,0 +1,88 @@
+"""A log service on loopback for tests: a grpc.aio server in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from broker_io import serve_broker
+from broker_io.port import Broker
+
+OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
+]
+
+
+class LogServer:
+    """Serves a broker at `address` until `stop`; `kill` ends without a word. The broker stays the caller's."""
+
+    def __init__(self, broker: Broker, *, port: int = 0, **options: Any) -> None:
+        self.port = port
+        self._options = options
+        self._broker = broker
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._stopped = False
+        self._run(self._start())
+
+    @property
+    def address(self) -> str:
+        return f"txnbuf://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        self._end(self._stop(grace=2.0))
+
+    def kill(self) -> None:
+        """Cut all connections first."""
+        self._end(self._stop(grace=None))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """Call something on the loop."""
+
+        async def called() -> Any:
+            return function(*arguments)
+
+        return self._run(called())
+
+    async def _start(self) -> None:
+        self.service = serve_broker(self._broker, **self._options)
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._server.add_generic_rpc_handlers((self.service.handler,))
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def _stop(self, grace: float | None) -> None:
+        if grace is None:
+            await self._server.stop(None)
+            await self.service.close()
+        else:
+            await self.service.close()
+            await self._server.stop(grace)
+
+    def _end(self, work: Any) -> None:
+        if self._stopped:
+            work.close()
+            return
+        self._stopped = True
+        self._run(work)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
