@@ -10,6 +10,7 @@ from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.entries import EndedIds, decode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import (
+    Begin,
     Branch,
     ConsumerPosition,
     Joined,
@@ -38,6 +39,21 @@ class TestH11Forgetting:
         kept = History.read(world.compacted()).groups
         assert [row.least for group in kept.values() for row in group.rows] == [first + 1]
         owner.coordinator.give_back(S, 97, first, 1, world.now)
+
+    def test_a_group_stays_as_long_as_its_outcomes_are_remembered(self) -> None:
+        world = World()
+        owner = world.take_over(Config(remember=20.0))
+        first = owner.client(S, ids=1)
+        assert ask_commit(owner, first)
+        owner.settle()
+        owner.age(10)
+        assert owner.coordinator.low_water_mark == first
+        assert len(History.read(world.compacted()).groups) == 1
+        successor = world.take_over(Config(remember=20.0), compact=True)
+        assert query(successor, first) is Outcome.COMMIT
+        owner.settle()
+        successor.age(15)
+        assert History.read(world.compacted()).groups == {}
 
     def test_the_ended_bitmap_is_durable_before_the_tombstone(self) -> None:
         config = Config(remember=10.0, ended_interval=0.0, max_transaction_timeout=1e6, transaction_timeout=1e5)
@@ -220,6 +236,17 @@ class TestH20NamedProducers:
         assert isinstance(owner.heard(S, request), ProducerFenced)
         assert new.committed == 0
         assert isinstance(self.commit(owner, first + 1, 2, old.opening), ProducerFenced)
+
+    def test_opening_a_name_ends_what_was_only_begun_under_it(self) -> None:
+        world = World()
+        owner = world.take_over()
+        first = owner.client(S)
+        naming = Naming("query", 1, self.open_name(owner).opening)
+        owner.coordinator.begin_many(S, [Begin(owner.request(), txn(first), None, None, naming)], world.now)
+        assert query(owner, first) is State.OPEN
+        owner.open("other")
+        self.open_name(owner, "other")
+        assert query(owner, first) is Outcome.ABORT
 
     def test_a_deleted_name_starts_anew_whatever_is_compacted(self) -> None:
         config = Config(remember=10.0)

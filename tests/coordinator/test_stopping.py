@@ -71,6 +71,10 @@ class TestStopping:
         assert stage.world.topic("a").messages == []
 
 
+def test_no_state_equals_an_outcome() -> None:
+    assert not any(state == outcome for state in State for outcome in Outcome)
+
+
 def test_a_step_that_the_table_does_not_have_is_a_bug() -> None:
     transaction = Transaction(txn(1), None, None)
     with pytest.raises(AssertionError, match="OPEN to COMMITTED"):

@@ -8,12 +8,19 @@ from typing import NamedTuple
 from txnbuffer.model import Outcome
 
 
-class State(enum.IntEnum):
+class State(enum.Enum):
+    """Written as its number, but no number: 0 and 1 are outcomes too, and OPEN must not equal ABORT."""
+
     OPEN = 0
     COMMITTING = 1
     COMMITTED = 2
     ABORTING = 3
     ABORTED = 4
+
+    __hash__ = object.__hash__  # members are looked up for every transaction, and that of Enum is slow
+
+    def __index__(self) -> int:
+        return int(self.value)
 
 
 class Step(NamedTuple):
