@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer import errors
 from txnbuffer.errors import Error, ServiceUnavailable
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,18 +47,12 @@ def ask(service: str, method: str, **question: Any) -> Any:
 
 
 def _named(error: Any, target: str) -> Error:
-    """The error that a service raised, as one of the same kind."""
-    from txnbuffer.service.names import ERROR_NAME
+    """The error that a service raised, as one of the same class."""
+    from txnbuffer.service.names import ERROR_FAULT, ERROR_NAME
+    from txnbuffer.wire.faults import told
 
-    names = dict(error.trailing_metadata() or ())
-    known = getattr(errors, names.get(ERROR_NAME, ""), None)
-    if ERROR_NAME not in names:
+    known = dict(error.trailing_metadata() or ())
+    if ERROR_NAME not in known:
         return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or give --service")
-    return _relayed(known or Error, error.details())
-
-
-def _relayed(kind: type[Error], message: str) -> Error:
-    """An error of a kind whose constructor wants more than a message."""
-    relayed = kind.__new__(kind)
-    Exception.__init__(relayed, message)
-    return relayed
+    fields = {"name": known[ERROR_NAME], "fault": known.get(ERROR_FAULT, ""), "message": error.details(), "details": {}}
+    return told(fields)

@@ -1,7 +1,7 @@
 """Appends of all topics: collected for a turn of the loop, written together, told of in order.
 
-At most `FLUSHES` rounds of appends are under way: while one is being synced the next one fills, so groups
-are as large as the disk is slow. Futures are done in other threads; the loop is woken once for many.
+A topic has at most `FLIGHTS` appends under way: while one is being synced the next one fills, so groups are
+as large as the disk is slow. Futures are done in other threads; the loop is woken once for many.
 """
 
 from __future__ import annotations
@@ -16,20 +16,11 @@ from broker_io.errors import DiskFailed, DiskWatermark, Error
 from broker_io.position import Positions
 from txnbuffer.service.topic import Flight, Part, Topic
 
-FLUSHES = 2
+FLIGHTS = 2
 PATIENCE = 0.5
 """Seconds until what a nearly full disk refused is tried again."""
 
 Landed = Callable[[Topic, Flight, Positions], None]
-
-
-class Round:
-    """Appends that were begun together."""
-
-    __slots__ = ("under_way",)
-
-    def __init__(self) -> None:
-        self.under_way = 0
 
 
 class Appends:
@@ -42,13 +33,13 @@ class Appends:
         self._landed = landed
         self._wake = wake
         self._ready: dict[Topic, None] = {}
-        self._rounds = 0
-        self._done: deque[tuple[Topic, Flight, Round, Future[Positions]]] = deque()
+        self._under_way = 0
+        self._done: deque[tuple[Topic, Flight, Future[Positions]]] = deque()
         self._woken = False
 
     @property
     def idle(self) -> bool:
-        return not self._rounds and not self._ready
+        return not self._under_way and not self._ready
 
     def add(self, topic: Topic, part: Part) -> None:
         """Queue something; it fails at once where nothing can be appended any more."""
@@ -76,25 +67,21 @@ class Appends:
             self._failed(topic.waiting.popleft(), error)
 
     def flush(self) -> None:
-        """Begin the next round, unless enough are under way."""
-        while self._ready and self._rounds < FLUSHES:
-            ready, self._ready = self._ready, {}
-            this = Round()
-            for topic in ready:
-                if not topic.held and topic.writer is not None:
-                    self._append(topic, this)
-            if this.under_way:
-                self._rounds += 1
+        """Append what waits, of each topic that has not enough under way."""
+        ready, self._ready = self._ready, {}
+        for topic in ready:
+            while topic.waiting and not topic.held and len(topic.flights) < FLIGHTS:
+                self._append(topic)
 
     def take_done(self) -> None:
         """Tell of everything that was acknowledged or failed since the last call."""
         self._woken = False
         while self._done:
-            topic, flight, this, future = self._done.popleft()
+            topic, flight, future = self._done.popleft()
             topic.flights.popleft()
-            this.under_way -= 1
-            if not this.under_way:
-                self._rounds -= 1
+            self._under_way -= 1
+            if topic.waiting and not topic.held:
+                self._ready[topic] = None
             error = future.exception()
             if topic.refused or isinstance(error, DiskWatermark):
                 self._refused(topic, flight, error)
@@ -103,24 +90,22 @@ class Appends:
             else:
                 self._flight_landed(topic, flight, future.result())
 
-    def _append(self, topic: Topic, this: Round) -> None:
+    def _append(self, topic: Topic) -> None:
         flight = topic.take()
-        if flight is None or topic.writer is None:
-            return
-        if topic.waiting:
-            self._ready[topic] = None
+        if topic.writer is None:
+            raise AssertionError(f"topic {topic.name} is let go without a writer")
         try:
             future = topic.writer.append(flight.batch)
         except Error as error:
             self._flight_failed(flight, error)
             return
         topic.flights.append(flight)
-        this.under_way += 1
-        future.add_done_callback(partial(self._tell, topic, flight, this))
+        self._under_way += 1
+        future.add_done_callback(partial(self._tell, topic, flight))
 
-    def _tell(self, topic: Topic, flight: Flight, this: Round, future: Future[Positions]) -> None:
+    def _tell(self, topic: Topic, flight: Flight, future: Future[Positions]) -> None:
         """In whichever thread the future was done."""
-        self._done.append((topic, flight, this, future))
+        self._done.append((topic, flight, future))
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)

@@ -18,7 +18,7 @@ from txnbuffer.service.admin import Admin
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
-from txnbuffer.service.names import ADMIN_SERVICE, ERROR_NAME, SESSION_SERVICE, TALK
+from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, SESSION_SERVICE, TALK
 from txnbuffer.wire import decode_client_frame, encode_server_frame
 
 LAST_WORDS = 1.0
@@ -121,7 +121,7 @@ def _answering(method: Callable[[dict[str, Any]], Awaitable[Any]]) -> Callable[[
         except Error as error:
             import grpc
 
-            context.set_trailing_metadata(((ERROR_NAME, type(error).__name__),))
+            context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
             await context.abort(grpc.StatusCode[error.grpc_status], str(error))
             raise
 

@@ -85,7 +85,7 @@ class Retention:
             kept_from = broker.position_at(name, self._clock.now_ms() - int(config.seconds * 1000))
             if kept_from is not None:
                 wanted = kept_from.ledger
-            elif ledgers[-1].entries:
+            else:
                 broker.roll(name)
                 wanted = broker.ledgers(name)[-1].ledger
         if config.bytes:

@@ -69,6 +69,7 @@ async def serve(open_broker: Callable[[], Broker], config: Config, owner: str, l
     check(config)
     signals = Signals()
     started = time.monotonic()
+    log("recovering")
     broker = await asyncio.to_thread(open_broker)
     try:
         engine = await Engine.start(

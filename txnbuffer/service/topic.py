@@ -67,8 +67,8 @@ class Topic:
             f"topic {self.name!r} is not registered: register it before the first record of a transaction"
         )
 
-    def take(self) -> Flight | None:
-        """What can be appended now, in one batch."""
+    def take(self) -> Flight:
+        """What can be appended now, in one batch; something must be waiting."""
         parts: list[Part] = []
         size, names = 0, set[str]()
         while self.waiting:
@@ -78,7 +78,7 @@ class Topic:
                 break
             parts.append(self.waiting.popleft())
             size += part.size
-        return Flight(parts, Batch.concat([part.batch for part in parts])) if parts else None
+        return Flight(parts, Batch.concat([part.batch for part in parts]))
 
 
 def placed_runs(positions: Positions, batch: Batch) -> list[PlacedBatch]:

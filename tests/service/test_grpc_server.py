@@ -1,0 +1,292 @@
+"""The service over real sockets: sessions, health, what operators ask, metrics."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from raw_session import OverGrpc, RawSession, transactional
+from service_setup import engine_on, eventually, on_a_loop, visible
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import EnvironmentFault
+from broker_io.memory import MemoryBroker
+from txnbuffer.errors import InvalidConfiguration, MalformedFrame, ServiceUnavailable
+from txnbuffer.frames import ClientFrame, Hello
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service import engine as engine_module
+from txnbuffer.service import grpc_server
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.grpc_server import GrpcServer, check_listening
+from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.limits import MIB, Limits
+
+
+@asynccontextmanager
+async def served(broker=None, max_clients=100, **options):
+    async with engine_on(broker or MemoryBroker(), **options) as engine:
+        server = GrpcServer(engine, Admin(engine), max_clients=max_clients)
+        await server.start("127.0.0.1:0")
+        try:
+            yield engine, server
+        finally:
+            for connection in engine.connections:
+                connection.close()
+            await server.stop()
+
+
+async def session_at(server, *topics, ids=10):
+    session = RawSession(OverGrpc(server.port))
+    await session.hello()
+    await session.register(*topics)
+    return session, await session.lease(ids)
+
+
+@on_a_loop
+async def test_a_session_over_a_socket():
+    broker = MemoryBroker()
+    async with served(broker) as (_, server):
+        session, ids = await session_at(server, "a")
+        assert await session.write(("a", transactional(ids, size=3))) == []
+        for one in ids[:5]:
+            assert await session.commit(one, ["a"], [3]) is Outcome.COMMIT
+        session.link.send(ClientFrame(bye=True))
+        with pytest.raises(EOFError):
+            await session.until(lambda: False)
+        await session.link.cut()
+    assert visible(broker, "a") in ({b"v": 15}, {})  # the others may still be open at the end
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff", b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n"])
+@on_a_loop
+async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data):
+    async with served() as (_, server):
+        other, ids = await session_at(server, "a")
+        for prelude in ([], [ClientFrame(hello=Hello(1, ""))]):
+            session = RawSession(OverGrpc(server.port))
+            for frame in prelude:
+                session.link.send(frame)
+            session.link.send_bytes(data)
+            with pytest.raises(EOFError):
+                await session.until(lambda: False)
+            assert isinstance(session.goodbye, MalformedFrame)
+            await session.link.cut()
+        assert await other.write(("a", transactional(ids[:1]))) == []
+        await other.link.cut()
+
+
+@on_a_loop
+async def test_too_long_a_frame_ends_its_connection_only():
+    async with served(limits=Limits(client_bytes=MIB, max_message_bytes=1000)) as (_, server):
+        other, ids = await session_at(server, "a")
+        session = RawSession(OverGrpc(server.port))
+        await session.hello()
+        session.send(("a", Batch.of([Message(None, b"x" * (3 * MIB))])))
+        with pytest.raises(EOFError):
+            await session.until(lambda: False)
+        assert session.link.status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await session.link.cut()
+        assert await other.write(("a", transactional(ids[:1]))) == []
+        await other.link.cut()
+
+
+@on_a_loop
+async def test_a_client_that_vanishes_is_noticed():
+    async with served() as (engine, server):
+        session, _ = await session_at(server)
+        assert len(engine.connections) == 1
+        await session.link.cut()
+        await eventually(lambda: not engine.connections)
+        (known,) = engine.coordinator.sessions()
+        assert known.gone_since is not None
+
+
+@on_a_loop
+async def test_too_many_clients_are_told_so(monkeypatch):
+    monkeypatch.setattr(grpc_server, "LAST_WORDS", 0.05)
+    async with served(max_clients=1) as (_, server):
+        session, _ = await session_at(server)
+        late = RawSession(OverGrpc(server.port))
+        with pytest.raises(EOFError):
+            await late.hello()
+        assert isinstance(late.goodbye, ServiceUnavailable)
+        assert len(await session.lease(1)) == 1
+        await session.link.cut()
+        await late.link.cut()
+
+
+@on_a_loop
+async def test_a_client_that_sends_without_end_waits_for_the_log():
+    broker = MemoryBroker()
+    limits = Limits(client_bytes=MIB, total_bytes=2 * MIB)
+    async with served(broker, limits=limits) as (engine, server):
+        session, _ = await session_at(server)
+        broker.faults.hold(topic="plain")
+        for _ in range(100):
+            session.send(("plain", Batch.of([Message(None, b"x" * (MIB // 4))])))
+        await eventually(lambda: engine.intake.account.bytes > MIB)
+        quiet, ids = await session_at(server, "a")
+        assert await quiet.write(("a", transactional(ids))) == []
+        assert engine.intake.account.bytes < 3 * MIB
+        broker.faults.release()
+        await session.until(lambda: session.acknowledged == 100)
+        assert engine.intake.account.bytes == 0
+        await session.link.cut()
+        await quiet.link.cut()
+
+
+@on_a_loop
+async def test_health_tells_serving_and_then_not():
+    async with served() as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for service in ("", "txnbuffer.v1.Session"):
+            answer = await check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        await server.drain()
+        answer = await check(health_pb2.HealthCheckRequest(service=""))
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@on_a_loop
+async def test_a_port_that_is_taken_is_told():
+    async with served() as (engine, server):
+        with pytest.raises(EnvironmentFault, match="can't listen at"):
+            await GrpcServer(engine, Admin(engine), max_clients=1).start(f"127.0.0.1:{server.port}")
+        http = HttpServer(engine)
+        with pytest.raises(EnvironmentFault, match="can't listen at"):
+            await http.start(f"127.0.0.1:{server.port}")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.5.5.5:0"])
+def test_loopback_needs_no_tls(address):
+    check_listening(address, tls=False, insecure=False)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "example.org:1"])
+def test_anything_else_does(address):
+    with pytest.raises(InvalidConfiguration, match="without TLS"):
+        check_listening(address, tls=False, insecure=False)
+    check_listening(address, tls=True, insecure=False)
+    check_listening(address, tls=False, insecure=True)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:many", "host:70000"])
+def test_an_address_that_can_not_be(address):
+    with pytest.raises(InvalidConfiguration, match="write HOST:PORT"):
+        check_listening(address, tls=True, insecure=True)
+
+
+async def txnbuf(server, *words):
+    """Run the command line against a server: exit code, standard output, standard error."""
+    import asyncio
+
+    command = [sys.executable, "-m", "txnbuffer", *words, "--service", f"127.0.0.1:{server.port}"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+@on_a_loop
+async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
+    monkeypatch.setattr(engine_module, "TICK", 0.02)
+    async with served() as (engine, server):
+        session, ids = await session_at(server, "a", "b")
+        await session.write(("a", transactional(ids[:2])), ("b", transactional(ids[:1])))
+        await session.commit(ids[1], ["a"], [1])
+        hanging = f"0:{ids[0]}"
+        await eventually(lambda: engine.coordinator.transaction(TxnId(0, ids[0])) is not None)
+
+        code, out, _ = await txnbuf(server, "list", "--output", "json")
+        rows = {row["topic"]: row for row in json.loads(out)}
+        assert (code, rows["a"]["open"], rows["b"]["open"], rows["a"]["problem"]) == (0, 1, 1, None)
+
+        code, out, _ = await txnbuf(server, "describe", "a", "--output", "json")
+        waits = json.loads(out)["waits_for"]
+        assert f"transaction {hanging}: open since 1:0" in waits or f"transaction {hanging}: open since" in waits
+        assert session.session in waits
+        assert "127.0.0.1" in waits
+        assert "it is aborted in" in waits
+        assert f"txnbuf abort {hanging}" in waits
+
+        code, out, _ = await txnbuf(server, "find-hanging", "--older-than", "0", "--output", "json")
+        (row,) = json.loads(out)
+        assert (row["txn"], sorted(row["topics"]), row["session"]) == (hanging, ["a", "b"], session.session)
+        code, out, _ = await txnbuf(server, "find-hanging", "--older-than", "1000", "--output", "json")
+        assert json.loads(out) == []
+
+        code, out, _ = await txnbuf(server, "abort", hanging, "--output", "json")
+        assert (code, json.loads(out)) == (0, {"txn": hanging, "outcome": "ABORT"})
+        code, out, _ = await txnbuf(server, "abort", f"0:{ids[1]}", "--output", "json")
+        assert json.loads(out)["outcome"] == "COMMIT"
+        await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
+        code, out, _ = await txnbuf(server, "describe", "b")
+        assert "all up to the end is decided" in out
+        await session.link.cut()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["describe", "none"], 2, "has no topic 'none' open"),
+        (["abort", "0:99999"], 2, "never leased"),
+        (["abort", "nonsense"], 2, "is no transaction id"),
+    ],
+)
+@on_a_loop
+async def test_a_wrong_question_is_one_clear_error(words, code, message):
+    async with served() as (_, server):
+        found, out, err = await txnbuf(server, *words)
+        assert (found, out) == (code, "")
+        assert message in err
+        assert "Traceback" not in err
+
+
+def test_a_service_that_is_away_is_told():
+    command = [sys.executable, "-m", "txnbuffer", "list", "--service", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "no service answers at 127.0.0.1:1" in done.stderr
+
+
+def get(port, path):
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@on_a_loop
+async def test_metrics_and_health_over_http():
+    import asyncio
+
+    async with served() as (engine, server):
+        http = HttpServer(engine)
+        await http.start("127.0.0.1:0")
+        session, ids = await session_at(server, "a")
+        await session.write(("a", transactional(ids[:3])))
+        await session.commit(ids[0], ["a"], [1])
+        status, text = await asyncio.to_thread(get, http.port, "/metrics")
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert status == 200
+        assert float(values["txnbuffer_records_total"]) == 3
+        assert float(values["txnbuffer_ongoing"]) == 2
+        assert float(values["txnbuffer_ends_committed_total"]) == 1
+        assert "process_resident_memory_bytes" in values
+        assert (await asyncio.to_thread(get, http.port, "/health"))[0] == 200
+        assert (await asyncio.to_thread(get, http.port, "/ready"))[0] == 200
+        engine.intake.draining = True
+        status, text = await asyncio.to_thread(get, http.port, "/ready")
+        assert (status, json.loads(text)["waits_for"]) == (503, ["the service drains"])
+        assert (await asyncio.to_thread(get, http.port, "/none"))[0] == 404
+        await session.link.cut()
+        await http.stop()

@@ -1,0 +1,109 @@
+"""`txnbuf serve` as a process: signals, kills, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+from raw_session import OverGrpc, RawSession, transactional
+from service_process import ServiceProcess
+from service_setup import on_a_loop, visible
+
+from broker_io import open_broker
+from txnbuffer.coordinator.states import State
+from txnbuffer.model import Outcome, TxnId
+
+
+async def session_at(service, *topics):
+    session = RawSession(OverGrpc(service.port))
+    await session.hello()
+    await session.register(*topics)
+    return session, await session.lease(10)
+
+
+@on_a_loop
+async def test_kill_and_restart_keeps_what_was_acknowledged(tmp_path):
+    with ServiceProcess(tmp_path) as service:
+        session, ids = await session_at(service, "a", "b")
+        await session.write(("a", transactional(ids[:2])), ("b", transactional(ids[:2])))
+        assert await session.commit(ids[0], ["a", "b"], [1, 1]) is Outcome.COMMIT
+        service.kill()
+        await session.link.cut()
+    with ServiceProcess(tmp_path) as service:
+        again = RawSession(OverGrpc(service.port))
+        welcome = await again.hello(session.session, [TxnId(0, ids[0]), TxnId(0, ids[1])])
+        assert dict(welcome.states) == {TxnId(0, ids[0]): State.COMMITTED, TxnId(0, ids[1]): State.OPEN}
+        assert await again.commit(ids[1], ["a", "b"], [1, 1]) is Outcome.COMMIT
+        await again.link.cut()
+        service.terminate()
+        assert service.finish() == 0
+    with open_broker(f"file:{tmp_path}") as broker:
+        assert visible(broker, "a") == visible(broker, "b") == {b"v": 2}
+
+
+@on_a_loop
+async def test_the_first_signal_drains_and_the_second_one_ends(tmp_path):
+    with ServiceProcess(tmp_path, "--set", "service.drain_seconds=60") as service:
+        session, ids = await session_at(service, "a")
+        await session.write(("a", transactional(ids[:1])))
+        await session.until(lambda: True)
+        service.terminate()
+        await session.until(lambda: session.draining)
+        late = RawSession(OverGrpc(service.port))
+        with pytest.raises(EOFError):
+            await late.hello()
+        assert service.process.poll() is None
+        service.terminate()
+        assert await asyncio.to_thread(service.finish) == 128 + signal.SIGTERM
+        await late.link.cut()
+        await session.link.cut()
+
+
+@on_a_loop
+async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
+    with ServiceProcess(tmp_path) as service:
+        session, _ = await session_at(service, "a")
+        service.terminate()
+        with pytest.raises(EOFError):
+            await session.until(lambda: False)
+        await session.link.cut()
+        assert await asyncio.to_thread(service.finish) == 0
+        assert [event["event"] for event in service.events] == [
+            "recovering",
+            "took over",
+            "serving",
+            "draining",
+            "stopped",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--listen", "0.0.0.0:0"], 2, "give --tls-cert and --tls-key"),
+        (["--http", "0.0.0.0:0"], 2, "without TLS"),
+        (["--tls-cert", "some.pem"], 2, "both a certificate and its key"),
+        (["--set", "service.listne=x"], 2, "did you mean 'listen'"),
+        (["--set", "transactions.timeout=0"], 2, "give seconds above 0"),
+        (["--set", "service.create_topics=perhaps"], 2, "neither true nor false"),
+    ],
+)
+def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, message):
+    command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path / 'log'}", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_log_that_another_service_owns_is_refused(tmp_path):
+    with ServiceProcess(tmp_path) as service:
+        command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path}", "--listen", "127.0.0.1:0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 5
+        assert str(service.process.pid) in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,82 @@
+"""A service in a process of its own, to be asked, signalled and killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+STARTING = 60.0
+"""Seconds in which a service must serve, on a machine that is busy with other tests."""
+
+
+class ServiceProcess:
+    """`txnbuf serve` on a directory; `events` is what it told on stderr."""
+
+    def __init__(self, directory: Path | str, *flags: str, port: int = 0) -> None:
+        command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}"]
+        command += ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.events: list[dict[str, Any]] = []
+        self.lines: list[str] = []
+        self._serving = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith("{"):
+                self.events.append(json.loads(line))
+                if self.events[-1]["event"] == "serving":
+                    self._serving.set()
+        self._serving.set()
+
+    def wait_serving(self) -> Self:
+        self._serving.wait(STARTING)
+        assert self.event("serving") is not None, "".join(self.lines)
+        return self
+
+    def event(self, name: str) -> dict[str, Any] | None:
+        return next((event for event in self.events if event["event"] == name), None)
+
+    @property
+    def port(self) -> int:
+        event = self.event("serving")
+        assert event is not None
+        return int(event["port"])
+
+    @property
+    def http(self) -> int:
+        event = self.event("serving")
+        assert event is not None
+        return int(event["http"])
+
+    def kill(self) -> None:
+        """SIGKILL: nothing gets the time to end well."""
+        self.process.kill()
+        self.finish()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def finish(self, seconds: float = 60.0) -> int:
+        """Wait for its end; the exit code."""
+        code = self.process.wait(seconds)
+        self._reader.join(5)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self.wait_serving()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.finish()
