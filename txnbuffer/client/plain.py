@@ -14,7 +14,7 @@ from txnbuffer.client.outbox import Rows
 from txnbuffer.client.reader import CommittedReader, Start
 from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.transaction import Transaction
+from txnbuffer.client.transaction import PROPERTY_BYTES, Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 
@@ -239,7 +239,7 @@ class PlainTransaction:
         client = self._plain.client
         forking.check(client.session.forked_from)
         client.check_topic(topic)
-        check_size(rows, client.session.core.max_message_bytes)
+        check_size(rows, client.session.core.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
         self._held.append((topic, rows))

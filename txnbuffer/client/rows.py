@@ -80,15 +80,15 @@ def part(rows: Rows, start: int, end: int) -> Rows:
     return Rows(rows.keys[which], rows.values[which], properties, times, size)
 
 
-def check_size(rows: Rows, limit: int) -> None:
-    """Raises MessageTooLarge; a limit of 0 is not known yet."""
-    if not limit or rows.size <= limit:
+def check_size(rows: Rows, limit: int, extra: int = 0) -> None:
+    """Raises MessageTooLarge for a record that with `extra` bytes is above the limit; 0 is not known yet."""
+    if not limit or rows.size + extra <= limit:
         return
     for index, value in enumerate(rows.values):
         size = len(value or b"") + len(rows.keys[index] or b"")
         size += sum(len(name) + len(text.encode()) for name, text in _row(rows, index).items())
-        if size > limit:
-            raise MessageTooLarge(f"a record of {size} bytes is over the limit of {limit}: split it")
+        if size + extra > limit:
+            raise MessageTooLarge(f"a record of {size} bytes is over the limit of {limit - extra}: split it")
 
 
 def _row(rows: Rows, index: int) -> Mapping[str, str]:

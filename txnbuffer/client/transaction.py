@@ -18,6 +18,8 @@ from txnbuffer.model import TxnId
 if TYPE_CHECKING:
     from txnbuffer.client.client import Client
 
+PROPERTY_BYTES = 80
+"""The most that the properties which make a record part of a transaction add to it."""
 CHUNK = 4096
 """Records of a `send_many` that are handed over together."""
 
@@ -118,7 +120,7 @@ class Transaction:
         session = self._session
         opened = self._usable()
         self._client.check_topic(topic)
-        check_size(rows, session.core.max_message_bytes)
+        check_size(rows, session.core.max_message_bytes, PROPERTY_BYTES)
         if len(rows.values) <= CHUNK:
             if len(rows.values):
                 session.core.send(topic, rows, opened)

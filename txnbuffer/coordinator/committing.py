@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
-from txnbuffer.coordinator.messages import Branch, CheckCounts, Commit
+from txnbuffer.coordinator.messages import Branch, CheckCounts, Commit, Naming
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Block, Session, Transaction
-from txnbuffer.errors import Error, ForeignTransaction, InvalidRequest, UnregisteredTopic
-from txnbuffer.model import TxnId
+from txnbuffer.errors import Error, ForeignTransaction, InvalidRequest, ProducerFenced, UnregisteredTopic
+from txnbuffer.model import Outcome, TxnId
 
 
 class Committing:
@@ -31,6 +31,9 @@ class Committing:
     def commit_many(self, session: Session, commits: Sequence[Commit]) -> None:
         core, name = self._core, session.name
         for commit in commits:
+            if commit.naming is not None and (fenced := self._fenced(commit, commit.naming)) is not None:
+                core.answer(name, commit.request, fenced)
+                continue
             transaction = self._find(session, commit)
             if transaction is None:
                 continue
@@ -94,6 +97,14 @@ class Committing:
                 transaction = core.live[least] = Transaction(txn, session, block)
                 return transaction
         return sessions.find(session.name, commit.request, txn, commit=True)
+
+    def _fenced(self, commit: Commit, naming: Naming) -> Error | None:
+        """Why an attempt of a name has ended before its commit, if another holder of the name is why."""
+        least = commit.txn.least
+        if least in self._core.live or self._core.outcomes.find(least) is not Outcome.ABORT:
+            return None
+        refusal = self._names.refusal(naming)
+        return refusal if isinstance(refusal, ProducerFenced) else None
 
     def _check_counts(self, transaction: Transaction, commit: Commit) -> None:
         if self._core.config.verify_counts:

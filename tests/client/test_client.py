@@ -1,0 +1,426 @@
+"""The asyncio client on an engine in the same process: what an application can rely on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from client_world import World, in_world, read_all, run, until, values
+
+from broker_io.errors import InvalidAddress, InvalidMessage, InvalidTopicName, MessageTooLarge
+from txnbuffer import (
+    AlreadyCommitted,
+    AvroSerializer,
+    Fenced,
+    JsonSerializer,
+    Outcome,
+    TransactionAborted,
+    TxnId,
+    connect,
+)
+from txnbuffer.client.transaction import CHUNK, PROPERTY_BYTES
+from txnbuffer.errors import InvalidRequest, UnknownTransaction
+
+
+def test_what_a_transaction_sends_is_visible_all_at_once() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            await txn.send("orders", b"one", key="a")
+            await txn.send("stock", "zwölf", key=b"b", properties={"colour": "red"}, ordering_key="o", event_time=7)
+            await until(lambda: "orders" in world.broker.topics())
+            assert read_all(world.broker, "orders") == []
+        (order,), (item,) = read_all(world.broker, "orders"), read_all(world.broker, "stock")
+        assert (order.key, order.value, order.properties, order.txn) == (b"a", b"one", {}, txn.id)
+        assert (item.value, item.properties) == ("zwölf".encode(), {"colour": "red", "ordering_key": "o"})
+        assert item.event_time == 7
+        assert await client.outcome(txn.id) is Outcome.COMMIT
+        assert await client.outcome(str(txn.id)) is Outcome.COMMIT
+
+    in_world(test)
+
+
+def test_an_exception_aborts() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(ZeroDivisionError):
+            async with client.transaction() as txn:
+                await txn.send("orders", b"never")
+                await txn.send_many("orders", [b"never"] * 3)
+                raise ZeroDivisionError
+        async with client.transaction() as other:
+            await other.send("orders", b"visible")
+        assert values(world.broker, "orders") == [b"visible"]
+        assert await client.outcome(txn.id) is Outcome.ABORT
+
+    in_world(test)
+
+
+def test_a_block_may_end_its_transaction_itself() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            await txn.send("orders", b"one")
+            await txn.commit(wait_visible=True)
+            assert values(world.broker, "orders") == [b"one"]
+            with pytest.raises(InvalidRequest, match="has ended"):
+                await txn.send("orders", b"two")
+            with pytest.raises(InvalidRequest, match="has ended"):
+                await txn.commit()
+            await txn.abort()
+        async with client.transaction() as aborted:
+            await aborted.send("orders", b"never")
+            await aborted.abort()
+            assert await client.outcome(aborted.id) is Outcome.ABORT
+        assert await client.outcome(txn.id) is Outcome.COMMIT
+
+    in_world(test)
+
+
+def test_a_transaction_without_records_commits() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            pass
+        assert await client.outcome(txn.id) is Outcome.COMMIT
+
+    in_world(test)
+
+
+def test_records_keep_their_order_within_a_transaction_and_topic() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+
+        async def write(name: str) -> None:
+            async with client.transaction() as txn:
+                for index in range(20):
+                    await txn.send("log", f"{name}{index}")
+                    if index % 7 == 0:
+                        await asyncio.sleep(0)
+
+        await asyncio.gather(*(write(name) for name in "abcdef"))
+        found = [(value or b"").decode() for value in values(world.broker, "log")]
+        for name in "abcdef":
+            assert [value for value in found if value[0] == name] == [f"{name}{index}" for index in range(20)]
+
+    in_world(test)
+
+
+def test_many_records_at_once_and_deletions() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        count = CHUNK * 2 + 5
+        async with client.transaction() as txn:
+            await txn.send_many("log", [b"%d" % index for index in range(count)], keys=[None] * (count - 1) + ["k"])
+            await txn.send_many("log", [])
+            await txn.delete("log", "k")
+        found = read_all(world.broker, "log")
+        assert [record.value for record in found] == [*(b"%d" % index for index in range(count)), None]
+        assert [record.key for record in found[-3:]] == [None, b"k", b"k"]
+        assert [record.seqno for record in found] == list(range(1, count + 2))
+
+    in_world(test)
+
+
+def test_columns_of_many_records() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        time = datetime(2026, 1, 2, tzinfo=UTC)
+        async with client.transaction() as txn:
+            await txn.send_many("log", ["x", "y"], event_times=[None, time], properties=[{"a": "1"}, None])
+            await txn.send("log", "z", properties={"b": "2"})
+            with pytest.raises(InvalidMessage, match="keys has 1 rows for 2 values"):
+                await txn.send_many("log", ["x", "y"], keys=["k"])
+        found = read_all(world.broker, "log")
+        assert [record.properties for record in found] == [{"a": "1"}, {}, {"b": "2"}]
+        assert [record.event_time for record in found] == [0, round(time.timestamp() * 1000), 0]
+
+    in_world(test)
+
+
+def test_ordinary_records_stand_beside_transactions() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send("log", b"first", key="k", properties={"a": "1"})
+        async with client.transaction() as txn:
+            await txn.send("log", b"second")
+        await client.send_many("log", [b"third", b"fourth"])
+        await client.delete("log", "k")
+        found = read_all(world.broker, "log")
+        assert [record.value for record in found] == [b"first", b"second", b"third", b"fourth", None]
+        assert [record.txn for record in found] == [None, txn.id, None, None, None]
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"value": 1}, "bytes or text, not int"),
+        ({"value": None}, "to delete a key call delete"),
+        ({"value": b"", "key": 1}, "a key is bytes or text"),
+        ({"value": b"", "properties": {"tb.txn": "0:1"}}, "under 'tb.'"),
+        ({"value": b"", "properties": {"a": 1}}, "are texts"),
+        ({"value": b"", "event_time": datetime(2026, 1, 1)}, "no time zone"),
+        ({"value": b"", "event_time": -1}, "milliseconds since 1970"),
+        ({"value": b"", "event_time": True}, "milliseconds since 1970"),
+    ],
+)
+def test_what_can_not_be_a_record_is_refused_and_the_transaction_goes_on(
+    arguments: dict[str, object], message: str
+) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            with pytest.raises(InvalidMessage, match=message):
+                await txn.send("log", **arguments)  # type: ignore[arg-type]  # wrong on purpose
+            with pytest.raises(InvalidMessage, match=message):
+                await client.send("log", **arguments)  # type: ignore[arg-type]  # wrong on purpose
+            await txn.send("log", b"right")
+        assert values(world.broker, "log") == [b"right"]
+
+    in_world(test)
+
+
+def test_too_large_a_record_is_refused_before_it_is_sent() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        limit = world.engine.limits.max_message_bytes - PROPERTY_BYTES
+        async with client.transaction() as txn:
+            with pytest.raises(MessageTooLarge, match=f"over the limit of {limit}"):
+                await txn.send("log", bytes(limit + 1))
+            with pytest.raises(MessageTooLarge):
+                await txn.send_many("log", [b"small", bytes(limit + 1)])
+            await txn.send_many("log", [bytes(limit), b"small", bytes(limit)])
+        assert [len(value or b"") for value in values(world.broker, "log")] == [limit, 5, limit]
+
+    in_world(test)
+
+
+def test_a_topic_that_can_not_be() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            with pytest.raises(InvalidTopicName):
+                await txn.send("", b"v")
+            await txn.send("log", b"v")
+        with pytest.raises(InvalidTopicName, match="__txnbuffer"):
+            async with client.transaction() as internal:
+                await internal.send("__txnbuffer_snapshots", b"v")
+        with pytest.raises(InvalidTopicName, match="__txnbuffer"):
+            await client.send("__txnbuffer_decisions", b"v")
+        assert values(world.broker, "log") == [b"v"]
+
+    in_world(test)
+
+
+def test_many_different_properties_go_in_several_sends() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            for index in range(1500):
+                await txn.send("log", b"v", properties={f"p{index}": "1"})
+        assert len(values(world.broker, "log")) == 1500
+
+    in_world(test)
+
+
+def test_serializers() -> None:
+    async def test() -> None:
+        async with connect("memory:client-serializers", serializer=JsonSerializer()) as client:
+            avro = AvroSerializer({"type": "record", "name": "R", "fields": [{"name": "n", "type": "long"}]})
+            async with client.transaction() as txn:
+                await txn.send("log", {"n": 1})
+                await txn.send("log", b"bytes stay bytes")
+                await txn.send_many("log", ["text", 2, [None]])
+                await txn.send("log", {"n": 3}, serializer=avro)
+                with pytest.raises(InvalidRequest, match="JSON"):
+                    await txn.send("log", {1, 2})
+                with pytest.raises(InvalidRequest, match="Avro"):
+                    await txn.send("log", {"m": 3}, serializer=avro)
+            async with await client.reader("log") as reader:
+                batch = await reader.read(timeout=1)
+            assert batch is not None
+            found = [record.value or b"" for record in batch]
+            assert found[:5] == [b'{"n":1}', b"bytes stay bytes", b'"text"', b"2", b"[null]"]
+            assert avro.loads(found[5]) == {"n": 3}
+            assert JsonSerializer().loads(found[0]) == {"n": 1}
+            with pytest.raises(InvalidRequest):
+                JsonSerializer().loads(found[1])
+            with pytest.raises(InvalidRequest):
+                avro.loads(found[1])
+
+    run(test())
+
+
+def test_run_repeats_what_was_aborted_and_nothing_else() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        calls: list[TxnId] = []
+
+        async def work(txn: object) -> str:
+            calls.append(txn.id)  # type: ignore[attr-defined]  # a Transaction
+            if len(calls) < 3:
+                raise TransactionAborted(calls[-1], "somebody said so")
+            return "done"
+
+        assert await client.run(work) == "done"
+        assert len(set(calls)) == 3
+
+        async def fail(_: object) -> None:
+            calls.append(TxnId(0, 1))
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await client.run(fail)
+        assert len(calls) == 4
+
+        async def never(txn: object) -> None:
+            raise TransactionAborted(TxnId(0, 1), "again and again")
+
+        with pytest.raises(TransactionAborted, match="again and again"):
+            await client.run(never, attempts=2)
+
+    in_world(test)
+
+
+def test_a_transaction_that_takes_too_long_is_aborted_and_says_so() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(TransactionAborted, match="was aborted"):
+            async with client.transaction(timeout=0.01) as txn:
+                await txn.send("log", b"never")
+                while await client.outcome(txn.id) is None:
+                    await asyncio.sleep(0.05)
+        async with client.transaction() as other:
+            await other.send("log", b"fine")
+        await until(lambda: values(world.broker, "log") == [b"fine"])
+
+    in_world(test)
+
+
+def test_a_timeout_that_can_not_be_is_refused() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(InvalidRequest, match="may last up to"):
+            async with client.transaction(timeout=1e6) as txn:
+                await txn.send("log", b"v")
+                await asyncio.sleep(0.05)
+        assert values(world.broker, "log") == []
+
+    in_world(test)
+
+
+def test_a_number_of_a_name_commits_once() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        assert await client.committed_number("sink") == 0
+        async with client.transaction(name="sink", number=1) as txn:
+            await txn.send("log", b"one")
+        with pytest.raises(AlreadyCommitted) as raised:
+            async with client.transaction(name="sink", number=1) as txn:
+                await txn.send("log", b"twice")
+        assert (raised.value.name, raised.value.number, raised.value.last) == ("sink", 1, 1)
+        async with client.transaction(name="sink", number=5) as txn:
+            await txn.send("log", b"five")
+        other = await world.client()
+        with pytest.raises(AlreadyCommitted):
+            async with other.transaction(name="sink", number=4):
+                pass
+        assert await other.committed_number("sink") == 5
+        await other.delete_name("sink")
+        assert await other.committed_number("sink") == 0
+        assert values(world.broker, "log") == [b"one", b"five"]
+
+    in_world(test)
+
+
+def test_opening_a_name_fences_whoever_had_it() -> None:
+    async def test(world: World) -> None:
+        zombie, heir = await world.client(), await world.client()
+        async with zombie.transaction(name="sink", number=1) as txn:
+            await txn.send("log", b"one")
+        with pytest.raises(Fenced, match="another producer"):
+            async with zombie.transaction(name="sink", number=2) as txn:
+                await txn.send("log", b"the zombie's two")
+                assert await heir.committed_number("sink") == 1
+                async with heir.transaction(name="sink", number=2) as mine:
+                    await mine.send("log", b"two")
+        await until(lambda: values(world.broker, "log") == [b"one", b"two"])
+        assert await zombie.committed_number("sink") == 2  # opened anew
+
+    in_world(test)
+
+
+def test_a_name_goes_with_a_number() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(InvalidRequest, match="both"):
+            client.transaction(name="sink")
+        with pytest.raises(InvalidRequest, match="not begun"):
+            _ = client.transaction().id
+
+    in_world(test)
+
+
+def test_outcomes_that_nobody_knows() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(UnknownTransaction):
+            await client.outcome(TxnId(0, 2**40))
+        with pytest.raises(ValueError, match="most:least"):
+            await client.outcome("seven")
+        async with client.transaction() as txn:
+            assert await client.outcome(txn.id) is None
+
+    in_world(test)
+
+
+def test_thousands_of_transactions_at_once() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+
+        async def one(index: int) -> None:
+            async with client.transaction() as txn:
+                await txn.send("log", b"%d" % index)
+
+        await asyncio.gather(*(one(index) for index in range(3000)))
+        assert sorted(int(value or b"") for value in values(world.broker, "log")) == list(range(3000))
+
+    in_world(test)
+
+
+def test_a_log_in_files_stays(tmp_path: object) -> None:
+    address = f"file:{tmp_path}/log"
+
+    async def write(value: bytes) -> None:
+        async with connect(address) as client, client.transaction() as txn:
+            await txn.send("log", value)
+
+    async def read() -> list[bytes | None]:
+        client = await connect(address)
+        try:
+            async with await client.reader("log") as reader:
+                batch = await reader.read(timeout=1)
+                assert batch is not None
+                assert await reader.read() is None
+                lag = (await reader.lag())["log"]
+                assert (lag.behind, lag.undecided) == (0, 0)
+                return [record.value for record in batch]
+        finally:
+            await client.close()
+
+    run(write(b"one"))
+    run(write(b"two"))
+    assert run(read()) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("address", ["nowhere:", "txnbuf://host", "txnbuf://:1", "txnbuf://host:port"])
+def test_an_address_that_can_not_be(address: str) -> None:
+    async def test() -> None:
+        async with connect(address):
+            raise AssertionError
+
+    with pytest.raises(InvalidAddress):
+        run(test())

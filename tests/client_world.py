@@ -1,0 +1,169 @@
+"""What tests of the client share: running coroutines, links that break, reading a topic at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from broker_io import open_broker
+from broker_io.port import Broker
+from txnbuffer.client.client import Client
+from txnbuffer.client.link import EngineLink, Link
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.records import Record
+from txnbuffer.client.session import Session
+from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.frames import ClientFrame, ServerFrame
+from txnbuffer.service.engine import Engine
+
+Result = TypeVar("Result")
+
+LONG = 30.0
+"""Seconds after which a test that hangs has failed."""
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine that must end soon."""
+
+    async def limited() -> Result:
+        async with asyncio.timeout(LONG):
+            return await work
+
+    return asyncio.run(limited())
+
+
+def read_all(broker: Broker, topic: str, isolation: str = "read_committed") -> list[Record]:
+    """What a reader that starts now is given."""
+    records: list[Record] = []
+    with CommittedReader(broker, topic, isolation=isolation) as reader:
+        while (batch := reader.read()) is not None:
+            records += batch
+    return records
+
+
+def values(broker: Broker, topic: str) -> list[bytes | None]:
+    return [record.value for record in read_all(broker, topic)]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+class BreakingLink:
+    """A link that breaks when `before` says so of a frame to be sent, or `after` of one that was; or by `cut`."""
+
+    def __init__(self, link: Link, world: World) -> None:
+        self._link = link
+        self._world = world
+        self._cut = asyncio.Event()
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    async def send(self, frame: ClientFrame) -> None:
+        if self._cut.is_set() or self._world.before(frame):
+            self.cut()
+            raise ServiceUnavailable("the link broke")
+        await self._link.send(frame)
+        if self._world.after(frame):
+            await asyncio.sleep(self._world.late)
+            self.cut()
+
+    async def receive(self) -> ServerFrame | None:
+        frame = asyncio.ensure_future(self._link.receive())
+        broken = asyncio.ensure_future(self._cut.wait())
+        await asyncio.wait([frame, broken], return_when=asyncio.FIRST_COMPLETED)
+        broken.cancel()
+        if self._cut.is_set():
+            frame.cancel()
+            raise ServiceUnavailable("the link broke")
+        return frame.result()
+
+    async def end(self) -> None:
+        await self._link.end()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+
+def never(_: ClientFrame) -> bool:
+    return False
+
+
+def once(what: Callable[[ClientFrame], bool]) -> Callable[[ClientFrame], bool]:
+    """True the first time that it holds."""
+    done = False
+
+    def first(frame: ClientFrame) -> bool:
+        nonlocal done
+        holds = not done and what(frame)
+        done = done or holds
+        return holds
+
+    return first
+
+
+class World:
+    """An engine on a broker, and clients of it whose links break on demand.
+
+    `late`: seconds between a frame's arrival and the break behind it, in which the service acts on it.
+    """
+
+    def __init__(self, address: str = "memory:") -> None:
+        self.broker = open_broker(address)
+        self.engine: Engine
+        self.links: list[BreakingLink] = []
+        self.before: Callable[[ClientFrame], bool] = never
+        self.after: Callable[[ClientFrame], bool] = never
+        self.late = 0.0
+        self.reachable = True
+        self._clients: list[Client] = []
+
+    async def client(self, patience: float = 60.0) -> Client:
+        session = Session(self._dial, patience)
+        await session.open()
+        client = Client(session, lambda: self.broker, None)
+        self._clients.append(client)
+        return client
+
+    def cut(self) -> None:
+        """Break all links."""
+        for link in self.links:
+            link.cut()
+
+    async def restart(self) -> None:
+        """Another owner takes over, as after a crash of the process but not of the log."""
+        old = self.engine
+        self.engine = await Engine.start(self.broker)
+        self.cut()
+        await old.stop()
+
+    async def _dial(self) -> Link:
+        if not self.reachable:
+            raise ServiceUnavailable("nobody there")
+        self.links.append(BreakingLink(EngineLink(self.engine), self))
+        return self.links[-1]
+
+    async def __aenter__(self) -> World:
+        self.engine = await Engine.start(self.broker)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.before = self.after = never
+        for client in self._clients:
+            await client.close()
+        await self.engine.stop()
+        self.broker.close()
+
+
+def in_world(test: Callable[[World], Awaitable[None]]) -> None:
+    """Run a test in a world of its own."""
+
+    async def inside() -> None:
+        async with World() as world:
+            await test(world)
+
+    run(inside())
