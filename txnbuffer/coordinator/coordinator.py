@@ -251,7 +251,10 @@ class Coordinator:
         self._core.markers.failed(token)
 
     def ended(self, topic: str, ends: Iterable[tuple[TxnId, Outcome]], now: float) -> None:
-        """The owner's buffer of a topic has applied markers: each end that took effect there."""
+        """The owner's buffer of a topic has applied markers: each end that took effect there.
+
+        A buffer that was recovered tells what it knows of those of `transactions` that are one-phase there.
+        """
         if self._enter(now):
             self._ending.ended(topic, ends)
 
