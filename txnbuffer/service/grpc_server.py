@@ -2,7 +2,8 @@
 
 Service `txnbuffer.v1.Session`, method `Talk`: a stream of client frames (`txnbuffer.wire`) answered by a stream
 of server frames. `txnbuffer.v1.Admin`: one method for each question of `txnbuffer.service.admin`, with a JSON
-object as request and a JSON object as answer. Messages are bytes; there is no generated code.
+object as request and a JSON object as answer. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
+writers elsewhere (`txnbuffer.service.log_service`). Messages are bytes; there is no generated code.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
@@ -18,8 +19,12 @@ from txnbuffer.service.admin import Admin
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
+from txnbuffer.service.log_service import log_service
 from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, SESSION_SERVICE, TALK
 from txnbuffer.wire import decode_client_frame, encode_server_frame
+
+if TYPE_CHECKING:
+    from broker_io.remote.service import LogService
 
 LAST_WORDS = 1.0
 """Seconds that a client has to end its side of the stream after ours has ended."""
@@ -35,6 +40,7 @@ class GrpcServer:
         self._max_clients = max_clients
         self._server: Any = None
         self._health: Any = None
+        self._log: LogService | None = None
 
     async def start(self, address: str, *, certificate: bytes | None = None, key: bytes | None = None) -> None:
         """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises what stands in the way."""
@@ -44,7 +50,8 @@ class GrpcServer:
         server = self._server = grpc.aio.server(options=_options(self._engine.limits))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler()))
+        self._log = log_service(self._engine)
+        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler(), self._log.handler))
         try:
             if certificate is None or key is None:
                 self.port = server.add_insecure_port(address)
@@ -63,6 +70,8 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Give the last frames their time, then end."""
+        if self._log is not None:
+            await self._log.close()
         if self._server is not None:
             await self._server.stop(2 * LAST_WORDS)
 
