@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
-import shutil
 import sys
 import tempfile
 import time
@@ -15,35 +15,36 @@ from txnbuffer.cli.output import narrate, output_option, show_line
 
 
 @click.command("demo")
-@click.option("--kills", default=6, show_default=True, type=click.IntRange(4), help="SIGKILLs for the writer.")
-@click.option("--transactions", type=click.IntRange(100), help="Only the first so many hours of the year.")
+@click.option("--kills", default=6, show_default=True, type=click.IntRange(4), help="SIGKILLs for the service.")
+@click.option("--transactions", type=click.IntRange(500), help="Only the first so many hours of the year.")
 @click.option("--seed", type=int, help="Choose the moments of the kills; random unless given.")
 @click.option("--dir", "directory", type=click.Path(), help="Keep the log in this directory (must be new or empty).")
 @output_option
 def command(kills: int, transactions: int | None, seed: int | None, directory: str | None, output: str) -> None:
-    """Write a year of flights in transactions while the writer is killed; compare the end with the source.
+    """Write a year of flights in transactions while the service is killed; compare the end with the source.
 
-    One transaction per hour of 2013 over the topics `departures` and `arrivals`, one in ten aborted
-    after writing. The writer is killed with SIGKILL at random moments, once during its recovery, while
-    another process follows live. Exit code 1 unless nothing was lost, doubled, or seen uncommitted.
+    One transaction per hour of 2013 over the topics `departures` and `arrivals`, from several producer
+    processes, one in ten aborted after writing. The service is killed with SIGKILL at random moments, once
+    during its recovery, and so is a producer, while another process follows live. Exit code 1 unless
+    nothing was lost, doubled, or seen uncommitted.
     """
     from txnbuffer.demo.conductor import Conductor
+    from txnbuffer.demo.processes import Service
 
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    place = directory or tempfile.mkdtemp(prefix="txnbuf-demo-")
-    narrate(f"log in {place}; the kills come from --seed {seed}")
     started = time.monotonic()
-    try:
+    with tempfile.TemporaryDirectory(prefix="txnbuf-demo-") as scratch:
+        place = directory or os.path.join(scratch, "log")
+        narrate(f"log in {place}; the kills come from --seed {seed}")
         chance = random.Random(seed)  # noqa: S311 - moments, no secrets
-        report = Conductor(f"file:{place}", kills, chance, narrate, transactions).run()
-    finally:
-        if directory is None:
-            shutil.rmtree(place, ignore_errors=True)
+        service = Service(place, os.path.join(scratch, "service.log"))
+        report = Conductor(service, kills, chance, narrate, transactions).run()
     verdict = "every committed record once, no aborted one" if report.good else "NOT what the source says"
     summary = (
         f"{verdict}: {report.records_read:,} of {report.records_expected:,} records read, "
         f"lost {report.lost}, duplicated {report.duplicated}, uncommitted seen {report.uncommitted_seen}; "
-        f"{report.kills} kills, slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
+        f"{report.kills} kills of the service and {report.producer_kills} of a producer, "
+        f"slowest recovery {report.recovery_seconds_max * 1000:.0f} ms, "
         f"{report.transactions_per_second:,.0f} transactions/s, {time.monotonic() - started:.0f} s in all"
     )
     if output == "json":
