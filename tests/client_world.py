@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from broker_io import open_broker
 from broker_io.port import Broker
+from snapshots.errors import OwnershipLost
 from txnbuffer.client.client import Client
 from txnbuffer.client.link import EngineLink, Link
 from txnbuffer.client.reader import CommittedReader
@@ -139,7 +141,8 @@ class World:
         old = self.engine
         self.engine = await Engine.start(self.broker)
         self.cut()
-        await old.stop()
+        with contextlib.suppress(OwnershipLost):
+            await old.stop()
 
     async def _dial(self) -> Link:
         if not self.reachable:

@@ -4,6 +4,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["txnbuffer.testing"]
+
 settings.register_profile("dev", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

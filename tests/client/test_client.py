@@ -10,17 +10,13 @@ from client_world import World, in_world, read_all, run, until, values
 
 from broker_io.errors import InvalidAddress, InvalidMessage, InvalidTopicName, MessageTooLarge
 from txnbuffer import (
-    AlreadyCommitted,
     AvroSerializer,
-    Fenced,
     JsonSerializer,
     Outcome,
-    TransactionAborted,
-    TxnId,
     connect,
 )
 from txnbuffer.client.transaction import CHUNK, PROPERTY_BYTES
-from txnbuffer.errors import InvalidRequest, UnknownTransaction
+from txnbuffer.errors import InvalidRequest
 
 
 def test_what_a_transaction_sends_is_visible_all_at_once() -> None:
@@ -252,129 +248,6 @@ def test_serializers() -> None:
                 avro.loads(found[1])
 
     run(test())
-
-
-def test_run_repeats_what_was_aborted_and_nothing_else() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        calls: list[TxnId] = []
-
-        async def work(txn: object) -> str:
-            calls.append(txn.id)  # type: ignore[attr-defined]  # a Transaction
-            if len(calls) < 3:
-                raise TransactionAborted(calls[-1], "somebody said so")
-            return "done"
-
-        assert await client.run(work) == "done"
-        assert len(set(calls)) == 3
-
-        async def fail(_: object) -> None:
-            calls.append(TxnId(0, 1))
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            await client.run(fail)
-        assert len(calls) == 4
-
-        async def never(txn: object) -> None:
-            raise TransactionAborted(TxnId(0, 1), "again and again")
-
-        with pytest.raises(TransactionAborted, match="again and again"):
-            await client.run(never, attempts=2)
-
-    in_world(test)
-
-
-def test_a_transaction_that_takes_too_long_is_aborted_and_says_so() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        with pytest.raises(TransactionAborted, match="was aborted"):
-            async with client.transaction(timeout=0.01) as txn:
-                await txn.send("log", b"never")
-                while await client.outcome(txn.id) is None:
-                    await asyncio.sleep(0.05)
-        async with client.transaction() as other:
-            await other.send("log", b"fine")
-        await until(lambda: values(world.broker, "log") == [b"fine"])
-
-    in_world(test)
-
-
-def test_a_timeout_that_can_not_be_is_refused() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        with pytest.raises(InvalidRequest, match="may last up to"):
-            async with client.transaction(timeout=1e6) as txn:
-                await txn.send("log", b"v")
-                await asyncio.sleep(0.05)
-        assert values(world.broker, "log") == []
-
-    in_world(test)
-
-
-def test_a_number_of_a_name_commits_once() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        assert await client.committed_number("sink") == 0
-        async with client.transaction(name="sink", number=1) as txn:
-            await txn.send("log", b"one")
-        with pytest.raises(AlreadyCommitted) as raised:
-            async with client.transaction(name="sink", number=1) as txn:
-                await txn.send("log", b"twice")
-        assert (raised.value.name, raised.value.number, raised.value.last) == ("sink", 1, 1)
-        async with client.transaction(name="sink", number=5) as txn:
-            await txn.send("log", b"five")
-        other = await world.client()
-        with pytest.raises(AlreadyCommitted):
-            async with other.transaction(name="sink", number=4):
-                pass
-        assert await other.committed_number("sink") == 5
-        await other.delete_name("sink")
-        assert await other.committed_number("sink") == 0
-        assert values(world.broker, "log") == [b"one", b"five"]
-
-    in_world(test)
-
-
-def test_opening_a_name_fences_whoever_had_it() -> None:
-    async def test(world: World) -> None:
-        zombie, heir = await world.client(), await world.client()
-        async with zombie.transaction(name="sink", number=1) as txn:
-            await txn.send("log", b"one")
-        with pytest.raises(Fenced, match="another producer"):
-            async with zombie.transaction(name="sink", number=2) as txn:
-                await txn.send("log", b"the zombie's two")
-                assert await heir.committed_number("sink") == 1
-                async with heir.transaction(name="sink", number=2) as mine:
-                    await mine.send("log", b"two")
-        await until(lambda: values(world.broker, "log") == [b"one", b"two"])
-        assert await zombie.committed_number("sink") == 2  # opened anew
-
-    in_world(test)
-
-
-def test_a_name_goes_with_a_number() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        with pytest.raises(InvalidRequest, match="both"):
-            client.transaction(name="sink")
-        with pytest.raises(InvalidRequest, match="not begun"):
-            _ = client.transaction().id
-
-    in_world(test)
-
-
-def test_outcomes_that_nobody_knows() -> None:
-    async def test(world: World) -> None:
-        client = await world.client()
-        with pytest.raises(UnknownTransaction):
-            await client.outcome(TxnId(0, 2**40))
-        with pytest.raises(ValueError, match="most:least"):
-            await client.outcome("seven")
-        async with client.transaction() as txn:
-            assert await client.outcome(txn.id) is None
-
-    in_world(test)
 
 
 def test_thousands_of_transactions_at_once() -> None:

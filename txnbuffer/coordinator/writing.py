@@ -28,7 +28,7 @@ class Writing:
             if transaction.state is State.OPEN and transaction.plan is None:
                 return None
             if transaction.state in (State.ABORTING, State.ABORTED):
-                return TransactionAborted(txn, transaction.reason or "it had ended before")
+                return transaction.refusal or TransactionAborted(txn, transaction.reason or "it had ended before")
             return _ended(txn)
         if core.progress.has_ended(least):
             if core.outcomes.find(least) is Outcome.ABORT:

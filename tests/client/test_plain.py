@@ -1,0 +1,286 @@
+"""The client without asyncio, on an embedded log and on a service in another process; forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_io.errors import InvalidMessage, Locked, MessageTooLarge
+from txnbuffer import (
+    AlreadyCommitted,
+    Fenced,
+    JsonSerializer,
+    Outcome,
+    PlainClient,
+    ServiceUnavailable,
+    StaleGeneration,
+    TransactionAborted,
+    connect,
+    dead_letter,
+)
+from txnbuffer.client.plain import HELD_RECORDS
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.testing import ServiceProcess
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[PlainClient]:
+    with connect(f"file:{tmp_path / 'log'}") as opened:
+        yield opened
+
+
+def values(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
+    """The values that a reader is given; it waits for as many as are expected."""
+    found: list[bytes | None] = []
+    with client.reader(topic) as reader:
+        while len(found) < count and (batch := reader.read(timeout=10)) is not None:
+            found += [record.value for record in batch]
+        assert reader.read() is None
+    return found
+
+
+def test_transactions(client: PlainClient) -> None:
+    with client.transaction() as txn:
+        txn.send("orders", "one", key="a", properties={"p": "1"})
+        txn.send_many("orders", [b"two", b"three"])
+        txn.delete("stock", "k")
+    assert client.outcome(txn.id) is Outcome.COMMIT
+    with pytest.raises(ZeroDivisionError), client.transaction() as aborted:
+        aborted.send("orders", b"never")
+        assert aborted.id
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), client.transaction() as untouched:
+        untouched.send("orders", b"never")
+        raise ZeroDivisionError
+    assert values(client, "orders", 3) == [b"one", b"two", b"three"]
+    assert values(client, "stock", 1) == [None]
+
+
+def test_a_block_may_end_its_transaction_itself(client: PlainClient) -> None:
+    with client.transaction() as txn:
+        txn.send("log", b"one")
+        txn.commit(wait_visible=True)
+        with pytest.raises(InvalidRequest, match="has ended"):
+            txn.send("log", b"two")
+    with client.transaction() as other:
+        assert other.id
+        other.send("log", b"never")
+        other.abort()
+    with client.transaction() as never_begun:
+        never_begun.send("log", b"never")
+        never_begun.abort()
+    assert client.outcome(other.id) is Outcome.ABORT
+    assert values(client, "log", 1) == [b"one"]
+
+
+def test_many_records_go_in_pieces(client: PlainClient) -> None:
+    count = HELD_RECORDS * 3 + 7
+    with client.transaction() as txn:
+        for index in range(count):
+            txn.send("log", b"%d" % index)
+    assert values(client, "log", count) == [b"%d" % index for index in range(count)]
+
+
+def test_errors_are_the_same(client: PlainClient) -> None:
+    with client.transaction() as txn:
+        with pytest.raises(InvalidMessage):
+            txn.send("log", 1)
+        with pytest.raises(MessageTooLarge):
+            txn.send("log", bytes(6_000_000))
+        txn.send("log", b"v")
+    assert client.committed_number("sink") == 0
+    with client.transaction(name="sink", number=1) as named:
+        named.send("log", b"w")
+    with pytest.raises(AlreadyCommitted), client.transaction(name="sink", number=1):
+        raise AssertionError
+    client.delete_name("sink")
+    with pytest.raises(TransactionAborted), client.transaction(timeout=0.01) as slow:
+        slow.send("log", b"never")
+        while client.outcome(slow.id) is None:
+            time.sleep(0.05)
+    assert values(client, "log", 2) == [b"v", b"w"]
+
+
+def test_run_and_ordinary_sends(client: PlainClient) -> None:
+    calls = []
+
+    def work(txn: object) -> int:
+        calls.append(txn.id)  # type: ignore[attr-defined]  # a PlainTransaction
+        txn.send("log", b"in a transaction")  # type: ignore[attr-defined]  # a PlainTransaction
+        if len(calls) == 1:
+            raise TransactionAborted(calls[0], "once")
+        return 7
+
+    assert client.run(work) == 7
+    client.send("log", b"ordinary", key="k")
+    client.send_many("log", [b"a", b"b"])
+    client.delete("log", "k")
+    assert values(client, "log", 5) == [b"in a transaction", b"ordinary", b"a", b"b", None]
+
+
+def test_threads_share_a_client(client: PlainClient) -> None:
+    def write(name: str) -> None:
+        for index in range(20):
+            with client.transaction() as txn:
+                txn.send("log", f"{name}{index}")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(values(client, "log", 80)) == sorted(
+        f"{name}{index}".encode() for name in "abcd" for index in range(20)
+    )
+
+
+def test_the_handler_is_called_in_the_calling_thread(client: PlainClient) -> None:
+    client.send_many("source", [b"1", b"x", b"3"])
+    threads = set()
+
+    def handle(txn: object, record: object) -> None:
+        threads.add(threading.get_ident())
+        number = int(record.value)  # type: ignore[attr-defined]  # a Record
+        txn.send("target", f"{number * 2}")  # type: ignore[attr-defined]  # a PlainTransaction
+
+    done = client.process("source", "doubling", handle, on_error=dead_letter("bad"), idle_timeout=0.1)
+    assert (done.records, done.dead_letters) == (2, 1)
+    assert threads == {threading.get_ident()}
+    assert values(client, "target", 2) == [b"2", b"6"]
+    assert values(client, "bad", 1) == [b"x"]
+    client.send("source", b"y")
+    with pytest.raises(ValueError, match="invalid literal"):
+        client.process("source", "doubling", handle)
+
+
+def test_a_closed_client_says_so(client: PlainClient) -> None:
+    client.close()
+    with pytest.raises(InvalidRequest, match="was closed"):
+        client.send("log", b"v")
+    client.close()
+
+
+def test_a_log_has_one_owner(client: PlainClient, tmp_path: Path) -> None:
+    script = f"from txnbuffer import connect\nconnect('file:{tmp_path / 'log'}').open_plain()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert Locked.__name__ in done.stderr
+    assert client.outcome  # still ours
+
+
+FORK = """
+import os, sys
+from txnbuffer import connect, UsedAfterFork
+with connect(sys.argv[1]) as client:
+    txn = client.transaction()
+    txn.send("log", b"one")
+    child = os.fork()
+    if child == 0:
+        code = 0
+        for call in (
+            lambda: client.send("log", b"child"),
+            lambda: client.transaction().send("log", b"child"),
+            lambda: txn.commit(),
+            lambda: client.reader("log"),
+            lambda: client.close(),
+        ):
+            try:
+                call()
+            except UsedAfterFork as error:
+                code += "connect again in the child" in str(error)
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    txn.commit()
+    print(client.outcome(txn.id).name)
+"""
+
+
+@pytest.mark.parametrize("where", ["file", "service"])
+def test_use_after_fork_is_an_error_that_says_so(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    address = f"file:{tmp_path / 'forked'}"
+    if where == "service":
+        service: ServiceProcess = request.getfixturevalue("txnbuf_service")
+        address = service.address
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("COMMIT\n", 0), done.stderr
+
+
+# A service in another process
+
+
+def test_a_service_is_killed_and_started_again(txnbuf_service: ServiceProcess) -> None:
+    with connect(txnbuf_service.address, serializer=JsonSerializer()) as client:
+        with client.transaction() as first:
+            first.send("log", {"n": 1})
+        with client.transaction() as second:
+            second.send("log", {"n": 2})
+            assert second.id
+            txnbuf_service.restart()
+            second.send("log", {"n": 3})
+        assert client.outcome(first.id) is Outcome.COMMIT
+        assert client.outcome(second.id) is Outcome.COMMIT
+    assert txnbuf_service.stop() == 0
+    with connect(f"file:{txnbuf_service.directory}") as client:
+        assert values(client, "log", 3) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
+
+
+def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
+    with connect(txnbuf_service.address) as client:
+        committed = []
+
+        def write(name: str) -> None:
+            for index in range(60):
+                value = f"{name}{index}".encode()
+
+                def work(txn: object, value: bytes = value) -> None:
+                    txn.send("log", value)  # type: ignore[attr-defined]  # a PlainTransaction
+                    txn.send("other", value)  # type: ignore[attr-defined]  # a PlainTransaction
+
+                client.run(work)
+                committed.append(value)
+
+        threads = [threading.Thread(target=write, args=(name,)) for name in "abcdefgh"]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            time.sleep(0.1)
+            txnbuf_service.restart()
+        for thread in threads:
+            thread.join()
+    txnbuf_service.kill()
+    with connect(f"file:{txnbuf_service.directory}") as client:
+        assert len(committed) == 480
+        assert sorted(value or b"" for value in values(client, "log", 480)) == sorted(committed)
+        assert sorted(value or b"" for value in values(client, "other", 480)) == sorted(committed)
+
+
+def test_nobody_is_there(txnbuf_service: ServiceProcess) -> None:
+    address = txnbuf_service.address
+    txnbuf_service.kill()
+    with pytest.raises(ServiceUnavailable, match="no service answers"), connect(address, timeout=0.3):
+        raise AssertionError
+
+
+def test_fencing_between_processes(txnbuf_service: ServiceProcess) -> None:
+    with connect(txnbuf_service.address) as zombie, connect(txnbuf_service.address) as heir:
+        with zombie.transaction(name="sink", number=1) as txn:
+            txn.send("log", b"one")
+        assert heir.committed_number("sink") == 1
+        with pytest.raises(Fenced), zombie.transaction(name="sink", number=2) as txn:
+            txn.send("log", b"two")
+        assert issubclass(StaleGeneration, Fenced)
+
+
+def test_an_embedded_log_of_a_fixture(txnbuf_address: str) -> None:
+    for value in (b"one", b"two"):
+        with connect(txnbuf_address) as client, client.transaction() as txn:
+            txn.send("log", value)
+    with connect(txnbuf_address) as client:
+        assert values(client, "log", 2) == [b"one", b"two"]
