@@ -54,6 +54,10 @@ explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one s
 mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(ONLY)
 
+soak: $(STAMP) ## kill service and clients 200 times, and open everything that may be open at once
+	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
+	SOAK=full $(PYTEST) tests/service/test_scale.py
+
 bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some
 	$(BIN)/python -m bench $(ONLY)
 

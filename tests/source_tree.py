@@ -82,7 +82,7 @@ class Module:
 
     def has_tests(self) -> bool:
         for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
                 return True
             if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and _class_has_tests(node):
                 return True

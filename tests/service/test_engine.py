@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from raw_session import InProcess, RawSession, transactional
-from service_setup import QUICK, engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
-from broker_io import open_broker
 from broker_io.batch import Batch, Blobs, Labels, Message
-from broker_io.errors import DiskWatermark, InvalidTopicName, MessageTooLarge, TopicNotFound
+from broker_io.errors import InvalidTopicName, MessageTooLarge, TopicNotFound
 from broker_io.memory import MemoryBroker
 from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.messages import Begin, Commit, Done, Naming
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import (
-    AlreadyCommitted,
-    CoordinatorStopped,
     ForeignTransaction,
     InvalidRequest,
-    ProducerFenced,
     TooManyTransactions,
     TransactionAborted,
-    UnknownSession,
     UnknownTransaction,
     UnregisteredTopic,
 )
-from txnbuffer.frames import Abort, ClientFrame, Hello, LeaseRequest, NamedRequest, Query, Send
+from txnbuffer.frames import Abort, ClientFrame, LeaseRequest, Query, Send
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service import appends
-from txnbuffer.service import engine as engine_module
 from txnbuffer.service.limits import Limits
-
-
-@pytest.fixture(params=["memory", "file"])
-def broker(request, tmp_path):
-    address = "memory:" if request.param == "memory" else f"file:{tmp_path / 'log'}"
-    with open_broker(address) as opened:
-        yield opened
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(engine_module, "TICK", 0.02)
 
 
 def plain(*values: bytes) -> Batch:
@@ -222,220 +200,3 @@ async def test_limits_of_open_transactions_are_one_clear_error():
         assert isinstance(await session.ask(leases=lambda r: (LeaseRequest(r, 1),)), TooManyTransactions)
         other, _ = await session_on(engine, ids=5)
         assert isinstance(await other.ask(leases=lambda r: (LeaseRequest(r, 1),)), TooManyTransactions)
-
-
-@on_a_loop
-async def test_a_hung_client_holds_readers_back_no_longer_than_its_time(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
-        hung, theirs = await session_on(engine, "a")
-        lively, ids = await session_on(engine, "a")
-        await hung.write(("a", transactional(theirs[:1], b"hung")))
-        await lively.write(("a", transactional(ids[:1])))
-        assert await lively.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
-        assert visible(broker, "a") == {}
-        await eventually(lambda: visible(broker, "a") == {b"v": 1})
-        assert isinstance(await hung.commit(theirs[0], ["a"], [1]), TransactionAborted)
-
-
-@on_a_loop
-async def test_begin_gives_a_transaction_its_own_time(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
-        session, ids = await session_on(engine, "a")
-        begins = (Begin(1000, TxnId(0, ids[0]), 5.0), Begin(1001, TxnId(0, ids[1]), 60.0))
-        session.link.send(ClientFrame(begins=begins))
-        await session.write(("a", transactional(ids[:1])))
-        await asyncio.sleep(0.6)
-        assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
-        assert isinstance(session.answers[1001], InvalidRequest)
-
-
-@on_a_loop
-async def test_a_client_that_comes_back_goes_on_with_what_it_names(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
-        session, ids = await session_on(engine, "a")
-        kept, left = ids[:2]
-        await session.write(("a", transactional([kept, left])))
-        await session.link.cut()
-        again = RawSession(InProcess(engine))
-        welcome = await again.hello(session.session, [TxnId(0, kept)])
-        assert welcome.session == session.session
-        assert welcome.states == ((TxnId(0, kept), State.OPEN),)
-        assert (
-            await again.write(("a", transactional([kept], b"twice")), ("a", transactional([kept], b"on", seq=2))) == []
-        )
-        assert await again.commit(kept, ["a"], [2]) is Outcome.COMMIT
-        assert isinstance(await again.commit(left, ["a"], [1]), TransactionAborted)
-        await eventually(lambda: visible(broker, "a") == {b"v": 1, b"on": 1})
-
-
-@on_a_loop
-async def test_a_client_that_does_not_come_back_is_given_up(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
-        session, ids = await session_on(engine, "a")
-        await session.write(("a", transactional(ids[:1])))
-        await session.link.cut()
-        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
-        assert engine.topics.get("a").tail.buffer.is_aborted(TxnId(0, ids[0]))
-
-
-@on_a_loop
-async def test_another_connection_of_a_session_ends_the_older_one(broker):
-    async with engine_on(broker) as engine:
-        session, _ = await session_on(engine, "a")
-        again = RawSession(InProcess(engine))
-        await again.hello(session.session)
-        with pytest.raises(EOFError):
-            await session.until(lambda: False)
-        assert isinstance(session.goodbye, UnknownSession)
-        assert len(await again.lease(5)) == 5
-
-
-@on_a_loop
-async def test_a_new_owner_takes_over_what_the_last_one_left(tmp_path):
-    address = f"file:{tmp_path}"
-    with open_broker(address) as broker:
-        engine = await engine_module.Engine.start(broker)
-        session, ids = await session_on(engine, "a", "b")
-        done, opened, lost = ids[:3]
-        await session.write(("a", transactional([done, opened, lost])), ("b", transactional([opened])))
-        assert await session.commit(done, ["a"], [1]) is Outcome.COMMIT
-        engine.fail(CoordinatorStopped("as if it had crashed"))
-        await engine.stop()
-    with open_broker(address) as broker:
-        async with engine_on(broker) as engine:
-            assert engine.coordinator.epoch == 2
-            again = RawSession(InProcess(engine))
-            welcome = await again.hello(session.session, [TxnId(0, opened), TxnId(0, done)])
-            assert welcome.states == ((TxnId(0, opened), State.OPEN), (TxnId(0, done), State.COMMITTED))
-            assert (
-                await again.write(("a", transactional([opened], b"twice")), ("b", transactional([opened], b"on", 2)))
-                == []
-            )
-            assert await again.commit(opened, ["a", "b"], [1, 2]) is Outcome.COMMIT
-            assert await again.commit(done, ["a"], [1]) is Outcome.COMMIT
-            await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
-            await eventually(lambda: visible(broker, "a") == {b"v": 2})
-            assert visible(broker, "b") == {b"v": 1, b"on": 1}
-            fresh, new = await session_on(engine, "a")
-            assert not set(new) & set(ids)
-            assert await fresh.write(("a", transactional(new[:1]))) == []
-
-
-@on_a_loop
-async def test_named_producers_and_groups(broker):
-    async with engine_on(broker) as engine:
-        session, ids = await session_on(engine, "a")
-        opened = await session.ask(open_names=lambda r: (NamedRequest(r, "bank"),))
-        await session.write(("a", transactional(ids[:2])))
-
-        def commit(least, opening):
-            naming = Naming("bank", 1, opening)
-            return lambda r: (Commit(r, TxnId(0, least), ("a",), (1,), naming=naming),)
-
-        assert await session.ask(commits=commit(ids[0], opened.opening)) is Outcome.COMMIT
-        assert isinstance(await session.ask(commits=commit(ids[1], opened.opening)), AlreadyCommitted)
-        other, _ = await session_on(engine, "a")
-        assert (await other.ask(open_names=lambda r: (NamedRequest(r, "bank"),))).committed == 1
-        await session.write(("a", transactional(ids[2:3])))
-        assert isinstance(await session.ask(commits=commit(ids[2], opened.opening)), ProducerFenced)
-        assert await session.ask(delete_names=lambda r: (NamedRequest(r, "bank"),)) == Done()
-        joined = await other.ask(joins=lambda r: (NamedRequest(r, "readers"),))
-        assert (joined.generation, joined.positions) == (1, ())
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (ClientFrame(leases=(LeaseRequest(1, 1),)), "begins with hello"),
-        (ClientFrame(hello=Hello(99, "")), "newer than"),
-        (ClientFrame(hello=Hello(1, "no good")), "letters and digits"),
-        (ClientFrame(hello=Hello(1, "x" * 65)), "letters and digits"),
-    ],
-)
-@on_a_loop
-async def test_a_connection_that_begins_wrongly_ends_with_one_clear_error(frame, message):
-    async with engine_on(MemoryBroker()) as engine:
-        session = RawSession(InProcess(engine))
-        session.link.send(frame)
-        with pytest.raises(EOFError):
-            await session.until(lambda: False)
-        assert message in str(session.goodbye)
-        await session_on(engine, "a")
-
-
-@on_a_loop
-async def test_hello_twice_ends_the_connection():
-    async with engine_on(MemoryBroker()) as engine:
-        session, _ = await session_on(engine)
-        session.link.send(ClientFrame(hello=Hello(1, "")))
-        with pytest.raises(EOFError):
-            await session.until(lambda: False)
-        assert "hello was said before" in str(session.goodbye)
-
-
-@on_a_loop
-async def test_draining_lets_what_is_open_end(broker):
-    async with engine_on(broker) as engine:
-        session, ids = await session_on(engine, "a")
-        await session.write(("a", transactional(ids[:1])))
-        assert await session.ask(queries=lambda r: (Query(r, TxnId(0, ids[0])),)) is State.OPEN
-        engine.carrying.ask()
-        draining = asyncio.ensure_future(engine.drain(20))
-        await session.until(lambda: session.draining)
-        assert not draining.done()
-        late = RawSession(InProcess(engine))
-        with pytest.raises(EOFError):
-            await late.hello()
-        assert isinstance(late.goodbye, CoordinatorStopped)
-        assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
-        await draining
-    with pytest.raises(EOFError):
-        await session.until(lambda: False)
-    assert isinstance(session.goodbye, CoordinatorStopped)
-
-
-@on_a_loop
-async def test_a_client_that_says_bye_leaves_nothing_open(broker, quick):
-    async with engine_on(broker) as engine:
-        session, ids = await session_on(engine, "a")
-        await session.write(("a", transactional(ids[:1])))
-        session.link.send(ClientFrame(bye=True))
-        with pytest.raises(EOFError):
-            await session.until(lambda: False)
-        assert session.goodbye is None
-        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
-        assert list(engine.coordinator.sessions()) == []
-
-
-@on_a_loop
-async def test_a_log_that_failed_ends_everything_and_nothing_unsure_is_answered(monkeypatch):
-    broker = MemoryBroker()
-    engine = await engine_module.Engine.start(broker)
-    session, ids = await session_on(engine, "a", "b")
-    await session.write(("a", transactional(ids[:1])), ("b", transactional(ids[:1])))
-    broker.faults.lose_acknowledgement(topic="__txnbuffer_decisions")
-    with pytest.raises(EOFError):
-        await session.commit(ids[0], ["a", "b"], [1, 1])
-    assert isinstance(session.goodbye, CoordinatorStopped)
-    assert engine.ended.result() is not None
-    await engine.stop()
-
-
-@on_a_loop
-async def test_a_nearly_full_disk_refuses_records_and_delays_decisions(monkeypatch):
-    monkeypatch.setattr(appends, "PATIENCE", 0.02)
-    broker = MemoryBroker()
-    async with engine_on(broker) as engine:
-        session, ids = await session_on(engine, "a", "b")
-        one, two = ids[:2]
-        await session.write(("a", transactional([one])), ("b", transactional([one])))
-        for _ in range(3):
-            broker.faults.fail_append(DiskWatermark("nearly full"), topic="__txnbuffer_decisions")
-        assert await session.commit(one, ["a", "b"], [1, 1]) is Outcome.COMMIT
-        broker.faults.fail_append(DiskWatermark("nearly full"), topic="a")
-        (failure,) = await session.write(("a", transactional([two])))
-        assert isinstance(failure.error, DiskWatermark)
-        (failure,) = await session.write(("a", transactional([two], seq=2)))
-        assert isinstance(failure.error, DiskWatermark)
-        assert isinstance(await session.commit(two, ["a"], [2]), TransactionAborted)
-    assert visible(broker, "a") == visible(broker, "b") == {b"v": 1}

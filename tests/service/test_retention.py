@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from raw_session import transactional
 from service_setup import engine_on, on_a_loop, session_on, visible
 
-from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.testing.world import SimulatedClock
 from txnbuffer.config import RetentionConfig
@@ -15,13 +13,6 @@ from txnbuffer.frames import Abort, NamedRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service import retention
 from txnbuffer.service.retention import Retention
-
-
-@pytest.fixture(params=["memory", "file"])
-def broker(request, tmp_path):
-    address = "memory:" if request.param == "memory" else f"file:{tmp_path / 'log'}"
-    with open_broker(address) as opened:
-        yield opened
 
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):

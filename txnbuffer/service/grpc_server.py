@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
@@ -22,9 +22,6 @@ from txnbuffer.service.limits import MIB, Limits
 from txnbuffer.service.log_service import log_service
 from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, SESSION_SERVICE, TALK
 from txnbuffer.wire import decode_client_frame, encode_server_frame
-
-if TYPE_CHECKING:
-    from broker_io.remote.service import LogService
 
 LAST_WORDS = 1.0
 """Seconds that a client has to end its side of the stream after ours has ended."""
@@ -40,7 +37,7 @@ class GrpcServer:
         self._max_clients = max_clients
         self._server: Any = None
         self._health: Any = None
-        self._log: LogService | None = None
+        self._log: Any = None
 
     async def start(self, address: str, *, certificate: bytes | None = None, key: bytes | None = None) -> None:
         """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises what stands in the way."""

@@ -1,0 +1,66 @@
+"""The soak test in its short form, and that its judge sees what it is there for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SPEC = importlib.util.spec_from_file_location("soak", Path(__file__).with_name("soak.py"))
+assert SPEC is not None
+assert SPEC.loader is not None
+soak = importlib.util.module_from_spec(SPEC)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded():
+    import sys
+
+    sys.modules["soak"] = soak
+    SPEC.loader.exec_module(soak)
+
+
+def test_nothing_is_lost_doubled_half_or_seen_uncommitted_through_kills() -> None:
+    report = soak.soak(kills=6, seed=20260101, writers=2)
+    assert report.good, report
+    assert report.kills >= 6
+    assert report.committed > 0
+
+
+DIARY = """\
+B w1.0.1 0:1 soak-a soak-b
+R w1.0.1 2
+O w1.0.1 COMMIT
+B w1.0.2 0:2 soak-a soak-b
+R w1.0.2 1
+O w1.0.2 ABORT
+B w1.0.3 0:3 soak-a soak-b
+R w1.0.3 1
+B w1.0.4 0:4 soak-a
+"""
+WHOLE = {"soak-a": {b"w1.0.1/0": 1, b"w1.0.1/1": 1}, "soak-b": {b"w1.0.1/0": 1, b"w1.0.1/1": 1}}
+
+
+@pytest.mark.parametrize(
+    ("topic", "value", "count", "wrong"),
+    [
+        ("soak-a", b"w1.0.1/1", 0, "lost"),
+        ("soak-b", b"w1.0.1/0", 2, "doubled"),
+        ("soak-b", b"w1.0.2/0", 1, "uncommitted_seen"),
+        ("soak-a", b"w1.0.3/0", 1, "half"),
+        ("soak-a", b"w1.0.4/0", 1, "half"),
+        ("soak-a", b"w9.0.1/0", 1, "uncommitted_seen"),
+        ("soak-a", b"w1.0.1/0", 1, None),
+    ],
+)
+def test_the_judge_sees(tmp_path, topic, value, count, wrong) -> None:
+    (tmp_path / "w1.diary").write_text(DIARY)
+    final = {name: Counter(found) for name, found in WHOLE.items()}
+    final[topic][value] = count
+    report = soak.Report()
+    soak.judge(report, tmp_path, {name: +found for name, found in final.items()})
+    assert report.good == (wrong is None)
+    if wrong is not None:
+        assert getattr(report, wrong) == 1
