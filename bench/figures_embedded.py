@@ -1,0 +1,116 @@
+"""Transactions through the public client and a service in another process, every commit on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from bench.fresh import fresh
+from bench.harness import figure
+from bench.service_process import service
+
+SECONDS = 5.0
+WARM_UP = 1.0
+VALUE = b"v" * 100
+
+
+async def lanes(address: str, topics: list[str], in_flight: int, records: int, seconds: float) -> dict[str, float]:
+    """So many transactions at a time, each of `records` records to each topic, one behind the other in each lane."""
+    from txnbuffer import connect
+
+    done = 0
+    began = time.perf_counter() + WARM_UP
+    async with connect(address) as client:
+
+        async def lane() -> None:
+            nonlocal done
+            values = [VALUE] * records
+            while (now := time.perf_counter()) < began + seconds:
+                async with client.transaction() as txn:
+                    for topic in topics:
+                        if records == 1:
+                            await txn.send(topic, VALUE, key="key")
+                        else:
+                            await txn.send_many(topic, values)
+                done += now >= began
+
+        await asyncio.gather(*(lane() for _ in range(in_flight)))
+        elapsed = time.perf_counter() - began
+    return {"per_second": done / elapsed}
+
+
+async def paced(address: str, rate: float, seconds: float) -> dict[str, float]:
+    """Transactions begun at a steady rate, whatever became of those before; how long each took to commit."""
+    from txnbuffer import connect
+
+    times: list[float] = []
+    async with connect(address) as client:
+
+        async def one(due: float) -> None:
+            async with client.transaction() as txn:
+                await txn.send("a", VALUE, key="key")
+            if due >= began:
+                times.append(time.perf_counter() - due)
+
+        began = time.perf_counter() + WARM_UP
+        running = set()
+        due = time.perf_counter()
+        while due < began + seconds:
+            await asyncio.sleep(max(due - time.perf_counter(), 0))
+            task = asyncio.ensure_future(one(due))
+            running.add(task)
+            task.add_done_callback(running.discard)
+            due += 1 / rate
+        await asyncio.gather(*running)
+    times.sort()
+    return {"p99": times[int(len(times) * 0.99)], "count": len(times)}
+
+
+def run_lanes(address: str, topics: list[str], in_flight: int, records: int, seconds: float) -> dict[str, float]:
+    return asyncio.run(lanes(address, topics, in_flight, records, seconds))
+
+
+def run_paced(address: str, rate: float, seconds: float) -> dict[str, float]:
+    return asyncio.run(paced(address, rate, seconds))
+
+
+def per_second(topics: list[str], in_flight: int, records: int) -> float:
+    with service() as address:
+        result: dict[str, Any] = fresh(
+            "bench.figures_embedded", "run_lanes", address, topics, in_flight, records, SECONDS
+        )
+    return float(result["per_second"])
+
+
+@figure("embedded.txn_per_s.512", unit="transactions/s", goal=">= 20000")
+def many_in_flight() -> float:
+    return per_second(["a"], 512, 1)
+
+
+@figure("embedded.txn_per_s.64", unit="transactions/s")
+def some_in_flight() -> float:
+    return per_second(["a"], 64, 1)
+
+
+@figure("embedded.txn_per_s.1", unit="transactions/s")
+def one_in_flight() -> float:
+    return per_second(["a"], 1, 1)
+
+
+@figure("embedded.txn_per_s.two_topics", unit="transactions/s", goal=">= 10000")
+def two_topics() -> float:
+    return per_second(["a", "b"], 512, 1)
+
+
+@figure("embedded.records_per_s", unit="records/s", goal=">= 250000")
+def hundred_records() -> float:
+    return 100 * per_second(["a"], 64, 100)
+
+
+@figure("embedded.commit_p99_ms", unit="ms", goal="<= 20")
+def commit_time() -> float:
+    """From the moment a transaction should begin, at 1,000 a second, to its commit."""
+    with service() as address:
+        result: dict[str, Any] = fresh("bench.figures_embedded", "run_paced", address, 1000, SECONDS)
+    return float(result["p99"]) * 1000
