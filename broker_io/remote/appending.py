@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from broker_io.batch import Batch
@@ -14,6 +14,7 @@ from broker_io.port import Writer
 from broker_io.position import Positions
 from broker_io.remote.budget import Budget
 from broker_io.remote.messages import Outcome, decode_appends, encode_appended
+from broker_io.remote.threads import run
 
 STREAM_BYTES = 8 * 1024 * 1024
 """Appends under way of one stream; beyond it nothing more is read from the client."""
@@ -22,7 +23,7 @@ OUTCOMES = 10_000
 
 
 class Appending:
-    """`append` runs in any one thread at a time, everything else on the loop."""
+    """Belongs to the loop; appends themselves are made in threads, one message of the client at a time."""
 
     def __init__(self, writer: Writer, total: Budget) -> None:
         self._writer = writer
@@ -33,25 +34,19 @@ class Appending:
         self._told = False
         self._ended = False
 
-    async def room(self, size: int) -> None:
-        """Wait until so many bytes may be appended; they count as under way from then on."""
-        taken: list[Budget] = []
-        try:
-            for budget in self._budgets:
-                await budget.take(size)
-                taken.append(budget)
-        except BaseException:
-            for budget in taken:
-                budget.give(size)
-            raise
+    async def take(self, executor: Executor, data: bytes) -> None:
+        """Append what a message of the client holds, once there is room for it.
 
-    def append(self, data: bytes) -> None:
-        """Append what a message of the client holds. Raises MalformedMessage, and nothing of it is appended."""
-        batches = decode_appends(data)
-        sizes = [0] * (len(batches) - 1) + [len(data)]  # given back with the last of them
-        for batch, size in zip(batches, sizes, strict=True):
-            self._pending.append((self._append(batch), size))
-        self._wake_up(None)
+        Raises MalformedMessage, and nothing of the message is appended.
+        """
+        size = len(data)
+        await self._budgets[0].take(size)
+        try:
+            await self._budgets[1].take(size)
+        except BaseException:
+            self._budgets[0].give(size)
+            raise
+        await run(executor, self._append_all, data)
 
     def end(self) -> None:
         """The client has no more appends."""
@@ -69,6 +64,17 @@ class Appending:
                     await context.write(encode_appended(outcomes))
             if self._ended and not self._pending:
                 return
+
+    def _append_all(self, data: bytes) -> None:
+        try:
+            batches = decode_appends(data)
+        except Exception as error:
+            self._pending.append((as_error(error), len(data)))
+            raise
+        sizes = [0] * (len(batches) - 1) + [len(data)]  # given back with the last of them
+        for batch, size in zip(batches, sizes, strict=True):
+            self._pending.append((self._append(batch), size))
+        self._wake_up(None)
 
     def _append(self, batch: Batch) -> Future[Positions] | Error:
         try:

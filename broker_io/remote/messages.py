@@ -30,9 +30,9 @@ once: at most `limit` messages, waiting `wait_ms` milliseconds for the first. It
 
     offset  size
          0     4  length n of the control record, little-endian
-         4     n  `ledger`; `positions`: nothing, or where messages have batch indexes the int64 entries and then
-                  the int64 indexes of all; `more`: 1 if the service has more at hand; `error`, or null
-     4 + n        one block, or nothing if nothing came
+         4     n  `count` of messages, `ledger`; `positions`: nothing, or where messages have batch indexes the int64
+                  entries and then the int64 indexes of all; `more`: the service has more at hand; `error`, or null
+     4 + n        one block, or nothing if `count` is 0
 
 so that a service holds no more for a client than what the client asked for.
 """
@@ -91,7 +91,13 @@ _OPENED = _record("Opened", [("incarnation", "string"), *_POSITION])
 _ASK = _record("Ask", [("limit", "long"), ("wait_ms", "long")])
 _ANSWER = _record(
     "Answer",
-    [("ledger", "long"), ("positions", "bytes"), ("more", "boolean"), ("error", ["null", ERROR_SCHEMA])],
+    [
+        ("count", "long"),
+        ("ledger", "long"),
+        ("positions", "bytes"),
+        ("more", "boolean"),
+        ("error", ["null", ERROR_SCHEMA]),
+    ],
 )
 
 
@@ -269,9 +275,16 @@ def decode_appended(data: bytes) -> list[Outcome]:
 
 def encode_answer(answer: Answer) -> bytes:
     batch = answer.batch
-    control = {"ledger": 0, "positions": b"", "more": answer.more, "error": answer.error and tell(answer.error)}
+    control = {
+        "count": 0,
+        "ledger": 0,
+        "positions": b"",
+        "more": answer.more,
+        "error": answer.error and tell(answer.error),
+    }
     if batch is None:
         return _join(_encode(_ANSWER, control))
+    control["count"] = len(batch)
     positions, times = batch.positions, batch.publish_times
     control["ledger"] = positions.first.ledger
     entries, indexed = positions.entries, bool((positions.indexes != NO_INDEX).any())
@@ -289,22 +302,24 @@ def encode_answer(answer: Answer) -> bytes:
 
 def decode_answer(data: bytes) -> Answer:
     try:
-        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        control = _decode(_ANSWER, data[_LENGTH.size : end])
-        error, more = control["error"], control["more"]
-        if end == len(data):
-            return Answer(None, error and _told(error), more)
-        decoded, at = _decode_block(data, end)
+        at = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        control = _decode(_ANSWER, data[_LENGTH.size : at])
+        batch: PlacedBatch | None = None
+        if control["count"]:
+            decoded, at = _decode_block(data, at)
+            batch = PlacedBatch(_positions(control, decoded), decoded.publish_times, decoded.messages)
         if at != len(data):
-            raise ValueError(f"{len(data) - at} bytes stand behind its block")
-        positions = _positions(control, decoded)
+            raise ValueError(f"it ends at byte {at} of {len(data)}")
     except (ValueError, struct.error, BadBlock) as problem:
         raise MalformedMessage(f"an answer to a reader can't be read: {problem}") from None
-    return Answer(PlacedBatch(positions, decoded.publish_times, decoded.messages), error and _told(error), more)
+    error = control["error"]
+    return Answer(batch, error and _told(error), control["more"])
 
 
 def _positions(control: Mapping[str, Any], decoded: Decoded) -> Positions:
     count = len(decoded.messages)
+    if count != control["count"]:
+        raise ValueError(f"its block has {count} messages instead of {control['count']}")
     entries, indexes = decoded.entries, np.full(count, NO_INDEX, np.int64)
     if control["positions"]:
         columns = np.frombuffer(control["positions"], "<i8").reshape(2, count).astype(np.int64)
@@ -324,6 +339,8 @@ def _decode_block(data: bytes, at: int) -> tuple[Decoded, int]:
     header = parse_header(data, at, 0)
     if not header.rows or header.flags:
         raise BadBlock("it has no messages" if header.flags == 0 else "it is compressed")
+    if at + header.length > len(data):
+        raise BadBlock(f"it is cut off after {len(data) - at} of {header.length} bytes")
     decoded = decode_blocks([open_block(data, at, header)])
     for name, column in decoded.messages.properties.items():
         if isinstance(column, Labels) and not -1 <= column.codes.min() <= column.codes.max() < len(column.values):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import grpc
 
@@ -24,8 +24,7 @@ from broker_io.remote.budget import Budget
 from broker_io.remote.faults import ERROR_TRAILER
 from broker_io.remote.messages import Reply, Request
 from broker_io.remote.serving_reads import Reading
-
-T = TypeVar("T")
+from broker_io.remote.threads import open_in, run
 
 MIB = 1024 * 1024
 APPEND_BYTES = 8 * MIB
@@ -66,6 +65,7 @@ class LogService:
         self._readings: set[Reading] = set()
         self._streams: dict[str, int] = {"readers": 0, "writers": 0}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._idle: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     @property
@@ -81,14 +81,13 @@ class LogService:
         return grpc.method_handlers_generic_handler(messages.SERVICE, methods)
 
     async def close(self) -> None:
-        """End all streams, wait for what is under way in threads."""
+        """End all streams, wait for what is under way."""
         self._closed = True
         for reading in self._readings:
             reading.stop()
-        tasks = [*self._tasks]
-        for task in tasks:
+        for task in self._idle:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         loop = asyncio.get_running_loop()
         for executor in (self._waits, self._calls, self._changes):
             await loop.run_in_executor(None, executor.shutdown)
@@ -99,11 +98,11 @@ class LogService:
         return Reply((), (messages.VERSION, *self._limits))
 
     async def _question(self, call: Callable[[Broker, Request], Reply], request: Request) -> Reply:
-        return await _run(self._calls, call, self._broker, request)
+        return await run(self._calls, call, self._broker, request)
 
     async def _change(self, change: Change, call: Callable[[Broker, Request], None], request: Request) -> Reply:
         self._check(request.topic, change)
-        await _run(self._changes, call, self._broker, request)
+        await run(self._changes, call, self._broker, request)
         return Reply()
 
     def _unary(self, method: Callable[[Request], Awaitable[Reply]]) -> Any:
@@ -118,19 +117,21 @@ class LogService:
 
     async def _append(self, _: Any, context: Any) -> None:
         async with self._named(context), self._slot("writers", MAX_WRITERS):
-            if (data := await context.read()) is grpc.aio.EOF:
+            if (data := await self._next(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_writer(data)
             self._check(opening.topic, "own" if opening.exclusive else "write")
-            opened = functools.partial(self._broker.writer, exclusive=opening.exclusive)
-            writer = await _run(self._calls, opened, opening.topic)
+            writer = await open_in(
+                self._calls,
+                lambda: self._broker.writer(opening.topic, exclusive=opening.exclusive),
+                lambda opened: opened.close(),
+            )
             appending = Appending(writer, self._budget)
             answering = self._task(appending.answer(context))
             try:
                 await context.write(messages.encode_appended([]))
-                while (data := await context.read()) is not grpc.aio.EOF:
-                    await appending.room(len(data))
-                    await _run(self._calls, appending.append, data)
+                while (data := await self._next(context)) is not grpc.aio.EOF:
+                    await appending.take(self._calls, data)
                 appending.end()
                 await answering
             except BaseException:
@@ -139,23 +140,38 @@ class LogService:
                 self._task(appending.answer(None))
                 raise
             finally:
-                closing = self._calls.submit(writer.close)
-            await asyncio.wrap_future(closing)
+                await run(self._calls, writer.close)
 
     async def _read(self, _: Any, context: Any) -> None:
         async with self._named(context), self._slot("readers", MAX_READERS):
-            if (data := await context.read()) is grpc.aio.EOF:
+            if (data := await self._next(context)) is grpc.aio.EOF:
                 return
-            reading = await _run(self._waits, Reading, self._broker, messages.decode_open_reader(data))
+            opening = messages.decode_open_reader(data)
+            reading = await open_in(self._waits, lambda: Reading(self._broker, opening), Reading.close)
             self._readings.add(reading)
             try:
                 await context.write(messages.encode_opened(reading.opened))
-                while (data := await context.read()) is not grpc.aio.EOF:
-                    await context.write(await _run(self._waits, _answer, reading, messages.decode_ask(data)))
+                while (data := await self._next(context)) is not grpc.aio.EOF:
+                    ask = messages.decode_ask(data)
+                    await context.write(await run(self._waits, _answer, reading, ask, give_up=reading.stop))
             finally:
                 self._readings.discard(reading)
-                reading.stop()
-                self._waits.submit(reading.close)
+                await run(self._waits, reading.close)
+
+    async def _next(self, context: Any) -> Any:
+        """The next message of a client. Only while it waits here may a stream be ended: a write is not cut short."""
+        task = asyncio.current_task()
+        if self._closed or task is None:
+            raise _stopping()
+        self._idle.add(task)
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if self._closed:
+                raise _stopping() from None
+            raise
+        finally:
+            self._idle.discard(task)
 
     def _check(self, topic: str, change: Change) -> None:
         if self._guard is not None:
@@ -184,14 +200,9 @@ class LogService:
         if task is not None:
             self._tasks.add(task)
         try:
-            try:
-                if self._closed:
-                    raise ServiceUnavailable("the service stops: connect again later")
-                yield
-            except asyncio.CancelledError:
-                if not self._closed:
-                    raise
-                raise ServiceUnavailable("the service stops: connect again later") from None
+            if self._closed:
+                raise _stopping()
+            yield
         except Error as error:
             await _abort(context, error)
         except grpc.aio.BaseError:
@@ -203,15 +214,15 @@ class LogService:
                 self._tasks.discard(task)
 
 
+def _stopping() -> ServiceUnavailable:
+    return ServiceUnavailable("the service stops: connect again later")
+
+
 async def _abort(context: Any, error: Error) -> None:
     trailer = ((ERROR_TRAILER, messages.encode_error(error)),)
     details = messages.decode_error(trailer[0][1])
     with suppress(asyncio.InvalidStateError):
         await context.abort(grpc.StatusCode[error.grpc_status], str(details), trailer)
-
-
-async def _run(executor: Executor, call: Callable[..., T], *arguments: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(executor, call, *arguments)
 
 
 def _answer(reading: Reading, ask: messages.Ask) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from broker_io.batch import Labels, PlacedBatch
-from broker_io.errors import Closed, TopicNotFound
+from broker_io.errors import TopicNotFound
 from broker_io.port import Broker, Reader
 from broker_io.position import LATEST, NO_INDEX, Position
 from broker_io.remote.appending import as_error
@@ -56,11 +56,9 @@ class Reading:
 
     def _answer(self, limit: int, deadline: float) -> Answer:
         while self._rest is None:
-            if self._stopped:
-                raise Closed("the reader was closed: open another")
             remaining = deadline - time.monotonic()
             self._rest = self._reader.read(limit=limit, timeout=min(max(remaining, 0.0), SLICE))
-            if self._rest is None and remaining <= 0:
+            if self._rest is None and (remaining <= 0 or self._stopped):
                 return Answer()
         batch, self._rest = self._rest, None
         rows = _fitting(batch, limit)

@@ -1,0 +1,586 @@
+"""The log of a service when things go wrong: away, restarted, killed, slow, full, asked for what may not be."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from log_server import LogServer
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Blobs, Labels, Message, PlacedMessage
+from broker_io.errors import (
+    AppendUnknown,
+    Closed,
+    Damaged,
+    Error,
+    Fenced,
+    InvalidAddress,
+    InvalidMessage,
+    MalformedMessage,
+    PeerError,
+    PositionTrimmed,
+    ProtectedTopic,
+    ServiceUnavailable,
+    TooManyStreams,
+    TopicNotFound,
+)
+from broker_io.memory import MemoryBroker
+from broker_io.position import EARLIEST, LATEST
+from broker_io.remote import appending, messages, serving_reads
+from broker_io.remote import service as service_module
+from broker_io.remote import writer as writer_module
+from broker_io.remote.broker import RemoteBroker
+from broker_io.remote.messages import Ask, OpenReader
+from broker_io.remote.serving_reads import Reading
+from broker_io.testing.contract.base import (
+    PATIENCE_SECONDS,
+    drain,
+    eventually,
+    numbered,
+    positions_of,
+    put,
+    read_all,
+    read_count,
+    read_on,
+    values,
+)
+
+TOPIC = "orders"
+
+
+class Place:
+    """Where a service runs: stopped, killed and started at one port, over topics that outlive it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.log = MemoryBroker()
+        self.log.create_topic(TOPIC)
+        self._options = options
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        self.broker = self.log.connect()
+        self.server = LogServer(self.broker, port=self.port, **self._options)
+        self.port = self.server.port
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.broker.close()
+
+    def kill(self) -> None:
+        self.server.kill()
+        self.broker.close()
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def open(self, **options: Any) -> RemoteBroker:
+        broker = open_broker(self.server.address, **options)
+        assert isinstance(broker, RemoteBroker)
+        return broker
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    there = Place()
+    yield there
+    there.kill()
+
+
+@pytest.fixture
+def remote(place: Place) -> Iterator[RemoteBroker]:
+    with place.open() as broker:
+        yield broker
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- nobody there ---
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["txnbuf:", "txnbuf://", "txnbuf://host", "txnbuf://host:", "txnbuf://:1", "txnbuf://host:0", "txnbuf://host:x",
+     "txnbuf://host:65536", "txnbuf:host:1", "txnbuf://host:1/topic", "txnbuf://me@host:1", "txnbuf://::1:1"],
+)  # fmt: skip
+def test_an_address_that_can_not_be_is_quoted(address: str) -> None:
+    with pytest.raises(InvalidAddress, match=address.replace("?", r"\?")):
+        open_broker(address)
+
+
+def test_nobody_at_the_address_is_told_at_once_and_by_name() -> None:
+    target = f"127.0.0.1:{unused_port()}"
+    with pytest.raises(ServiceUnavailable, match=target):
+        open_broker(f"txnbuf://{target}")
+
+
+def test_a_service_without_a_log_is_told_from_one_that_is_away() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with pytest.raises(PeerError, match="serves no log") as raised:
+        open_broker(f"txnbuf://127.0.0.1:{port}")
+    assert not isinstance(raised.value, ServiceUnavailable)
+    server.stop(None).wait()
+
+
+def test_without_grpcio_the_package_to_install_is_named() -> None:
+    script = (
+        "import sys; sys.modules['grpc'] = None\n"
+        "from broker_io import open_broker, serve_broker\n"
+        "from broker_io.errors import MissingDependency\n"
+        "for act in (lambda: open_broker('txnbuf://127.0.0.1:1'), lambda: serve_broker(None)):\n"
+        "    try:\n        act()\n    except MissingDependency as error:\n        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.count("pip install grpcio") == 2
+
+
+# --- restarts ---
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_reader_goes_on_where_it_was_when_the_service_comes_back(
+    place: Place, remote: RemoteBroker, end: str
+) -> None:
+    with place.log.writer(TOPIC) as writer, remote.reader(TOPIC) as reader:
+        put(writer, numbered(10))
+        first = reader.read(limit=4)
+        assert first is not None
+        found = [*first]
+        for start in (10, 20, 30):
+            getattr(place, end)()
+            put(writer, numbered(10, start))
+            place.start()
+            if start == 30:
+                break
+            batch = reader.read(limit=3)  # what is left of a batch is asked for again
+            assert batch is not None
+            found += batch
+        found += read_on(reader)
+    assert [placed.message for placed in found] == numbered(40)
+
+
+def test_a_reader_at_the_end_misses_nothing_that_came_while_the_service_was_away(
+    place: Place, remote: RemoteBroker
+) -> None:
+    with place.log.writer(TOPIC) as writer:
+        put(writer, numbered(5))
+        with remote.reader(TOPIC, LATEST) as reader:
+            place.kill()
+            put(writer, numbered(5, 5))
+            place.start()
+            assert [placed.message for placed in read_count(reader, 5)] == numbered(5, 5)
+
+
+def test_a_reader_at_the_end_of_an_empty_topic_is_told_what_was_trimmed_meanwhile(
+    place: Place, remote: RemoteBroker
+) -> None:
+    with place.log.writer(TOPIC) as writer, remote.reader(TOPIC, LATEST) as reader:
+        place.kill()
+        put(writer, numbered(5))
+        place.log.roll(TOPIC)
+        put(writer, numbered(5, 5))
+        place.log.trim(TOPIC, place.log.ledgers(TOPIC)[-1].ledger)
+        place.start()
+        with pytest.raises(PositionTrimmed):
+            reader.read(timeout=1)
+
+
+def test_a_waiting_reader_is_found_again(place: Place, remote: RemoteBroker) -> None:
+    with remote.reader(TOPIC) as reader, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+        eventually(lambda: bool(place.server.service._readings))
+        place.restart()
+        with place.log.writer(TOPIC) as writer:
+            positions = put(writer, numbered(2))
+        batch = waiting.result(PATIENCE_SECONDS)
+        assert batch is not None
+        assert positions_of(batch) == positions[: len(batch)]
+
+
+def test_a_reader_of_another_incarnation_is_not_gone_on_with(place: Place, remote: RemoteBroker) -> None:
+    with place.log.writer(TOPIC) as writer:
+        put(writer, numbered(3))
+    with remote.reader(TOPIC) as reader:
+        assert reader.read(limit=1) is not None
+        place.kill()
+        place.log.delete_topic(TOPIC)
+        place.log.create_topic(TOPIC)
+        with place.log.writer(TOPIC) as writer:
+            put(writer, numbered(3, 100))
+        place.start()
+        found: list[PlacedMessage] = []
+        for _ in range(2):
+            with pytest.raises(TopicNotFound, match="anew"):
+                drain(reader, found)
+        assert [placed.message for placed in found] == numbered(3)[1 : 1 + len(found)]  # it may have been read ahead
+
+
+def test_who_asks_waits_for_a_service_that_is_away_but_not_for_ever(place: Place) -> None:
+    with place.open(patience=0.2) as remote, remote.reader(TOPIC) as reader:
+        place.kill()
+        for act in (remote.topics, reader.read, lambda: remote.writer(TOPIC), lambda: remote.reader(TOPIC)):
+            with pytest.raises(ServiceUnavailable, match=str(place.port)):
+                act()
+        assert ServiceUnavailable.retryable
+        place.start()
+        eventually(lambda: _answers(remote.topics))
+        with place.log.writer(TOPIC) as writer:
+            put(writer, numbered(2))
+        assert len(read_count(reader, 2)) == 2
+
+
+def _answers(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except ServiceUnavailable:
+        return False
+    return True
+
+
+def test_questions_are_answered_by_the_service_that_came_back(place: Place, remote: RemoteBroker) -> None:
+    for _ in range(2):
+        place.restart()
+        assert remote.topics() == [TOPIC]
+        assert remote.last_position(TOPIC) is None
+
+
+@pytest.mark.parametrize("landing", [True, False])
+def test_the_fate_of_an_append_under_way_is_unknown_and_it_is_not_repeated(
+    place: Place, remote: RemoteBroker, landing: bool
+) -> None:
+    writer = remote.writer(TOPIC)
+    put(writer, numbered(1))
+    place.broker.faults.hold(landing=landing)
+    under_way = [writer.append(Batch.of(numbered(1, number))) for number in (1, 2)]
+    eventually(lambda: len(place.broker.faults.held) == 2)
+    place.restart()
+    for future in under_way:
+        error = future.exception(PATIENCE_SECONDS)
+        assert isinstance(error, AppendUnknown)
+        assert error.retryable
+        assert TOPIC in str(error)
+    later = writer.append(Batch.of(numbered(1, 3))).exception(PATIENCE_SECONDS)
+    assert isinstance(later, ServiceUnavailable)
+    writer.close()
+    assert isinstance(writer.append(Batch.of(numbered(1, 3))).exception(PATIENCE_SECONDS), ServiceUnavailable)
+    with remote.writer(TOPIC) as another:
+        put(another, numbered(1, 9))
+    assert [placed.message for placed in read_all(place.log, TOPIC)] == [
+        *numbered(3 if landing else 1),
+        *numbered(1, 9),
+    ]
+
+
+def test_a_stop_ends_streams_that_wait_and_says_so(place: Place) -> None:
+    with place.open(patience=0.0) as remote:
+        reader, writer = remote.reader(TOPIC), remote.writer(TOPIC)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+            place.stop()
+            assert isinstance(waiting.exception(PATIENCE_SECONDS), ServiceUnavailable)
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), PeerError)
+
+
+# --- clients that go ---
+
+
+def test_what_a_vanished_client_had_open_is_given_up(place: Place, remote: RemoteBroker) -> None:
+    gone = place.open()
+    writer = gone.writer(TOPIC, exclusive=True)
+    put(writer, numbered(1))
+    reader = gone.reader(TOPIC, LATEST)
+    with pytest.raises(Fenced):
+        remote.writer(TOPIC)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+        eventually(lambda: bool(place.server.service._readings))
+        gone._connection.close()
+        error = waiting.exception(PATIENCE_SECONDS)
+        assert isinstance(error, Closed), repr(error)
+    eventually(lambda: not place.server.service._readings)
+    eventually(lambda: place.server.service._streams == {"readers": 0, "writers": 0})
+
+    def free() -> bool:
+        try:
+            remote.writer(TOPIC).close()
+        except Fenced:
+            return False
+        return True
+
+    eventually(free)
+
+
+def test_a_cancelled_future_harms_nobody(place: Place, remote: RemoteBroker) -> None:
+    with remote.writer(TOPIC) as writer:
+        place.broker.faults.hold()
+        first, second = writer.append(Batch.of(numbered(1))), writer.append(Batch.of(numbered(1, 1)))
+        first.cancel()
+        eventually(lambda: len(place.broker.faults.held) == 2)
+        place.broker.faults.release()
+        assert len(second.result(PATIENCE_SECONDS)) == 1
+        assert len(put(writer, numbered(1, 2))) == 1
+
+
+# --- errors ---
+
+
+class Failing(MemoryBroker):
+    """Fails each question with one error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def ledgers(self, topic: str) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Damaged("a/b", 7, "torn"), TopicNotFound("no ü"), PositionTrimmed("gone"), Damaged("p" * 9000, 7, "ü" * 9000)],
+)
+def test_an_error_of_the_log_is_the_same_error_here(error: Error) -> None:
+    with LogServer(Failing(error)) as server, open_broker(server.address) as remote:
+        with pytest.raises(type(error)) as raised:
+            remote.ledgers(TOPIC)
+        assert str(raised.value)[:1000] == str(error)[:1000]
+        assert {*vars(raised.value)} == {*vars(error)}
+
+
+def test_a_defect_of_the_service_is_no_silence() -> None:
+    with LogServer(Failing(KeyError("what"))) as server, open_broker(server.address) as remote:
+        with pytest.raises(Error, match="KeyError"):
+            remote.ledgers(TOPIC)
+        assert remote.topics() == []
+
+
+def test_an_append_that_is_refused_does_not_end_its_writer(place: Place, remote: RemoteBroker) -> None:
+    with remote.writer(TOPIC) as writer:
+        place.broker.faults.fail_append(ServiceUnavailable("the disk is nearly full"))
+        with pytest.raises(ServiceUnavailable, match="nearly full"):
+            put(writer, numbered(1))
+        put(writer, numbered(1, 1))
+    assert values(read_all(place.log, TOPIC)) == [b"value-1"]
+
+
+def test_a_read_that_failed_can_be_tried_again(place: Place, remote: RemoteBroker) -> None:
+    with place.log.writer(TOPIC) as writer:
+        put(writer, numbered(3))
+    with remote.reader(TOPIC) as reader:
+        place.broker.faults.fail_read(Damaged("x", 1, "torn"))
+        with pytest.raises(Damaged, match="torn"):
+            reader.read()
+        assert len(read_on(reader)) == 3
+
+
+def test_protected_topics_are_read_but_not_changed() -> None:
+    seen: list[str] = []
+
+    def guard(topic: str, change: str) -> None:
+        seen.append(change)
+        raise ProtectedTopic(f"{topic} is ours")
+
+    place = Place(guard=guard)
+    with place.log.writer(TOPIC) as writer:
+        put(writer, numbered(2))
+    with place.open() as remote:
+        changes: list[Callable[[], object]] = [
+            lambda: remote.create_topic(TOPIC),
+            lambda: remote.delete_topic(TOPIC),
+            lambda: remote.writer(TOPIC),
+            lambda: remote.writer(TOPIC, exclusive=True),
+            lambda: remote.roll(TOPIC),
+            lambda: remote.trim(TOPIC, 5),
+            lambda: remote.compact(TOPIC),
+        ]
+        for change in changes:
+            with pytest.raises(ProtectedTopic, match="orders is ours"):
+                change()
+        assert seen == ["create", "delete", "write", "own", "roll", "trim", "compact"]
+        assert values(read_all(remote, TOPIC)) == [b"value-0", b"value-1"]
+    place.kill()
+
+
+# --- bounds ---
+
+
+def test_no_more_streams_than_the_service_bears(
+    place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_READERS", 2)
+    monkeypatch.setattr(service_module, "MAX_WRITERS", 1)
+    with remote.reader(TOPIC) as reader, remote.reader(TOPIC), remote.writer(TOPIC) as writer:
+        for act in (lambda: remote.reader(TOPIC), lambda: remote.writer(TOPIC)):
+            with pytest.raises(TooManyStreams, match="close some"):
+                act()
+        put(writer, numbered(1))
+        assert reader.read() is not None
+
+    def free() -> bool:
+        try:
+            remote.reader(TOPIC).close()
+        except TooManyStreams:
+            return False
+        return True
+
+    eventually(free)
+
+
+def test_many_waiting_readers_keep_nobody_from_anything(place: Place, remote: RemoteBroker) -> None:
+    readers = [remote.reader(TOPIC) for _ in range(40)]
+    with ThreadPoolExecutor(len(readers)) as pool:
+        waiting = [pool.submit(reader.read, timeout=PATIENCE_SECONDS) for reader in readers]
+        eventually(lambda: len(place.server.service._readings) == len(readers))
+        with remote.writer(TOPIC) as writer:
+            positions = put(writer, numbered(3))
+        for future in waiting:
+            batch = future.result(PATIENCE_SECONDS)
+            assert batch is not None
+            assert positions_of(batch) == positions
+
+
+def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appending, "STREAM_BYTES", 20_000)
+    monkeypatch.setattr(writer_module, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
+    message, sent = Message(b"k", b"v" * 900), []
+    with place.open() as remote, remote.writer(TOPIC) as writer, ThreadPoolExecutor(1) as pool:
+        place.broker.faults.hold(landing=False)
+
+        def send() -> None:
+            sent.extend(writer.append(Batch.of([message._replace(key=b"%d" % number)])) for number in range(300))
+
+        sending = pool.submit(send)
+        eventually(lambda: len(place.broker.faults.held) >= 15)
+        threading.Event().wait(0.1)
+        assert len(place.broker.faults.held) <= 21
+        assert len(sent) < 120
+        while not sending.done() or not all(future.done() for future in sent):
+            place.broker.faults.release()
+            threading.Event().wait(0.001)
+        assert [future.result().first for future in sent] == positions_of(read_all(place.log, TOPIC))
+    assert place.server.service._budget.used == 0
+
+
+def test_an_append_over_what_the_service_takes_at_once_is_refused() -> None:
+    place = Place(max_message_bytes=10_000, max_append_bytes=30_000)
+    with place.open() as remote, remote.writer(TOPIC) as writer:
+        with pytest.raises(InvalidMessage, match="30000"):
+            writer.append(Batch.of([Message(b"k", b"v" * 9_000)] * 4))
+        with pytest.raises(InvalidMessage, match="Unicode"):
+            writer.append(Batch(Blobs.none(1), Blobs.none(1), {"p": Labels.constant("\ud800", 1)}))
+        put(writer, [Message(b"k", b"v" * 9_000)] * 3)
+    assert len(read_all(place.log, TOPIC)) == 3
+    place.kill()
+
+
+def opening(start: Any = EARLIEST) -> OpenReader:
+    return OpenReader(TOPIC, "", start, True, False)
+
+
+@pytest.mark.parametrize("size", [10, 10_000, 400_000, 3_000_000])
+def test_an_answer_holds_about_so_many_bytes_and_at_least_a_message(size: int) -> None:
+    broker = MemoryBroker()
+    broker.create_topic(TOPIC)
+    with broker.writer(TOPIC) as writer:
+        rows = [Message(b"%d" % number, b"v" * size, {"p": "x" * 20 + str(number)}) for number in range(9)] * 3
+        put(writer, rows)
+    reading, found = Reading(broker, opening()), []
+    while (answer := reading.answer(Ask(1000, 0))).batch is not None:
+        data = messages.encode_answer(answer)
+        assert len(answer.batch) == 1 or len(data) <= serving_reads.ANSWER_BYTES + 100_000
+        assert answer.more == (len(found) + len(answer.batch) < len(rows))
+        found += [placed.message for placed in answer.batch]
+    assert found == rows
+    assert answer.error is None
+
+
+def test_an_answer_has_only_the_labels_of_its_messages() -> None:
+    broker = MemoryBroker()
+    broker.create_topic(TOPIC)
+    texts = [None if number % 3 == 0 else f"0:{number}" for number in range(5000)]
+    with broker.writer(TOPIC) as writer:
+        writer.append(Batch(Blobs.none(5000), Blobs.of([b"v"] * 5000), {"tb.txn": Labels.of(texts)})).result()
+    reading, found = Reading(broker, opening()), []
+    while (batch := reading.answer(Ask(10, 0)).batch) is not None:
+        column = batch.messages.properties["tb.txn"]
+        assert isinstance(column, Labels)
+        assert len(column.values) <= 10
+        found += column.to_list()
+    assert found == texts
+
+
+def test_a_large_topic_is_read_in_its_order_by_many_answers(place: Place, remote: RemoteBroker) -> None:
+    rows = [Message(b"%d" % number, bytes(5_000)) for number in range(1_500)]
+    with remote.writer(TOPIC) as writer:
+        for start in range(0, 1_500, 500):
+            put(writer, rows[start : start + 500])
+    assert [placed.message for placed in read_all(remote, TOPIC)] == rows
+
+
+# --- other people's bytes ---
+
+
+def stream_of(server: LogServer, method: str, *frames: bytes) -> list[bytes]:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        return [*channel.stream_stream(f"/{messages.SERVICE}/{method}")(iter(frames), timeout=PATIENCE_SECONDS)]
+
+
+@pytest.mark.parametrize("method", ["Append", "Read", "Hello", "Ledgers"])
+@pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"GET / HTTP/1.1\r\n\r\n"])
+def test_noise_is_refused_and_the_service_goes_on(place: Place, remote: RemoteBroker, method: str, data: bytes) -> None:
+    prelude = {
+        "Append": [messages.encode_open_writer(messages.OpenWriter(TOPIC, False))],
+        "Read": [messages.encode_open_reader(opening())],
+    }
+    attempts = [[data], *([[*prelude[method], data]] if method in prelude else [])]
+    for frames in attempts:
+        with pytest.raises(grpc.RpcError) as failed:
+            if method in prelude:
+                stream_of(place.server, method, *frames)
+            else:
+                with grpc.insecure_channel(f"127.0.0.1:{place.port}") as channel:
+                    channel.unary_unary(f"/{messages.SERVICE}/{method}")(data, timeout=PATIENCE_SECONDS)
+        call: Any = failed.value
+        assert call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        trailer = dict(call.trailing_metadata())["txnbuffer-error-bin"]
+        assert isinstance(messages.decode_error(trailer), MalformedMessage)
+    with remote.writer(TOPIC) as writer:
+        put(writer, numbered(1))
+    assert len(read_all(remote, TOPIC)) == 1
+
+
+def test_a_client_that_says_nothing_is_let_go(place: Place) -> None:
+    assert stream_of(place.server, "Append") == []
+    assert stream_of(place.server, "Read") == []
+
+
+def test_what_was_appended_before_noise_stays(place: Place) -> None:
+    good = messages.encode_append(Batch.of(numbered(2)))
+    with pytest.raises(grpc.RpcError):
+        stream_of(
+            place.server,
+            "Append",
+            messages.encode_open_writer(messages.OpenWriter(TOPIC, False)),
+            good,
+            good + b"noise",
+        )
+    assert [placed.message for placed in read_all(place.log, TOPIC)] == numbered(2)
