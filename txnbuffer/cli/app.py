@@ -16,6 +16,7 @@ import click
 
 COMMANDS = {
     "serve": "Serve transactions on a log until SIGTERM.",
+    "produce": "Send lines of standard input as records, in transactions.",
     "list": "List the topics of a running service.",
     "describe": "Tell all about a topic, and what its readers wait for.",
     "find-hanging": "Find open transactions that hold readers back.",

@@ -1,0 +1,129 @@
+"""`txnbuf produce`: records from standard input, in transactions."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from txnbuffer.cli.output import narrate, output_option, show_record
+from txnbuffer.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from txnbuffer.client.plain import PlainTransaction
+
+FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_key", "topic", "delete"}
+
+
+@click.command("produce")
+@click.argument("address", metavar="ADDRESS")
+@click.argument("topic")
+@click.option("--json", "as_json", is_flag=True, help="Lines are JSON objects; see below.")
+@click.option("--key-separator", metavar="TEXT", help="Lines are KEY, this text, VALUE.")
+@click.option("--per-transaction", "size", type=click.IntRange(1), default=1000, show_default=True,
+              help="Lines in one transaction.")  # fmt: skip
+@click.option(
+    "--name", metavar="NAME", help="Produce under this name: begun again with the same input, nothing doubles."
+)
+@click.option(
+    "--tls-ca", metavar="FILE", help="Certificates to trust, PEM; without it the connection is not encrypted."
+)
+@output_option
+def command(
+    address: str,
+    topic: str,
+    as_json: bool,
+    key_separator: str | None,
+    size: int,
+    name: str | None,
+    tls_ca: str | None,
+    output: str,
+) -> None:
+    """Send each line of standard input as a record to TOPIC; transactions commit as they fill, and at the end.
+
+    ADDRESS is txnbuf://HOST:PORT, or file:DIR for a log that nobody else owns.
+
+    With --json a line is an object with "value" (text, or any JSON, which is then written as JSON) or
+    "value_base64", and where wanted "key", "properties", "event_time" (milliseconds), "ordering_key",
+    "topic" (instead of TOPIC) and "delete": true (delete the key). A line that can't be a record ends the
+    command; the transaction that it stands in is aborted, those before it stay.
+    """
+    from txnbuffer.client.connecting import connect
+
+    records = transactions = skipped = 0
+    with connect(address, tls_ca=tls_ca) as client:
+        last = 0 if name is None else client.committed_number(name)
+        for number, lines in enumerate(_groups(sys.stdin.buffer, size), 1):
+            if number <= last:
+                skipped += len(lines)
+                continue
+            with client.transaction(name=name, number=None if name is None else number) as txn:
+                for line, at in lines:
+                    _send(txn, topic, line, at, as_json, key_separator)
+            records += len(lines)
+            transactions += 1
+    if skipped:
+        narrate(f"{skipped} lines were committed before and are not sent again")
+    show_record({"records": records, "transactions": transactions}, output)
+
+
+def _groups(source: IO[bytes], size: int) -> Iterator[list[tuple[bytes, int]]]:
+    """Lines with their numbers, so many at a time."""
+    group: list[tuple[bytes, int]] = []
+    for at, line in enumerate(source, 1):
+        group.append((line.rstrip(b"\r\n"), at))
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _send(txn: PlainTransaction, topic: str, line: bytes, at: int, as_json: bool, key_separator: str | None) -> None:
+    if as_json:
+        _send_json(txn, topic, line, at)
+    elif key_separator is None:
+        txn.send(topic, line)
+    else:
+        key, found, value = line.partition(key_separator.encode())
+        if not found:
+            raise InvalidRequest(f"line {at} holds no {key_separator!r} behind its key")
+        txn.send(topic, value, key=key)
+
+
+def _send_json(txn: PlainTransaction, topic: str, line: bytes, at: int) -> None:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"line {at} is no JSON: {error}") from None
+    if not isinstance(row, dict) or row.keys() - FIELDS:
+        strange = ", ".join(sorted(row.keys() - FIELDS)) if isinstance(row, dict) else "no object"
+        raise InvalidRequest(f"line {at} is no record ({strange}): its fields are {', '.join(sorted(FIELDS))}")
+    topic = row.get("topic", topic)
+    if row.get("delete"):
+        txn.delete(topic, row.get("key"))
+        return
+    txn.send(
+        topic,
+        _value(row, at),
+        key=row.get("key"),
+        ordering_key=row.get("ordering_key"),
+        event_time=row.get("event_time"),
+        properties=row.get("properties"),
+    )
+
+
+def _value(row: dict[str, Any], at: int) -> bytes:
+    if ("value" in row) == ("value_base64" in row):
+        raise InvalidRequest(f'line {at} needs either "value" or "value_base64"')
+    if "value_base64" in row:
+        try:
+            return base64.b64decode(row["value_base64"], validate=True)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"line {at}: value_base64 is no base64 ({error})") from None
+    value = row["value"]
+    return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()
