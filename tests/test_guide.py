@@ -1,0 +1,125 @@
+"""The guide's snippets do what the guide says, one after the other in an empty directory."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from source_tree import ROOT
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PORT = "7711"
+
+
+class Guide:
+    """Runs blocks; commands that end in & run until the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.namespace: dict[str, object] = {"__name__": "guide"}
+        self.background: list[subprocess.Popen[str]] = []
+        self.directory = directory
+        binaries = directory / "bin"
+        binaries.mkdir()
+        txnbuf = binaries / "txnbuf"
+        txnbuf.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m txnbuffer "$@"\n')
+        txnbuf.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    def python(self, source: str) -> str:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, "guide.md", "exec"), self.namespace)
+        return printed.getvalue()
+
+    def command(self, line: str) -> str:
+        if line.endswith("&"):
+            errors = (self.directory / "service.log").open("w")
+            self.background.append(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", "exec " + line.removesuffix("&")],
+                    stderr=errors,
+                    env=self.environment,
+                    text=True,
+                )
+            )
+            errors.close()
+            while "serving" not in (self.directory / "service.log").read_text():
+                time.sleep(0.02)
+                assert self.background[-1].poll() is None, (self.directory / "service.log").read_text()
+            return "...\n"
+        done = subprocess.run(
+            line, shell=True, capture_output=True, text=True, timeout=60, env=self.environment, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def stop(self) -> None:
+        for process in self.background:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guide]:
+    monkeypatch.chdir(tmp_path)
+    opened = Guide(tmp_path)
+    yield opened
+    opened.stop()
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def expect(printed: str, told: str, what: str) -> None:
+    """`...` in what the guide tells stands for anything within a line."""
+    found, wanted = printed.splitlines(), told.splitlines()
+    assert len(found) == len(wanted), f"{what}\nprinted:\n{printed}"
+    for line, pattern in zip(found, wanted, strict=True):
+        escaped = re.sub(r"([\[\]?*])", r"[\1]", pattern).replace("...", "*")
+        assert fnmatch.fnmatchcase(line, escaped), f"{what}\nprinted: {line}\nguide:   {pattern}"
+
+
+def test_the_guide_is_true(guide: Guide) -> None:
+    text = (ROOT / "docs" / "guide.md").read_text().replace(PORT, free_port())
+    printed, source = "", ""
+    blocks = BLOCK.findall(text)
+    assert {"python", "text", "console"} == {kind for kind, _ in blocks}
+    for kind, content in blocks:
+        if kind != "text":
+            assert printed == "", f"the guide does not show what this prints:\n{source}"
+        if kind == "python":
+            printed, source = guide.python(content), content
+        elif kind == "text":
+            expect(printed, content, source)
+            printed = ""
+        else:
+            for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
+                line, _, told = part.partition("\n")
+                expect(guide.command(line), told, line)
+
+
+def test_the_guide_names_only_what_there_is() -> None:
+    import txnbuffer
+    from txnbuffer import Client, Transaction
+
+    text = (ROOT / "docs" / "guide.md").read_text()
+    known = set(dir(txnbuffer)) | set(dir(Client)) | set(dir(Transaction))
+    errors = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert len(errors) == 5
+    assert errors <= known
+    assert set(re.findall(r"`client\.(\w+)", text)) <= set(dir(Client))
