@@ -1,0 +1,148 @@
+"""The log of a service as a broker elsewhere: what committed is read through it, what the service owns is safe."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from raw_session import transactional
+from service_process import ServiceProcess
+from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.errors import Fenced, MessageTooLarge, ProtectedTopic
+from broker_io.memory import MemoryBroker
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.model import Outcome
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.limits import Limits
+
+ROW = Batch.of([Message(b"k", b"plain")])
+
+
+@asynccontextmanager
+async def served(engine: Engine) -> AsyncIterator[str]:
+    server = GrpcServer(engine, Admin(engine), max_clients=10)
+    await server.start("127.0.0.1:0")
+    try:
+        yield f"txnbuf://127.0.0.1:{server.port}"
+    finally:
+        await server.stop()
+
+
+@on_a_loop
+async def test_readers_elsewhere_see_what_committed_and_nothing_else():
+    async with engine_on(MemoryBroker()) as engine, served(engine) as address:
+        session, ids = await session_on(engine, "a")
+        assert await session.write(("a", transactional(ids[:3], size=2))) == []
+        assert await session.commit(ids[0], ["a"], [2]) is Outcome.COMMIT
+        await eventually(lambda: len(engine.topics.get("a").tail.buffer.ongoing) == 2)
+        with await asyncio.to_thread(open_broker, address) as remote:
+            assert await asyncio.to_thread(visible, remote, "a") == {b"v": 2}
+            assert await session.commit(ids[1], ["a"], [2]) is Outcome.COMMIT
+            await eventually(lambda: len(engine.topics.get("a").tail.buffer.ongoing) == 1)
+            assert await asyncio.to_thread(visible, remote, "a") == {b"v": 4}
+
+
+@on_a_loop
+async def test_what_the_service_owns_is_read_but_not_changed():
+    async with engine_on(MemoryBroker(), limits=Limits(max_message_bytes=2000)) as engine, served(engine) as address:
+        session, ids = await session_on(engine, "a")
+        assert await session.write(("a", transactional(ids[:1]))) == []
+        await asyncio.to_thread(change_and_read, address)
+        assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT  # the service is as it was
+
+
+def change_and_read(address: str) -> None:
+    with open_broker(address) as remote:
+        changes: list[Callable[[str], object]] = [
+            remote.delete_topic,
+            remote.writer,
+            remote.roll,
+            remote.compact,
+            lambda topic: remote.trim(topic, 10),
+            lambda topic: remote.writer(topic, exclusive=True),
+        ]
+        for topic in (DECISIONS, "a"):
+            for change in changes:
+                with pytest.raises(ProtectedTopic, match=topic):
+                    change(topic)
+            with remote.reader(topic) as reader:
+                assert reader.read() is not None
+        with pytest.raises(ProtectedTopic, match="own"):
+            remote.create_topic("__txnbuffer_mine")
+        remote.create_topic("free")
+        with pytest.raises(ProtectedTopic, match="exclusive"):
+            remote.writer("free", exclusive=True)
+        with remote.writer("free") as writer:
+            writer.append(ROW).result(10)
+            with pytest.raises(MessageTooLarge):
+                writer.append(Batch.of([Message(b"k", b"v" * 3000)]))
+        with remote.reader("free") as reader:
+            assert reader.read() is not None
+        remote.roll("free")
+        remote.delete_topic("free")
+
+
+@on_a_loop
+async def test_a_writer_beside_the_service_yields_to_sessions():
+    async with engine_on(MemoryBroker()) as engine, served(engine) as address:
+        remote = await asyncio.to_thread(open_broker, address)
+        await asyncio.to_thread(remote.create_topic, "a")
+        writer = await asyncio.to_thread(remote.writer, "a")
+        await asyncio.to_thread(writer.append(ROW).result, 10)
+        session, ids = await session_on(engine, "a")
+        assert isinstance(await asyncio.to_thread(writer.append(ROW).exception, 10), Fenced)
+        assert await session.write(("a", transactional(ids[:1]))) == []
+        assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
+        await asyncio.to_thread(remote.close)
+
+
+def test_a_committed_reader_outlives_its_service(tmp_path: Path) -> None:
+    """The service is killed while a reader reads through it; everything is seen once, in order."""
+    total, killed = 3_000, 0
+    seen: list[bytes | None] = []
+    with open_broker(f"file:{tmp_path}") as log:
+        log.create_topic("free")
+        with log.writer("free") as writer:
+            for start in range(0, total, 100):
+                writer.append(
+                    Batch.of([Message(None, b"%d" % number) for number in range(start, start + 100)])
+                ).result()
+    service = ServiceProcess(tmp_path)
+    try:
+        port = service.wait_serving().port
+        with open_broker(f"txnbuf://127.0.0.1:{port}") as remote, CommittedReader(remote, "free") as reader:
+            while len(seen) < total:
+                batch = reader.read(limit=200, timeout=10)
+                assert batch is not None
+                seen += [record.value for record in batch]
+                if len(seen) // 1000 > killed:
+                    killed += 1
+                    service.kill()
+                    service = ServiceProcess(tmp_path, port=port)
+    finally:
+        service.kill()
+    assert seen == [b"%d" % number for number in range(total)]
+    assert killed >= 2
+
+
+def test_tail_reads_through_a_service(tmp_path: Path) -> None:
+    with open_broker(f"file:{tmp_path}") as log:
+        log.create_topic("free")
+        with log.writer("free") as writer:
+            writer.append(ROW).result()
+    with ServiceProcess(tmp_path) as service:
+        command = [sys.executable, "-m", "txnbuffer", "tail", f"txnbuf://127.0.0.1:{service.port}", "free"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert Counter(line.split("\t")[-1] for line in done.stdout.splitlines()) == {"plain": 1}
