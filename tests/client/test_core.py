@@ -340,3 +340,17 @@ def test_a_commit_that_went_out_over_an_older_connection_can_not_be_withdrawn() 
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 2, 1000, ((transaction.txn, State.OPEN),))))
     assert not core.withdraw_commit(transaction)
+
+
+def test_only_ordinary_records_go_out_before_their_topic_is_registered() -> None:
+    core = welcomed()
+    transaction = core.begin()
+    core.send("a", rows(b"later"), transaction)
+    core.send("a", rows(b"now"), None, "w")
+    frame = core.take_frame()
+    assert frame is not None
+    assert [message.value for send in frame.sends for message in send.batch] == [b"now"]
+    core.receive(ServerFrame(answers=((frame.registers[0].request, Done()),)))
+    frame = core.take_frame()
+    assert frame is not None
+    assert [message.value for send in frame.sends for message in send.batch] == [b"later"]

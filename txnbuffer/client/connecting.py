@@ -67,7 +67,8 @@ class Opening:
 
         def broker() -> Broker:
             if not brokers:
-                brokers.append(open_broker(self.address))
+                trust = {} if certificates is None else {"root_certificates": certificates}
+                brokers.append(open_broker(self.address, **trust))
             return brokers[0]
 
         async def close_broker() -> None:
