@@ -14,6 +14,7 @@ from txnbuffer.errors import (
     CoordinatorStopped,
     OutcomeForgotten,
     OutcomeUnknown,
+    ProducerFenced,
     SendUnknown,
     ServiceUnavailable,
     TooManyTransactions,
@@ -354,3 +355,18 @@ def test_only_ordinary_records_go_out_before_their_topic_is_registered() -> None
     frame = core.take_frame()
     assert frame is not None
     assert [message.value for send in frame.sends for message in send.batch] == [b"later"]
+
+
+def test_a_fenced_producer_is_told_so_though_its_sends_failed_too() -> None:
+    core = welcomed()
+    registered(core)
+    transaction = core.begin(naming=Naming("n", 1, 1))
+    core.send("a", rows(b"v"), transaction)
+    core.end(transaction, Plan(True, "w"))
+    frame = core.take_frame()
+    assert frame is not None
+    failures = (Failure(2, TransactionAborted(transaction.txn, "it had ended before"), transaction.txn),)
+    answers = ((frame.begins[0].request, ProducerFenced("stop")),)
+    core.receive(ServerFrame(acknowledged=2, failures=failures, answers=answers))
+    ((_, result),) = core.take_results()
+    assert isinstance(result, ProducerFenced)

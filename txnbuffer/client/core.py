@@ -93,13 +93,14 @@ class SessionCore:
         if frame.credits is not None:
             self._sending.credits = frame.credits
         self.draining = self.draining or frame.draining
+        # Answers come first: why a begin was refused says more than why its sends failed then.
+        for number, result in frame.answers:
+            self._answer(number, result)
         for failure in frame.failures:
             self._fail(failure)
         if frame.acknowledged:
             for flight in self._sending.acknowledged(frame.acknowledged):
                 self._settle(flight)
-        for number, result in frame.answers:
-            self._answer(number, result)
         if frame.goodbye is not None:
             self.broken = frame.goodbye
         if self._for_room and self._sending.has_room:

@@ -11,6 +11,7 @@ from txnbuffer.coordinator.messages import Begin, Commit, ConsumerPosition, Nami
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
     Error,
+    Fenced,
     ForeignTransaction,
     TransactionAborted,
     UnknownTransaction,
@@ -93,8 +94,8 @@ class Transactions:
                 self._end(transaction)
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """From now on it can only abort."""
-        if transaction.failure is None:
+        """From now on it can only abort; that it was fenced is why, whatever came of that before."""
+        if transaction.failure is None or isinstance(error, Fenced):
             transaction.failure = refusal(transaction, error)
 
     def adopted(self, txn: TxnId, state: State | Error) -> None:
