@@ -189,7 +189,7 @@ class BufferKeeper:
     def due(self) -> list[str]:
         """The topics whose snapshot is due."""
         now = self._clock.monotonic()
-        return [topic for topic, tail in self._tails.items() if tail.due.due(now)]
+        return [topic for topic, tail in [*self._tails.items()] if tail.due.due(now)]
 
     def snapshot(self, topic: str) -> None:
         """Write a snapshot now. Raises as `pump`; then the next one covers the same and more."""

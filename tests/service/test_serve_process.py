@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,3 +108,22 @@ def test_a_log_that_another_service_owns_is_refused(tmp_path):
         assert done.returncode == 5
         assert str(service.process.pid) in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_operators_reach_a_service_with_tls(tmp_path):
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    kind = ["-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [openssl, "req", "-x509", *kind, *subject, "-keyout", key, "-out", cert], check=True, stderr=subprocess.DEVNULL
+    )
+    with ServiceProcess(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as service:
+        command = [sys.executable, "-m", "txnbuffer", "list", "--service", f"127.0.0.1:{service.port}"]
+        done = subprocess.run([*command, "--tls-ca", cert], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, "topics: nothing there\n")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 3
+        assert "no service answers" in done.stderr

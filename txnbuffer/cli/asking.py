@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.errors import Error, ServiceUnavailable
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from txnbuffer.errors import Error, InvalidConfiguration, ServiceUnavailable
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
 
 
-def service_option(function: Function) -> Function:
-    """`--service HOST:PORT`, also from the environment."""
+class Service(NamedTuple):
+    """A running service; `tls_ca` is the file of the certificate that signs its own, None where it has no TLS."""
+
+    address: str
+    tls_ca: str | None = None
+
+
+def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--service HOST:PORT` and `--tls-ca FILE`, also from the environment, as one argument `service`."""
+
+    @functools.wraps(function)
+    def with_service(*arguments: Any, service: str, tls_ca: str | None, **named: Any) -> Any:
+        return function(*arguments, service=Service(service, tls_ca), **named)
+
+    decorated = click.option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="TXNBUFFER_TLS_CA",
+        help="Talk TLS, and trust certificates signed by this one (PEM). Environment: TXNBUFFER_TLS_CA.",
+    )(with_service)
     return click.option(
         "--service",
         default=DEFAULT,
@@ -26,24 +44,36 @@ def service_option(function: Function) -> Function:
         metavar="HOST:PORT",
         envvar="TXNBUFFER_SERVICE",
         help="The running service; also txnbuf://HOST:PORT. Environment: TXNBUFFER_SERVICE.",
-    )(function)
+    )(decorated)
 
 
-def ask(service: str, method: str, **question: Any) -> Any:
+def ask(service: Service, method: str, **question: Any) -> Any:
     """The answer of a service to one question of an operator. Raises what the service answered, or that it is away."""
     import grpc
 
     from txnbuffer.service.names import ADMIN_SERVICE
 
-    target = service.removeprefix("txnbuf://")
+    target = service.address.removeprefix("txnbuf://")
     if ":" not in target:
-        raise InvalidAddress(f"{service!r} is no service: write HOST:PORT")
-    with grpc.insecure_channel(target) as channel:
+        raise InvalidAddress(f"{service.address!r} is no service: write HOST:PORT")
+    with _channel(target, service.tls_ca) as channel:
         call = channel.unary_unary(f"/{ADMIN_SERVICE}/{method}")
         try:
             return json.loads(call(json.dumps(question).encode(), timeout=TIMEOUT))
         except grpc.RpcError as error:
             raise _named(error, target) from None
+
+
+def _channel(target: str, tls_ca: str | None) -> Any:
+    import grpc
+
+    if tls_ca is None:
+        return grpc.insecure_channel(target)
+    try:
+        certificate = Path(tls_ca).read_bytes()
+    except OSError as error:
+        raise InvalidConfiguration(f"can't read {tls_ca}: {error.strerror}") from error
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(certificate))
 
 
 def _named(error: Any, target: str) -> Error:

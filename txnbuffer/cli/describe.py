@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import ask, service_option
+from txnbuffer.cli.asking import Service, ask, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -12,7 +12,7 @@ from txnbuffer.cli.output import output_option, show_record, show_rows
 @click.argument("topic")
 @service_option
 @output_option
-def command(topic: str, service: str, output: str) -> None:
+def command(topic: str, service: Service, output: str) -> None:
     """Tell all about a TOPIC, and in words what its readers wait for.
 
     Says which transaction holds max_read_position back, since when, and whose it is.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import ask, service_option
+from txnbuffer.cli.asking import Service, ask, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
@@ -13,7 +13,7 @@ from txnbuffer.cli.output import output_option, show_rows
               help="Seconds since the first record.")  # fmt: skip
 @service_option
 @output_option
-def command(seconds: float, service: str, output: str) -> None:
+def command(seconds: float, service: Service, output: str) -> None:
     """Find open transactions that wrote their first record long ago, the oldest first.
 
     Each holds back the readers of all topics it wrote to. It is aborted by itself when its time is up;

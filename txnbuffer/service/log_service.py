@@ -6,18 +6,15 @@ which alone may append to them, trim and delete them; any other topic can be wri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker_io import serve_broker
 from broker_io.errors import ProtectedTopic
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.topics import INTERNAL
 
-if TYPE_CHECKING:
-    from broker_io.remote.service import LogService
 
-
-def log_service(engine: Engine) -> LogService:
+def log_service(engine: Engine) -> Any:
     """The log service of an engine's broker; the caller adds its handler to a grpc.aio server, and closes it."""
     limits = engine.limits
 
