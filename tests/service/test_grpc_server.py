@@ -8,7 +8,6 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -28,7 +27,6 @@ from txnbuffer.service.admin import Admin
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.limits import MIB, Limits
-from txnbuffer.service.metrics import metrics
 
 
 @asynccontextmanager
@@ -292,12 +290,3 @@ async def test_metrics_and_health_over_http():
         assert (await asyncio.to_thread(get, http.port, "/none"))[0] == 404
         await session.link.cut()
         await http.stop()
-
-
-@on_a_loop
-async def test_the_documentation_lists_the_metrics():
-    async with engine_on(MemoryBroker()) as engine:
-        page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
-        for name, kind, text, _ in metrics(engine):
-            suffix = "_total" if kind == "counter" else ""
-            assert f"| `txnbuffer_{name}{suffix}` | {kind} | {text.rstrip('.')} |" in page
