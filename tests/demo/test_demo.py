@@ -31,7 +31,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_short_year_with_kills_ends_as_the_source_says(tmp_path: Path) -> None:
     done = run_demo("--transactions", "800", "--kills", "4", "--output", "json", "--dir", str(tmp_path / "log"))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["records_read"] == report["records_expected"] > 40_000
     assert (report["lost"], report["duplicated"], report["uncommitted_seen"]) == (0, 0, 0)

@@ -20,6 +20,9 @@ from broker_io.errors import Error
 PATIENCE = 60.0
 """Seconds without a word from a process after which the demo gives up."""
 
+SESSION_TIMEOUT = 5.0
+"""Seconds after which the service aborts what a killed producer left open; readers wait so long."""
+
 POLL = 0.002
 
 Word: TypeAlias = tuple[str, Any]
@@ -53,7 +56,12 @@ class Child:
         return event, value
 
     def tell(self, word: Any) -> None:
-        self.pipe.send(word)
+        """Raises as `hear` if the child is gone."""
+        try:
+            self.pipe.send(word)
+        except BrokenPipeError:
+            self.hear()
+            raise DemoFailed("a process of the demo ended too early") from None
 
     def kill(self) -> list[Word]:
         """End the child with SIGKILL; what it had still said."""
@@ -97,6 +105,7 @@ class Service:
         self._told = Path(self._log_file).stat().st_size if Path(self._log_file).exists() else 0
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{self._directory}"]
         command += ["--listen", f"127.0.0.1:{self._port}", "--http", ""]
+        command += ["--set", f"transactions.session_timeout={SESSION_TIMEOUT}"]
         with open(self._log_file, "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
 

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from txnbuffer.demo.flights import Hour
+from txnbuffer.demo.processes import PATIENCE
 
 if TYPE_CHECKING:
     from txnbuffer import Client, Transaction
@@ -33,7 +34,7 @@ def produce(pipe: Connection, address: str, hours: list[Hour], share: int, share
 async def _produce(pipe: Connection, address: str, hours: list[Hour], name: str) -> None:
     from txnbuffer import connect
 
-    async with connect(address) as client:
+    async with connect(address, timeout=PATIENCE) as client:
         lanes = [Lane(client, f"{name}-{number}", hours[number::LANES], pipe) for number in range(LANES)]
         await asyncio.gather(*(lane.write_all() for lane in lanes))
 

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeAlias
 
 from txnbuffer.demo.flights import TOPICS, Hour, record_id
+from txnbuffer.demo.processes import PATIENCE
 from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def follow(pipe: Connection, address: str, hours: list[Hour]) -> None:
     """Read live until the conductor tells how all transactions ended; then read all again, compare, and report."""
     from txnbuffer import connect
 
-    with connect(address) as client:
+    with connect(address, timeout=PATIENCE) as client:
         live = read(client, pipe)
         again = read(client, None)
         pipe.send(("verdict", judge(hours, pipe.recv(), live, again)))
