@@ -37,6 +37,35 @@ def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
         raise BadBlock(f"the columns of a block do not fit it ({error})") from None
 
 
+def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
+    """The messages of the block at an offset, and where it ends, where its maker need not be trusted.
+
+    A checksum says nothing of intent, so this looks at what the columns would be used for, and takes no
+    compressed block, whose size nobody knows. Raises BadBlock, or UnsupportedFormat.
+    """
+    header = codec.parse_header(data, at, 0)
+    if not header.rows or header.flags:
+        raise BadBlock("it is compressed" if header.flags else "it has no messages")
+    end = at + header.length
+    if end > len(data):
+        raise BadBlock(f"it is cut off after {len(data) - at} of {header.length} bytes")
+    decoded = decode_blocks([codec.open_block(data, at, header)])
+    _check_columns(decoded.messages)
+    return decoded, end
+
+
+def _check_columns(messages: Batch) -> None:
+    """Raises BadBlock for a column that would fail only when it is used."""
+    if messages.event_times is not None and len(messages.event_times) != len(messages):
+        raise BadBlock("its event times are not as many as its messages")
+    for blobs in (messages.keys, messages.values):
+        if (np.diff(blobs.offsets) < 0).any():
+            raise BadBlock("a string of it ends before it begins")
+    for name, column in messages.properties.items():
+        if isinstance(column, Labels) and not -1 <= column.codes.min() <= column.codes.max() < len(column.values):
+            raise BadBlock(f"property {name!r} names a label that it does not have")
+
+
 def decode_keys(block: RawBlock) -> Blobs:
     """The keys of one block."""
     return _blobs([block], [block.header.rows], codec.KEY_OFFSETS, codec.KEY_ABSENT, _key_bytes)

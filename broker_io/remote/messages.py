@@ -47,10 +47,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
-from broker_io.batch import Batch, Labels, PlacedBatch
-from broker_io.block import BadBlock, encode_block, open_block, parse_header
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.block import BadBlock, encode_block
 from broker_io.errors import Error, MalformedMessage
-from broker_io.gather import Decoded, decode_blocks
+from broker_io.gather import Decoded, decode_foreign_block
 from broker_io.position import NO_INDEX, Position, Positions
 from broker_io.remote.faults import ERROR_SCHEMA, tell, told
 from broker_io.remote.runs import decode_runs, encode_runs
@@ -222,7 +222,7 @@ def decode_appends(data: bytes) -> list[Batch]:
     at = 0
     try:
         while not batches or at < len(data):
-            decoded, at = _decode_block(data, at)
+            decoded, at = decode_foreign_block(data, at)
             batches.append(decoded.messages)
     except BadBlock as error:
         raise MalformedMessage(f"append {len(batches)} of a message can't be read: {error}") from None
@@ -306,7 +306,7 @@ def decode_answer(data: bytes) -> Answer:
         control = _decode(_ANSWER, data[_LENGTH.size : at])
         batch: PlacedBatch | None = None
         if control["count"]:
-            decoded, at = _decode_block(data, at)
+            decoded, at = decode_foreign_block(data, at)
             batch = PlacedBatch(_positions(control, decoded), decoded.publish_times, decoded.messages)
         if at != len(data):
             raise ValueError(f"it ends at byte {at} of {len(data)}")
@@ -332,20 +332,6 @@ def _positions(control: Mapping[str, Any], decoded: Decoded) -> Positions:
 
 def _join(control: bytes, *chunks: bytes) -> bytes:
     return b"".join([_LENGTH.pack(len(control)), control, *chunks])
-
-
-def _decode_block(data: bytes, at: int) -> tuple[Decoded, int]:
-    """The block at an offset, and where it ends. Raises BadBlock."""
-    header = parse_header(data, at, 0)
-    if not header.rows or header.flags:
-        raise BadBlock("it has no messages" if header.flags == 0 else "it is compressed")
-    if at + header.length > len(data):
-        raise BadBlock(f"it is cut off after {len(data) - at} of {header.length} bytes")
-    decoded = decode_blocks([open_block(data, at, header)])
-    for name, column in decoded.messages.properties.items():
-        if isinstance(column, Labels) and not -1 <= column.codes.min() <= column.codes.max() < len(column.values):
-            raise BadBlock(f"property {name!r} names a label that it does not have")
-    return decoded, at + header.length
 
 
 def _told(fields: dict[str, Any]) -> Error:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io import block as codec
-from broker_io.batch import Batch, Blobs, Message
+from broker_io.batch import Batch, Blobs, Labels, Message
 from broker_io.block import BadBlock, RawBlock, encode_block, hash_keys, open_block, parse_header
 from broker_io.errors import UnsupportedFormat
-from broker_io.gather import absent_values, decode_blocks, decode_hashes, decode_keys
+from broker_io.gather import absent_values, decode_blocks, decode_foreign_block, decode_hashes, decode_keys
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 NUMBERS = st.integers(-(10**17), 10**17).map(str)
@@ -217,3 +217,48 @@ def test_golden(name: str, messages: list[Message], entries: list[int] | None) -
     assert [*decoded.messages] == messages
     assert decoded.entries.tolist() == (entries or [*range(3, 3 + len(messages))])
     assert decoded.publish_times.tolist()[0] == 1_700_000_000_000
+
+
+def foreign(batch: Batch, **options: bool) -> bytes:
+    return b"".join(encode_block(batch, first_entry=0, publish_time=0, **options).chunks)
+
+
+LYING = {
+    "label": Batch(Blobs.none(2), Blobs.none(2), {"p": Labels(np.array([0, 2], np.int32), ("a", "b"))}),
+    "negative label": Batch(Blobs.none(2), Blobs.none(2), {"p": Labels(np.array([-2, 0], np.int32), ("a", "b"))}),
+    "values": Batch(Blobs.none(2), Blobs(b"abc", np.array([0, 5, 3], np.int32), None)),
+    "keys": Batch(Blobs(b"abc", np.array([0, 5, 3], np.int32), None), Blobs.none(2)),
+    "times": Batch(Blobs.none(2), Blobs.none(2), {}, np.array([1, 2, 3], np.int64)),
+    "few times": Batch(Blobs.none(2), Blobs.none(2), {}, np.array([1], np.int64)),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_a_foreign_block_whose_columns_lie_is_refused(name: str) -> None:
+    data = foreign(LYING[name])
+    with pytest.raises(BadBlock):
+        decode_foreign_block(data)
+
+
+def test_a_foreign_block_is_not_unpacked_nor_read_beyond_its_end() -> None:
+    batch = Batch.of([Message(b"k", b"v" * 100)] * 5)
+    with pytest.raises(BadBlock, match="compressed"):
+        decode_foreign_block(foreign(batch, compress=True))
+    data = foreign(batch)
+    for size in range(len(data)):
+        with pytest.raises(BadBlock):
+            decode_foreign_block(data[:size])
+    more = bytearray(data)
+    more[8:16] = struct.pack("<II", 10**9, 10**9)  # messages and span
+    more[60:64] = google_crc32c.value(bytes(more[:60])).to_bytes(4, "little")
+    with pytest.raises(BadBlock, match="1000000000 messages"):
+        decode_foreign_block(bytes(more))
+
+
+@given(RUNS)
+def test_foreign_blocks_come_back_one_behind_the_other(runs: list[list[Message]]) -> None:
+    data, at, found = b"".join(foreign(Batch.of(run)) for run in runs), 0, []
+    while at < len(data):
+        decoded, at = decode_foreign_block(data, at)
+        found.append([*decoded.messages])
+    assert found == runs

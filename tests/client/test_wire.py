@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from frame_rows import client_frames, plain_client, plain_server, server_frames
 from golden_files import committed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_io.batch import Batch, Message
+from broker_io.batch import Batch, Blobs, Labels, Message
 from broker_io.errors import MessageTooLarge, PeerError
 from broker_io.position import Position
 from txnbuffer import avro
@@ -264,3 +265,10 @@ def test_the_schema_of_an_error_holds_whatever_an_error_says() -> None:
     error = MessageTooLarge("é" * 10)
     error.add_note("notes stay at home")
     assert str(told(avro.decode(schema, avro.encode(schema, tell(error))))) == str(error)
+
+
+def test_a_send_whose_labels_lie_is_refused() -> None:
+    properties = {"tb.txn": Labels(np.array([0, 2], np.int32), ("0:1", "0:2"))}
+    send = Send("stock", Batch(Blobs.none(2), Blobs.none(2), properties))
+    with pytest.raises(MalformedFrame, match="names a label that it does not have"):
+        decode_client_frame(encode_client_frame(ClientFrame(sends=(send,))))

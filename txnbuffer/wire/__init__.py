@@ -5,7 +5,7 @@ A frame is
     offset  size
          0     4  length n of the control record, little-endian
          4     n  the control record: Avro, without a schema in front
-     4 + n        blocks (`broker_io.block`), one a send, one directly behind the other
+     4 + n        blocks (`broker_io.block`, not compressed), one a send, one behind the other
 
 The control record holds columns, one Avro array for each field of the rows of one kind, so that a
 frame costs by the kind and not by the row. Client frames are described in `txnbuffer.wire.client`,

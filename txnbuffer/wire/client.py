@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker_io.batch import Batch
-from broker_io.block import BadBlock, encode_block, open_block, parse_header
-from broker_io.gather import decode_blocks
+from broker_io.block import BadBlock, encode_block
+from broker_io.gather import decode_foreign_block
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming
@@ -343,17 +342,10 @@ def _read_sends(frame: bytes, at: int, topics: list[str]) -> tuple[Send, ...]:
     sends = []
     for number, topic in enumerate(topics):
         try:
-            header = parse_header(frame, at)
-            if header.rows == 0:
-                raise BadBlock("it has no records")
-            sends.append(Send(topic, _batch(frame, at, header)))
+            decoded, at = decode_foreign_block(frame, at)
         except BadBlock as error:
             raise ValueError(f"block {number}, for topic {topic!r}: {error}") from None
-        at += header.length
+        sends.append(Send(topic, decoded.messages))
     if at != len(frame):
         raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
     return tuple(sends)
-
-
-def _batch(frame: bytes, at: int, header: Any) -> Batch:
-    return decode_blocks([open_block(frame, at, header)]).messages
