@@ -8,7 +8,7 @@ from broker_io.errors import InvalidAddress, MissingDependency
 
 if TYPE_CHECKING:
     from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
-    from broker_io.remote.service import LogService
+    from broker_io.remote.service import LogService as LogService
 
 
 def open_broker(address: str, **options: Any) -> Broker:
@@ -50,7 +50,7 @@ def serve_broker(broker: Broker, **options: Any) -> LogService:
     `options` are those of `LogService`. Raises MissingDependency.
     """
     try:
-        from broker_io.remote.service import LogService
+        from broker_io.remote.service import LogService as LogService
     except ModuleNotFoundError as error:
         raise MissingDependency(f"serving a log needs a package ({error}): pip install grpcio") from None
     return LogService(broker, **options)

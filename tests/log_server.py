@@ -9,8 +9,12 @@ from typing import Any, Self
 
 import grpc
 
-from broker_io import serve_broker
+from broker_io import open_broker, serve_broker
+from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
+from broker_io.remote.broker import RemoteBroker
+
+TOPIC = "orders"
 
 OPTIONS = [
     ("grpc.so_reuseport", 0),
@@ -86,3 +90,36 @@ class LogServer:
 
     def _run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+
+class Place:
+    """Where a service runs: stopped, killed and started at one port, over topics that outlive it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.log = MemoryBroker()
+        self.log.create_topic(TOPIC)
+        self._options = options
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        self.broker = self.log.connect()
+        self.server = LogServer(self.broker, port=self.port, **self._options)
+        self.port = self.server.port
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.broker.close()
+
+    def kill(self) -> None:
+        self.server.kill()
+        self.broker.close()
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def open(self, **options: Any) -> RemoteBroker:
+        broker = open_broker(self.server.address, **options)
+        assert isinstance(broker, RemoteBroker)
+        return broker

@@ -32,6 +32,8 @@ TOTAL_BYTES = 64 * MIB
 """Appends under way of all streams together."""
 MAX_READERS = 128
 MAX_WRITERS = 128
+LAST_WORDS = 5.0
+"""Seconds in which appends that are under way may be acknowledged when the service stops."""
 CALL_THREADS, CHANGE_THREADS = 8, 2
 
 Change = Literal["create", "delete", "write", "own", "roll", "trim", "compact"]
@@ -66,6 +68,7 @@ class LogService:
         self._streams: dict[str, int] = {"readers": 0, "writers": 0}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.Task[Any]] = set()
+        self._drains: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     @property
@@ -85,9 +88,14 @@ class LogService:
         self._closed = True
         for reading in self._readings:
             reading.stop()
-        for task in self._idle:
+        for task in [*self._idle, *self._drains]:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LAST_WORDS)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
         loop = asyncio.get_running_loop()
         for executor in (self._waits, self._calls, self._changes):
             await loop.run_in_executor(None, executor.shutdown)
@@ -127,7 +135,7 @@ class LogService:
                 lambda opened: opened.close(),
             )
             appending = Appending(writer, self._budget)
-            answering = self._task(appending.answer(context))
+            answering = _task(appending.answer(context), self._tasks)
             try:
                 await context.write(messages.encode_appended([]))
                 while (data := await self._next(context)) is not grpc.aio.EOF:
@@ -137,7 +145,8 @@ class LogService:
             except BaseException:
                 answering.cancel()
                 appending.end()
-                self._task(appending.answer(None))
+                if not self._closed:
+                    _task(appending.answer(None), self._drains)
                 raise
             finally:
                 await run(self._calls, writer.close)
@@ -177,12 +186,6 @@ class LogService:
         if self._guard is not None:
             self._guard(topic, change)
 
-    def _task(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     @asynccontextmanager
     async def _slot(self, kind: str, most: int) -> AsyncIterator[None]:
         if self._streams[kind] >= most:
@@ -212,6 +215,13 @@ class LogService:
         finally:
             if task is not None:
                 self._tasks.discard(task)
+
+
+def _task(work: Any, among: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+    task = asyncio.get_running_loop().create_task(work)
+    among.add(task)
+    task.add_done_callback(among.discard)
+    return task
 
 
 def _stopping() -> ServiceUnavailable:
