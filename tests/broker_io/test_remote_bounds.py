@@ -12,11 +12,7 @@ import pytest
 from log_server import TOPIC, LogServer, Place
 
 from broker_io.batch import Batch, Blobs, Labels, Message
-from broker_io.errors import (
-    InvalidMessage,
-    MalformedMessage,
-    TooManyStreams,
-)
+from broker_io.errors import AppendUnknown, Fenced, InvalidMessage, MalformedMessage, TooManyStreams
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
 from broker_io.remote import appending, messages, serving_reads
@@ -106,6 +102,32 @@ def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
             threading.Event().wait(0.001)
         assert [future.result().first for future in sent] == positions_of(read_all(place.log, TOPIC))
     assert place.server.service._budget.used == 0
+
+
+def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
+    place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appending, "STREAM_BYTES", 1)
+    monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
+    place.broker.faults.hold(landing=False)
+    gone = place.open()
+    writer = gone.writer(TOPIC, exclusive=True)
+    futures = [writer.append(Batch.of(numbered(1, number))) for number in range(3)]
+    eventually(lambda: len(place.broker.faults.held) == 1)  # the second one waits for it
+    gone._connection.close()
+    assert all(isinstance(future.exception(PATIENCE_SECONDS), AppendUnknown) for future in futures)
+
+    def free() -> bool:
+        try:
+            remote.writer(TOPIC).close()
+        except Fenced:
+            return False
+        return True
+
+    eventually(free)
+    place.broker.faults.release()
+    eventually(lambda: place.server.service._budget.used == 0)
+    assert [placed.message for placed in read_all(place.log, TOPIC)] in ([], numbered(1))
 
 
 def test_an_append_over_what_the_service_takes_at_once_is_refused() -> None:
