@@ -100,6 +100,7 @@ async def test_records_that_came_before_are_left_out_and_a_gap_is_refused(broker
         (failure,) = await session.write(("a", transactional([two], b"5", seq=1)))
         assert isinstance(failure.error, InvalidRequest)
         assert await session.commit(one, ["a"], [4]) is Outcome.COMMIT
+        assert engine.topics.get("a").tail.buffer.counters.duplicates == 0
         assert isinstance(await session.commit(two, ["a"], [1]), TransactionAborted)
     assert visible(broker, "a") == {b"1": 3, b"2": 1}
 

@@ -12,6 +12,7 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import DiskWatermark
 from broker_io.memory import MemoryBroker
+from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.messages import Begin, Commit, Done, Naming
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
@@ -78,7 +79,7 @@ async def test_a_client_that_comes_back_goes_on_with_what_it_names(broker, quick
 
 @on_a_loop
 async def test_a_client_that_does_not_come_back_is_given_up(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
+    async with engine_on(broker, config=Config(session_timeout=0.1)) as engine:
         session, ids = await session_on(engine, "a")
         await session.write(("a", transactional(ids[:1])))
         await session.link.cut()
