@@ -50,11 +50,11 @@ def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
     if end > len(data):
         raise BadBlock(f"it is cut off after {len(data) - at} of {header.length} bytes")
     decoded = decode_blocks([codec.open_block(data, at, header)])
-    _check_columns(decoded.messages)
+    check_columns(decoded.messages)
     return decoded, end
 
 
-def _check_columns(messages: Batch) -> None:
+def check_columns(messages: Batch) -> None:
     """Raises BadBlock for a column that would fail only when it is used."""
     if messages.event_times is not None and len(messages.event_times) != len(messages):
         raise BadBlock("its event times are not as many as its messages")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.block import BadBlock, encode_block, open_block, parse_header
-from broker_io.gather import decode_blocks
+from broker_io.gather import check_columns, decode_blocks
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.columns import ids, number, numbers, present
 from txnbuffer.errors import UndecodableRecordSet
@@ -36,6 +36,7 @@ def unpack(position: Position, message: Message) -> Batch:
         value = message.value or b""
         header = parse_header(value)
         batch = decode_blocks([open_block(value, 0, header)]).messages
+        check_columns(batch)
     except BadBlock as error:
         raise UndecodableRecordSet(f"the record set at {position} can't be decoded: {error}") from None
     count = number(message.properties.get(RECORDS, ""), MAX_SET_RECORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,13 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from broker_io import open_broker
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
 from txnbuffer.client.client import Client
 from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.session import Session
+from txnbuffer.client.session import LONGEST_PAUSE, Session
 
 if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
@@ -68,7 +69,7 @@ class Opening:
         def broker() -> Broker:
             if not brokers:
                 trust = {} if certificates is None else {"root_certificates": certificates}
-                brokers.append(open_broker(self.address, **trust))
+                brokers.append(self._open_patiently(trust))
             return brokers[0]
 
         async def close_broker() -> None:
@@ -78,6 +79,17 @@ class Opening:
         client = await self._client_of(dial, broker)
         resources.push_async_callback(close_broker)
         return client
+
+    def _open_patiently(self, options: dict[str, Any]) -> Broker:
+        """The log of the service, which may be restarting just now. Raises ServiceUnavailable after `patience`."""
+        give_up = time.monotonic() + self._patience
+        while True:
+            try:
+                return open_broker(self.address, patience=self._patience, **options)
+            except ServiceUnavailable:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(LONGEST_PAUSE)
 
     async def _open_local(self, resources: AsyncExitStack) -> Client:
         from txnbuffer.service.engine import Engine
