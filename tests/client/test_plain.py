@@ -231,6 +231,17 @@ def test_a_service_is_killed_and_started_again(txnbuf_service: ServiceProcess) -
         assert values(client, "log", 3) == [b'{"n":1}', b'{"n":2}', b'{"n":3}']
 
 
+def test_a_reader_opened_while_the_service_restarts_waits_for_it(txnbuf_service: ServiceProcess) -> None:
+    with connect(txnbuf_service.address) as client:
+        with client.transaction() as txn:
+            txn.send("log", b"kept")
+        txnbuf_service.kill()
+        coming = threading.Timer(0.5, txnbuf_service.restart)
+        coming.start()
+        assert values(client, "log", 1) == [b"kept"]
+        coming.join()
+
+
 def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
     with connect(txnbuf_service.address) as client:
         committed = []
