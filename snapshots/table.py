@@ -124,13 +124,30 @@ class Scan:
     ) -> None:
         self._broker = broker
         self._topic = topic
+        self._compacted = not raw
         self._reader: Reader = broker.reader(topic, compacted=not raw)
         self.table = SnapshotTable(only, history={} if raw else None)
 
-    def read_to_end(self, patience: float = PATIENCE) -> None:
-        """Read on to a fresh end, or to where `patience` seconds bring nothing more."""
+    def read_to_end(self) -> None:
+        """Read on to a fresh end, or to where neither this reader nor a new one finds anything more in time."""
         end = self._broker.last_position(self._topic)
-        self._read(lambda: end is None or self.table.position >= end, patience)
+        while not self._read(lambda: end is None or self.table.position >= end, PATIENCE):
+            if not self._read_anew():
+                return
+
+    def _read_anew(self) -> bool:
+        """Go on with another reader, if it finds something: one that is silent may have been compacted to its end
+        or be dead, and only another one can tell.
+        """
+        reader = self._broker.reader(self._topic, self.table.position, inclusive=False, compacted=self._compacted)
+        placed = reader.read(timeout=PATIENCE)
+        if placed is None:
+            reader.close()
+            return False
+        self._reader.close()
+        self._reader = reader
+        self.table.feed(placed)
+        return True
 
     def read_own(self, position: Position) -> None:
         """Read on to a message that this process has just written under a key of its own."""
