@@ -192,9 +192,16 @@ with connect(sys.argv[1]) as client:
             try:
                 call()
             except UsedAfterFork as error:
-                code += "connect again in the child" in str(error)
+                code += "made before the process forked: fork before" in str(error)
+        try:
+            with connect(sys.argv[2]) as other:
+                other.send("log", b"child")
+                code += 1
+        except UsedAfterFork as error:
+            code += "gRPC was used before" in str(error)
         os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == 6, code
     txn.commit()
     print(client.outcome(txn.id).name)
 """
@@ -206,9 +213,9 @@ def test_use_after_fork_is_an_error_that_says_so(where: str, tmp_path: Path, req
     if where == "service":
         service: ServiceProcess = request.getfixturevalue("txnbuf_service")
         address = service.address
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, address], capture_output=True, text=True, timeout=60, check=False
-    )
+    other = address if where == "service" else f"file:{tmp_path / 'of the child'}"
+    command = [sys.executable, "-c", FORK, address, other]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("COMMIT\n", 0), done.stderr
 
 

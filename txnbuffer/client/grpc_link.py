@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from txnbuffer.client import forking
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, ServerFrame
 from txnbuffer.wire import decode_server_frame, encode_client_frame
@@ -31,7 +32,8 @@ class GrpcLink:
 
     @classmethod
     async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcLink:
-        """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable."""
+        """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
+        forking.about_to_use_grpc()
         import asyncio
 
         import grpc
