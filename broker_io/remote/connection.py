@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import grpc
 
 from broker_io.errors import Closed, Error, InvalidAddress, PeerError, ServiceUnavailable
+from broker_io.faults import ERROR_TRAILER
 from broker_io.remote import messages
-from broker_io.remote.faults import ERROR_TRAILER
 from broker_io.remote.messages import SERVICE, Reply, Request
 
 T = TypeVar("T")

@@ -50,9 +50,9 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.block import BadBlock, encode_block
 from broker_io.errors import Error, MalformedMessage
+from broker_io.faults import ERROR_SCHEMA, tell, told
 from broker_io.gather import Decoded, decode_foreign_block
 from broker_io.position import NO_INDEX, Position, Positions
-from broker_io.remote.faults import ERROR_SCHEMA, tell, told
 from broker_io.remote.runs import decode_runs, encode_runs
 
 SERVICE = "txnbuffer.v1.Log"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Blobs, Labels, Message, PlacedBatch
 from broker_io.block import encode_block
 from broker_io.errors import Damaged, Error, Fenced, MalformedMessage, PositionTrimmed, UnsupportedFormat
+from broker_io.faults import LONGEST_MESSAGE, tell, told
 from broker_io.position import Position, Positions
 from broker_io.remote import messages
-from broker_io.remote.faults import LONGEST_MESSAGE, tell, told
 from broker_io.remote.messages import Answer, Ask, Opened, OpenReader, OpenWriter, Reply, Request
 
 MESSAGES = [Message(b"k", b"one", {"colour": "red"}, 5), Message(None, None), Message(b"", b"", {"n": "12"})]

@@ -1,13 +1,14 @@
-"""Errors over the wire: told by the service, raised by its client as the same class of the one tree.
+"""Errors over a wire: told on one side, raised on the other as the same class of the one tree.
 
 An error is an Avro record: `name` of its class, `fault` (caller, peer, storage, environment), `message`, and
 `details`, its attributes that are texts or whole numbers. A class that the receiver does not know becomes the
-one of its fault. A call that fails ends with the gRPC status of the class, and has the record as trailing
+one of its fault. A gRPC call that fails ends with the gRPC status of the class, and has the record as trailing
 metadata under `txnbuffer-error-bin`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from broker_io.errors import CallerError, EnvironmentFault, Error, Fault, PeerError, StorageError
@@ -19,7 +20,6 @@ LONGEST_MESSAGE = 2000
 ERROR_SCHEMA = {
     "type": "record",
     "name": "Error",
-    "namespace": "txnbuffer.log",
     "fields": [
         {"name": "name", "type": "string"},
         {"name": "fault", "type": "string"},
@@ -36,9 +36,16 @@ _OF_FAULT: dict[str, type[Error]] = {
 }
 
 
-def tell(error: Error) -> dict[str, Any]:
-    """The record of an error."""
-    details = {name: _detail(value) for name, value in vars(error).items()}
+def detail(value: object) -> int | str | None:
+    """An attribute of an error as it travels; None if it doesn't."""
+    if isinstance(value, str):
+        return _short(value)
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
+
+
+def tell(error: Error, as_detail: Callable[[object], int | str | None] = detail) -> dict[str, Any]:
+    """The record of an error; `as_detail` makes of each attribute what travels."""
+    details = {name: as_detail(value) for name, value in vars(error).items()}
     return {
         "name": type(error).__name__,
         "fault": error.fault.value,
@@ -58,12 +65,6 @@ def told(fields: dict[str, Any]) -> Error:
         if not hasattr(kind, name):  # what a class has of its own is not the peer's to say
             setattr(error, name, value)
     return error
-
-
-def _detail(value: object) -> int | str | None:
-    if isinstance(value, str):
-        return _short(value)
-    return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
 
 def _short(text: str) -> str:
