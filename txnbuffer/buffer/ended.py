@@ -77,6 +77,6 @@ def coordinator_states(columns: CoordinatorColumns) -> dict[int, CoordinatorStat
 
 def _to_bytes(bitmap: BitMap64) -> bytes:
     copy = bitmap.copy()
-    copy.run_optimize()  # equal sets then have equal bytes
+    copy.run_optimize()
     data: bytes = copy.serialize()
     return data

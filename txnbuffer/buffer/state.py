@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import NamedTuple
 
 import numpy as np
+from pyroaring import BitMap64
 
 from broker_io.position import EARLIEST, Int64s, Position, Positions
 from txnbuffer.buffer.effects import Damage
@@ -32,7 +33,10 @@ class OngoingColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoordinatorColumns:
-    """k coordinators, ascending by `most`; the bitmaps in roaring's portable 64-bit form, equal sets equal bytes."""
+    """k coordinators, ascending by `most`; the bitmaps in roaring's portable 64-bit form.
+
+    Equal sets can have different bytes: roaring may store a few numbers as a list or as a run of the same size.
+    """
 
     most: Int64s
     low_water_marks: Int64s
@@ -99,6 +103,17 @@ class BufferState:
 
 
 def _plain(name: str, value: object) -> dict[str, object]:
+    if isinstance(value, CoordinatorColumns):
+        sets = {
+            f"{name}.{what}": [BitMap64.deserialize(bitmap).to_array().tolist() for bitmap in bitmaps]
+            for what, bitmaps in (("committed", value.committed), ("aborted", value.aborted))
+        }
+        return {
+            f"{name}.most": value.most.tolist(),
+            f"{name}.low_water_marks": value.low_water_marks.tolist(),
+            f"{name}.epochs": value.epochs.tolist(),
+            **sets,
+        }
     if isinstance(value, np.ndarray):
         return {name: value.tolist()}
     if is_dataclass(value):

@@ -247,7 +247,7 @@ def decode(message: Message) -> Entry | None:
 
 
 def to_bytes(bitmap: BitMap64) -> bytes:
-    """A bitmap in its written form; equal sets have equal bytes."""
+    """A bitmap in its written form."""
     copy = bitmap.copy()
     copy.run_optimize()
     data: bytes = copy.serialize()
