@@ -55,7 +55,7 @@ class GrpcServer:
             else:
                 self.port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
         except RuntimeError as error:
-            raise EnvironmentFault(f"can't listen at {address}: {error}; is another service there?") from error
+            raise EnvironmentFault(f"can't listen at {address}: {_obstacle(address) or error}") from error
         await server.start()
         for name in ("", SESSION_SERVICE, ADMIN_SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -156,6 +156,22 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.max_ping_strikes", 0),
     ]
+
+
+def _obstacle(address: str) -> str:
+    """Why nothing can be bound to an address, which gRPC does not tell; nothing if it can."""
+    import errno
+    import socket
+
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.bind(place)
+    except OSError as error:
+        hint = "; is another service there?" if error.errno == errno.EADDRINUSE else ""
+        return f"{error.strerror}{hint}"
+    return ""
 
 
 def check_listening(address: str, *, tls: bool, insecure: bool) -> None:

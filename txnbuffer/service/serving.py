@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,10 +33,30 @@ def check(config: Config) -> None:
     service = config.service
     if bool(service.tls_cert) != bool(service.tls_key):
         raise InvalidConfiguration("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
+    if service.tls_cert:
+        _check_pem(service.tls_cert, service.tls_key)
     check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
     coordinator_config(config.transactions)
+
+
+def _check_pem(certificate: str, key: str) -> None:
+    """Raises InvalidConfiguration, naming the file, for a certificate and key that TLS can't work with."""
+    for path in (certificate, key):
+        _read(path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cafile=certificate)
+    except ssl.SSLError as error:
+        raise InvalidConfiguration(f"{certificate} is no certificate in PEM ({error.reason})") from None
+    try:
+        # Without a password of ours OpenSSL would ask the terminal for one.
+        context.load_cert_chain(certificate, key, password=b"")
+    except ssl.SSLError as error:
+        raise InvalidConfiguration(
+            f"{key} is no private key, in PEM and without a password, of the certificate {certificate} ({error.reason})"
+        ) from None
 
 
 def coordinator_config(config: TransactionConfig) -> CoordinatorConfig:
@@ -67,6 +88,7 @@ def limits(config: Config) -> Limits:
 async def serve(open_broker: Callable[[], Broker], config: Config, owner: str, log: Log) -> Error | None:
     """Serve until a signal ends it (None) or a failure does. Raises what stands in the way of starting."""
     check(config)
+    certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
     signals = Signals()
     started = time.monotonic()
     log("recovering")
@@ -82,7 +104,7 @@ async def serve(open_broker: Callable[[], Broker], config: Config, owner: str, l
         )
         _tell_recovery(engine, log, time.monotonic() - started)
         try:
-            return await _listen(engine, config, signals, log)
+            return await _listen(engine, config, (certificate, key), signals, log)
         finally:
             await engine.stop()
     finally:
@@ -90,12 +112,14 @@ async def serve(open_broker: Callable[[], Broker], config: Config, owner: str, l
         log("stopped")
 
 
-async def _listen(engine: Engine, config: Config, signals: Signals, log: Log) -> Error | None:
-    service = config.service
+async def _listen(
+    engine: Engine, config: Config, tls: tuple[bytes | None, bytes | None], signals: Signals, log: Log
+) -> Error | None:
+    service, (certificate, key) = config.service, tls
     grpc_server = GrpcServer(engine, Admin(engine), max_clients=service.max_clients)
     http_server = HttpServer(engine)
     try:
-        await grpc_server.start(service.listen, certificate=_read(service.tls_cert), key=_read(service.tls_key))
+        await grpc_server.start(service.listen, certificate=certificate, key=key)
         if service.http:
             await http_server.start(service.http)
         host = service.listen.rpartition(":")[0]

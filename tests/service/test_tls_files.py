@@ -1,0 +1,62 @@
+"""Certificates and keys are looked at before anything is opened."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from txnbuffer.config import Config
+from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.service.serving import check
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cert.pem with key.pem, other.pem: the key of another one, locked.pem: key.pem with a password, junk.pem."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    place = tmp_path_factory.mktemp("pems")
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    for cert, key in (("cert.pem", "key.pem"), ("unused.pem", "other.pem")):
+        command = [openssl, "req", "-x509", *kind, "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
+        subprocess.run(command, check=True, capture_output=True, cwd=place)
+    lock = [openssl, "ec", "-in", "key.pem", "-aes128", "-passout", "pass:secret", "-out", "locked.pem"]
+    subprocess.run(lock, check=True, capture_output=True, cwd=place)
+    (place / "junk.pem").write_text("junk\n")
+    (place / "binary.pem").write_bytes(b"\xff\x00" * 100)
+    return place
+
+
+def checked(place: Path, cert: str, key: str) -> None:
+    service = replace(Config().service, tls_cert=str(place / cert), tls_key=str(place / key))
+    check(replace(Config(), service=service))
+
+
+def test_a_certificate_with_its_key_is_fine(pems: Path) -> None:
+    checked(pems, "cert.pem", "key.pem")
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "message"),
+    [
+        ("none.pem", "key.pem", "can't read {}/none.pem: No such file"),
+        ("cert.pem", "none.pem", "can't read {}/none.pem: No such file"),
+        ("junk.pem", "key.pem", "{}/junk.pem is no certificate"),
+        ("binary.pem", "key.pem", "{}/binary.pem is no certificate"),
+        ("key.pem", "key.pem", "{}/key.pem is no certificate"),
+        ("cert.pem", "junk.pem", "{}/junk.pem is no private key"),
+        ("cert.pem", "binary.pem", "{}/binary.pem is no private key"),
+        ("cert.pem", "cert.pem", "{}/cert.pem is no private key"),
+        ("cert.pem", "other.pem", "{}/other.pem is no private key"),
+        ("cert.pem", "locked.pem", "{}/locked.pem is no private key"),
+    ],
+)
+def test_a_file_that_tls_can_not_use_is_named(pems: Path, cert: str, key: str, message: str) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        checked(pems, cert, key)
+    assert str(caught.value).startswith(message.format(pems))
