@@ -18,21 +18,27 @@ def open_broker(address: str, **options: Any) -> Broker:
     `MemoryBroker` takes, `txnbuf:` what `RemoteBroker` takes. Raises InvalidAddress, MissingDependency, and
     what the backend raises.
     """
-    scheme, colon, rest = address.partition(":")
-    if colon and scheme == "file" and rest:
+    check_address(address)
+    scheme, _, rest = address.partition(":")
+    if scheme == "file":
         from broker_io.file import FileBroker
 
         file_broker: Broker = FileBroker.open(rest, **options)
         return file_broker
-    if colon and scheme == "memory":
+    if scheme == "memory":
         from broker_io.memory import open_memory
 
         return open_memory(rest, **options)
-    if colon and scheme == "txnbuf":
-        return _open_remote(rest, address, options)
-    raise InvalidAddress(
-        f"{address!r} is no broker address: write memory:, memory:NAME, file:DIR or txnbuf://HOST:PORT"
-    )
+    return _open_remote(rest, address, options)
+
+
+def check_address(address: str) -> None:
+    """Raises InvalidAddress for what has the form of no broker's address; opens nothing."""
+    scheme, colon, rest = address.partition(":")
+    if not colon or scheme not in ("file", "memory", "txnbuf") or (scheme == "file" and not rest):
+        raise InvalidAddress(
+            f"{address!r} is no broker address: write memory:, memory:NAME, file:DIR or txnbuf://HOST:PORT"
+        )
 
 
 def _open_remote(rest: str, address: str, options: dict[str, Any]) -> Broker:

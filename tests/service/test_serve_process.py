@@ -87,6 +87,7 @@ async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
         (["--listen", "0.0.0.0:0"], 2, "give --tls-cert and --tls-key"),
         (["--http", "0.0.0.0:0"], 2, "without TLS"),
         (["--tls-cert", "some.pem"], 2, "both a certificate and its key"),
+        (["--tls-cert", __file__, "--tls-key", __file__], 2, "is no certificate in PEM"),
         (["--set", "service.listne=x"], 2, "did you mean 'listen'"),
         (["--set", "transactions.timeout=0"], 2, "give seconds above 0"),
         (["--set", "service.create_topics=perhaps"], 2, "neither true nor false"),
@@ -99,6 +100,14 @@ def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, messag
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "log").exists()
+
+
+def test_an_address_that_is_none_is_refused_before_anything_is_told():
+    command = [sys.executable, "-m", "txnbuffer", "serve", "nonsense:"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "is no broker address" in done.stderr
+    assert "recovering" not in done.stderr
 
 
 def test_a_log_that_another_service_owns_is_refused(tmp_path):

@@ -54,8 +54,10 @@ def run(address: str, config: Config) -> int:
     import gc
     import socket
 
+    from broker_io import check_address
     from txnbuffer.service.serving import check, serve
 
+    check_address(address)
     check(config)
     gc.set_threshold(50_000, 20, 100)  # many objects live shortly and few are cycles
     owner = f"{socket.gethostname()}:{address}"
