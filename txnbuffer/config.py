@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.errors import InvalidConfiguration
 
 PREFIX = "TXNBUFFER_"
+
+ABOVE_0 = {("service", "max_clients"), ("retention", "check_seconds")}
+"""Settings that can't be 0: nobody could connect, retention would look without a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +200,17 @@ def _convert(example: Any, setting: _Setting) -> Any:
     # A bool, or a fraction where a whole number belongs, would pass the conversion unseen.
     if value is None or isinstance(setting.value, bool) or (kind is int and str(value) != str(setting.value).strip()):
         raise InvalidConfiguration(f"{name} is no {'number' if kind in (int, float) else 'text'}")
-    if kind in (int, float) and not value >= 0:
-        raise InvalidConfiguration(f"{name} is below 0")
+    if kind in (int, float):
+        _check_number(name, value, (setting.section, setting.key) in ABOVE_0)
     if setting.key == "compression" and value not in ("none", "zstd"):
         raise InvalidConfiguration(f'{name} is neither "none" nor "zstd"')
     return value
+
+
+def _check_number(name: str, value: float, above_0: bool) -> None:
+    if not math.isfinite(value):
+        raise InvalidConfiguration(f"{name} is no {'finite ' if math.isinf(value) else ''}number")
+    if value < 0:
+        raise InvalidConfiguration(f"{name} is below 0")
+    if above_0 and not value:
+        raise InvalidConfiguration(f"{name}: give {'1 or more' if isinstance(value, int) else 'a number above 0'}")
