@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from raw_session import transactional
 from service_setup import engine_on, on_a_loop, session_on, visible
 
 from broker_io.batch import Batch, Message
+from broker_io.errors import PositionTrimmed
 from broker_io.testing.world import SimulatedClock
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
 from txnbuffer.frames import Abort, NamedRequest
@@ -90,6 +93,25 @@ async def test_a_group_keeps_what_it_has_not_consumed(broker):
         for _ in range(3):
             await keep.check(engine.topics.get("a"))
         assert broker.ledgers("a")[0].ledger == third
+
+
+@on_a_loop
+async def test_readers_and_groups_without_a_position_keep_nothing(broker):
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a")
+        await session.ask(joins=lambda r: (NamedRequest(r, "readers"),))
+        with CommittedReader(broker, "a") as reader:
+            await fill(broker, session, "a", ids[:1])
+            assert reader.read(limit=1) is not None
+            await fill(broker, session, "a", ids[1:6])
+            keep = with_limits(engine, size=1)
+            for _ in range(3):
+                await keep.check(engine.topics.get("a"))
+            assert broker.first_position("a").ledger > 3
+            with pytest.raises(PositionTrimmed):
+                while reader.read(limit=1) is not None:
+                    pass
+        assert b"%d" % ids[0] not in visible(broker, "a")
 
 
 @on_a_loop
