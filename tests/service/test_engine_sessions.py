@@ -152,6 +152,20 @@ async def test_named_producers_and_groups(broker):
         assert (joined.generation, joined.positions) == (1, ())
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "\udc80", "x" * 401, "ü" * 201])
+@on_a_loop
+async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
+    async with engine_on(MemoryBroker()) as engine:
+        session, _ = await session_on(engine, "a")
+        for kind in ("open_names", "joins"):
+            refusal = await session.ask(**{kind: lambda r: (NamedRequest(r, name),)})
+            assert isinstance(refusal, InvalidRequest)
+            assert "1 to 400 bytes of printable UTF-8" in str(refusal)
+            assert len(str(refusal)) < 300
+        assert list(engine.coordinator.groups()) == []
+        assert (await session.ask(joins=lambda r: (NamedRequest(r, "ü" * 200),))).generation == 1
+
+
 @pytest.mark.parametrize(
     ("frame", "message"),
     [

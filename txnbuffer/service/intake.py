@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import CoordinatorStopped, InvalidRequest, UnknownSession
-from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, Send
+from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, NamedRequest, Send
 from txnbuffer.model import TxnId
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.connection import Connection
@@ -23,6 +23,10 @@ OPENING = 0
 UNASKED = -1
 """The request number of what has no answer."""
 MAX_SESSION_NAME = 64
+MAX_NAME_BYTES = 400
+"""UTF-8 of the name of a producer or a consumer group, which the decision log keeps as long as there is one."""
+MAX_SHOWN = 100
+"""Characters of a wrong name that its refusal quotes."""
 MAX_BACKLOG = 64
 """Frames that a client may send before it is welcomed."""
 
@@ -115,11 +119,11 @@ class Intake:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
             coordinator.lease(name, request, count, now)
-        for request, producer in frame.open_names:
+        for request, producer in _fitting(connection, "producer", frame.open_names):
             coordinator.open_name(name, request, producer, now)
         for request, producer in frame.delete_names:
             coordinator.delete_name(name, request, producer, now)
-        for request, group in frame.joins:
+        for request, group in _fitting(connection, "group", frame.joins):
             coordinator.join_group(name, request, group, now)
         if frame.begins:
             coordinator.begin_many(name, frame.begins, now)
@@ -179,3 +183,15 @@ class Intake:
     def over(self) -> bool:
         """Whether all clients together have more under way than they may."""
         return self.account.bytes > self._limits.total_bytes
+
+
+def _fitting(connection: Connection, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
+    """The requests for producers or groups that may be called so; the others are answered."""
+    for one in asked:
+        name = one.name
+        if name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES:
+            yield one
+            continue
+        shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
+        text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME_BYTES} bytes of printable UTF-8"
+        connection.answer([(one.request, InvalidRequest(text))])
