@@ -14,6 +14,8 @@ Row: TypeAlias = Mapping[str, Any]
 
 CELL_WIDTH = 200
 """Characters of a table's cell; JSON has all of them."""
+UNFOLDED_WIDTH = 1_000_000
+"""Characters of a line that no terminal shows: a row stays on one line, for grep and its kin."""
 
 output_option = click.option(
     "--output",
@@ -101,10 +103,14 @@ def _print_table(rows: Sequence[Row], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else UNFOLDED_WIDTH, soft_wrap=not terminal, markup=False, highlight=False)
+    if title:
+        console.print(title, style="italic")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for name, value in rows[0].items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_cell, row.values()), style=None)
-    Console(soft_wrap=not sys.stdout.isatty(), markup=False, highlight=False).print(table)
+    console.print(table)
