@@ -18,7 +18,7 @@ from service_setup import engine_on, eventually, on_a_loop, visible
 from broker_io.batch import Batch, Message
 from broker_io.errors import EnvironmentFault
 from broker_io.memory import MemoryBroker
-from txnbuffer.errors import InvalidConfiguration, MalformedFrame, ServiceUnavailable
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
 from txnbuffer.frames import ClientFrame, Hello
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service import engine as engine_module
@@ -157,8 +157,12 @@ async def test_health_tells_serving_and_then_not():
 @on_a_loop
 async def test_a_port_that_is_taken_is_told():
     async with served() as (engine, server):
-        with pytest.raises(EnvironmentFault, match="can't listen at"):
+        with pytest.raises(EnvironmentFault, match=r"can't listen at .*is another service there"):
             await GrpcServer(engine, Admin(engine), max_clients=1).start(f"127.0.0.1:{server.port}")
+        with pytest.raises(EnvironmentFault, match="can't listen at") as elsewhere:
+            await GrpcServer(engine, Admin(engine), max_clients=1).start("192.0.2.1:0")
+        assert "another service" not in str(elsewhere.value)
+        assert "assign requested address" in str(elsewhere.value)
         http = HttpServer(engine)
         with pytest.raises(EnvironmentFault, match="can't listen at"):
             await http.start(f"127.0.0.1:{server.port}")
@@ -246,6 +250,14 @@ async def test_a_wrong_question_is_one_clear_error(words, code, message):
         assert (found, out) == (code, "")
         assert message in err
         assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("topic", [5, None, ["a"], True])
+@on_a_loop
+async def test_a_topic_that_is_no_text_is_no_topic(topic):
+    async with engine_on(MemoryBroker()) as engine:
+        with pytest.raises(InvalidRequest, match="is no topic: give its name as text"):
+            await Admin(engine).describe({"topic": topic})
 
 
 def test_a_service_that_is_away_is_told():

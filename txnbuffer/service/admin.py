@@ -130,7 +130,9 @@ class Admin:
         self._engine.coordinator.abort("", request, txn, (), self._engine.now(), operator=True)
 
     def _topic(self, name: object) -> Topic:
-        topic = self._engine.topics.get(str(name))
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{name!r} is no topic: give its name as text")
+        topic = self._engine.topics.get(name)
         if topic is None:
             raise TopicNotFound(f"the service has no topic {name!r} open; `txnbuf list` shows those it has")
         return topic
