@@ -36,8 +36,10 @@ MAX_PROPERTIES = 1000
 MAX_TOPIC_NAME = 400
 
 
-def check_topic_name(name: str) -> str:
+def check_topic_name(name: object) -> str:
     """Return the name, or raise InvalidTopicName that says what is wrong with it."""
+    if not isinstance(name, str):
+        raise InvalidTopicName(f"a topic is named by text, not {name!r:.80}")
     if not name:
         raise InvalidTopicName("a topic needs a name of at least one character")
     if len(name.encode(errors="replace")) > MAX_TOPIC_NAME:

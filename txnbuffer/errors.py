@@ -21,6 +21,7 @@ from txnbuffer.model import TxnId
 __all__ = [
     "AlreadyCommitted",
     "CallerError",
+    "ClientBroken",
     "CoordinatorStopped",
     "EnvironmentFault",
     "Error",
@@ -243,3 +244,9 @@ class UsedAfterFork(CallerError):
     """A client made before a fork was used in the child: its connection belongs to the parent."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class ClientBroken(EnvironmentFault):
+    """A defect of the client stopped it; what was under way may or may not have happened."""
+
+    grpc_status = "INTERNAL"

@@ -112,3 +112,20 @@ def test_to_a_service(txnbuf_service: ServiceProcess) -> None:
     result = CliRunner().invoke(command, [txnbuf_service.address, "log"], input="one\ntwo\n")
     assert result.exception is None
     assert result.stdout.split() == ["records", "2", "transactions", "1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('{"delete": "false", "key": "k"}', "\"delete\" is true or false, not 'false'"),
+        ('{"delete": true, "key": "k", "value": "v"}', "deletes a key, so it can't have value"),
+        ('{"value": "x", "event_time": 9223372036854775808}', "an event time is"),
+        ('{"value": "x", "key": "\\ud800"}', "a key can't be written as UTF-8"),
+        ('{"value": "x", "topic": 7}', "a topic is named by text, not 7"),
+    ],
+)
+def test_a_line_that_says_two_things_is_refused(tmp_path: Path, line: str, text: str) -> None:
+    log = Log(tmp_path)
+    assert text in str(log.refused(line, "--json"))
+    assert log.produced('{"value": "fine", "delete": false}', "--json")["records"] == 1
+    assert [record.value for record in log.records()] == [b"fine"]

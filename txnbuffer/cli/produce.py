@@ -104,7 +104,12 @@ def _send_json(txn: PlainTransaction, topic: str, line: bytes, at: int) -> None:
         strange = ", ".join(sorted(row.keys() - FIELDS)) if isinstance(row, dict) else "no object"
         raise InvalidRequest(f"line {at} is no record ({strange}): its fields are {', '.join(sorted(FIELDS))}")
     topic = row.get("topic", topic)
-    if row.get("delete"):
+    deletes = row.get("delete", False)
+    if not isinstance(deletes, bool):
+        raise InvalidRequest(f'line {at}: "delete" is true or false, not {deletes!r}')
+    if deletes:
+        if vain := sorted(row.keys() - {"delete", "key", "topic"}):
+            raise InvalidRequest(f"line {at} deletes a key, so it can't have {', '.join(vain)}")
         txn.delete(topic, row.get("key"))
         return
     txn.send(

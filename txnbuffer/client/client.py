@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from broker_io.port import Broker, check_topic_name
+from txnbuffer.client.checks import check_name, check_number, check_timeout
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Group, Handler, OnError, Processed, process
 from txnbuffer.client.reader import Start
@@ -55,8 +56,10 @@ class Client:
         """
         if (name is None) != (number is None):
             raise InvalidRequest("a named transaction has a name and a number: give both, or neither")
-        naming = None if name is None or number is None else (name, number)
-        return Transaction(self, naming, timeout)
+        naming = None
+        if name is not None:
+            naming = check_name(name, "a producer"), check_number(number)
+        return Transaction(self, naming, check_timeout(timeout))
 
     async def run(
         self,
@@ -93,13 +96,13 @@ class Client:
 
     async def committed_number(self, name: str) -> int:
         """Open a producer's name, which fences whoever had it, and tell its last committed number; 0 for none."""
-        opened: NameOpened = await self._ask("open_names", name)
+        opened: NameOpened = await self._ask("open_names", check_name(name, "a producer"))
         self._names[name] = opened
         return opened.committed
 
     async def delete_name(self, name: str) -> None:
         """Forget a producer's name and its numbers."""
-        self._names.pop(name, None)
+        self._names.pop(check_name(name, "a producer"), None)
         await self._ask("delete_names", name)
 
     # Ordinary sends
@@ -174,7 +177,7 @@ class Client:
 
     async def join(self, group: str) -> Joined:
         """Begin a new generation of a consumer group, which fences the one before."""
-        joined: Joined = await self._ask("joins", group)
+        joined: Joined = await self._ask("joins", check_name(group, "a group"))
         return joined
 
     # For transactions

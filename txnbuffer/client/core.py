@@ -125,8 +125,7 @@ class SessionCore:
 
     def give_up(self, error: Error) -> None:
         """Answer everybody: no service can be reached, or it refuses this client."""
-        for flight in self._sending.drop_all():
-            self._results += [(waiter, error) for waiter in flight.waiters]
+        self._results += [(waiter, error) for waiter in self._sending.drop_all()]
         for request in list(self._requests.unanswered.values()):
             if request.waiter is not None:
                 unknown = request.field == "commits"

@@ -167,6 +167,12 @@ class Outbox:
         self._clear()
         return flight
 
+    def drop(self) -> list[Waiter]:
+        """Forget all records; who waits for them."""
+        waiters = self._waiters
+        self._clear()
+        return waiters
+
     def _add_properties(self, properties: Sequence[Mapping[str, str] | None] | None, before: int, count: int) -> None:
         if self._properties is None:
             self._properties = [None] * before

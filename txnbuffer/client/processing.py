@@ -17,7 +17,7 @@ from txnbuffer.client.records import Record
 from txnbuffer.client.rows import many_rows
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition
-from txnbuffer.errors import CallerError, Error, Fenced, OutcomeUnknown, TransactionAborted
+from txnbuffer.errors import CallerError, Error, Fenced, InvalidRequest, OutcomeUnknown, TransactionAborted
 from txnbuffer.model import EARLIEST, Outcome, Position
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ async def process(
 
     Raises StaleGeneration when another consumer joins, and with "stop" what the handler raised.
     """
+    if on_error not in ("stop", "skip") and not isinstance(on_error, DeadLetter):
+        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {on_error!r}")
     topics = [source] if isinstance(source, str) else list(source)
     joined = await client.join(group.name)
     ends = dict(joined.positions)

@@ -101,7 +101,7 @@ def value_bytes(value: Any, serializer: Serializer | None) -> bytes:
     if serializer is not None and value is not None:
         return serializer.dumps(value)
     if isinstance(value, str):
-        return value.encode()
+        return utf8(value, "a value")
     hint = "to delete a key call delete" if value is None else "give a serializer to connect"
     raise InvalidMessage(f"a value is bytes or text, not {type(value).__name__}: {hint}")
 
@@ -110,7 +110,7 @@ def key_bytes(key: Key) -> bytes | None:
     if key is None or isinstance(key, bytes):
         return key
     if isinstance(key, str):
-        return key.encode()
+        return utf8(key, "a key")
     raise InvalidMessage(f"a key is bytes or text, not {type(key).__name__}")
 
 
@@ -121,9 +121,18 @@ def checked_properties(properties: Properties, ordering_key: str | None) -> dict
     for name, text in row.items():
         if not (isinstance(name, str) and isinstance(text, str)):
             raise InvalidMessage(f"property {name!r} is {text!r}: names and values of properties are texts")
+        utf8(name + text, "a property")
         if name.startswith(RESERVED):
             raise InvalidMessage(f"property {name!r} is under {RESERVED!r}, which is the log's own: use another name")
     return row
+
+
+def utf8(text: str, what: str) -> bytes:
+    """Raises InvalidMessage for half a surrogate pair, the one thing that no UTF-8 can say."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{what} can't be written as UTF-8: {error}") from None
 
 
 def milliseconds(time: int | datetime) -> int:
@@ -131,7 +140,7 @@ def milliseconds(time: int | datetime) -> int:
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise InvalidMessage(f"event time {time} has no time zone: give one, such as datetime.UTC")
-        return round(time.timestamp() * 1000)
-    if type(time) is not int or time < 0:
+        time = round(time.timestamp() * 1000)
+    if type(time) is not int or not 0 <= time < 2**63:
         raise InvalidMessage(f"an event time is a datetime, or milliseconds since 1970, not {time!r}")
     return time

@@ -129,18 +129,19 @@ class Sending:
         self._number = 0
         return unknown
 
-    def drop_all(self) -> list[Flight]:
-        """Give up everything that is not acknowledged."""
+    def drop_all(self) -> list[Waiter]:
+        """Give up everything that is not acknowledged; who waits for it."""
         flights = [*self.lost(), *self._again]
+        waiters: list[Waiter] = []
         self._again.clear()
         self._ready.clear()
         for topic in self.topics.values():
             topic.asked = False
             flights += topic.sealed
             topic.sealed.clear()
-            flights += [outbox.take() for outbox in (topic.ordinary, topic.transactional) if outbox.size]
+            waiters += [*topic.ordinary.drop(), *topic.transactional.drop()]
         self.unacknowledged = 0
-        return flights
+        return [waiter for flight in flights for waiter in flight.waiters] + waiters
 
     def _next(self) -> Flight | None:
         if self._again:

@@ -6,14 +6,13 @@ All that tasks ask for in one turn of the loop goes out in one frame.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from txnbuffer.client import forking
 from txnbuffer.client.core import SessionCore
 from txnbuffer.client.link import Dial, Link
-from txnbuffer.errors import CallerError, Error, ServiceUnavailable
+from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.frames import ClientFrame
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -117,6 +116,7 @@ class Session:
         """Use a connection until it ends. Raises why it did."""
         self._link = link
         writer = self._loop.create_task(self._write(link))
+        writer.add_done_callback(self._writer_ended)
         try:
             while (frame := await link.receive()) is not None:
                 self.core.receive(frame)
@@ -129,8 +129,7 @@ class Session:
         finally:
             self._link = None
             writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Error):
-                await writer
+            await asyncio.wait([writer])
             await link.close()
 
     async def _write(self, link: Link) -> None:
@@ -147,6 +146,13 @@ class Session:
                 await link.send(ClientFrame(bye=True))
                 await link.end()
                 return
+
+    def _writer_ended(self, writer: asyncio.Task[None]) -> None:
+        """Nobody may wait for an answer to what can't be sent; what the connection's end means is told elsewhere."""
+        if writer.cancelled() or (error := writer.exception()) is None or isinstance(error, Error):
+            return
+        self._give_up(ClientBroken(f"this client can't go on: {error!r}; open another one, and report this"))
+        self._tasks[0].cancel()
 
     async def _keep_time(self) -> None:
         while True:

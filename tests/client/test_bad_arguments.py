@@ -1,0 +1,84 @@
+"""One bad argument is one clear error, and harms nothing else on the same client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from client_world import World, in_world, values
+
+from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
+from txnbuffer import Client
+from txnbuffer.client.outbox import Outbox
+from txnbuffer.errors import ClientBroken, InvalidRequest
+
+Call = Callable[[Client], Awaitable[Any]]
+
+
+def sending(**options: Any) -> Call:
+    return lambda client: client.send("orders", options.pop("value", b"x"), **options)
+
+
+async def beginning(client: Client, **options: Any) -> None:
+    async with client.transaction(**options) as txn:
+        await txn.send("orders", b"never")
+
+
+BAD: list[tuple[Call, type[CallerError], str]] = [
+    (sending(event_time=2**63), InvalidMessage, "an event time is"),
+    (sending(event_time=-1), InvalidMessage, "an event time is"),
+    (sending(event_time=datetime(1900, 1, 1, tzinfo=UTC)), InvalidMessage, "an event time is"),
+    (sending(event_time=True), InvalidMessage, "an event time is"),
+    (sending(key="\ud800"), InvalidMessage, "a key can't be written as UTF-8"),
+    (sending(value="\ud800"), InvalidMessage, "a value can't be written as UTF-8"),
+    (sending(properties={"a": "\ud800"}), InvalidMessage, "a property can't be written as UTF-8"),
+    (sending(ordering_key="\ud800"), InvalidMessage, "a property can't be written as UTF-8"),
+    (lambda client: client.send(5, b"x"), InvalidTopicName, "a topic is named by text, not 5"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: beginning(client, timeout="a"), InvalidRequest, "seconds above 0, not 'a'"),
+    (lambda client: beginning(client, timeout=-1), InvalidRequest, "seconds above 0, not -1"),
+    (lambda client: beginning(client, timeout=float("nan")), InvalidRequest, "seconds above 0, not nan"),
+    (lambda client: beginning(client, timeout=float("inf")), InvalidRequest, "seconds above 0, not inf"),
+    (lambda client: beginning(client, timeout=1e300), InvalidRequest, "900"),
+    (lambda client: beginning(client, name="n", number=0), InvalidRequest, "a whole one from 1 on, not 0"),
+    (lambda client: beginning(client, name="n", number=2**63), InvalidRequest, "a whole one from 1 on"),
+    (lambda client: beginning(client, name="n", number="a"), InvalidRequest, "a whole one from 1 on, not 'a'"),
+    (lambda client: beginning(client, name="", number=1), InvalidRequest, "a producer is named by"),
+    (lambda client: client.join("\ud800"), InvalidRequest, "a group is named by"),
+    (lambda client: client.join("g" * 401), InvalidRequest, "a group is named by"),
+    (lambda client: client.committed_number(""), InvalidRequest, "a producer is named by"),
+    (lambda client: client.process("orders", "g", None, on_error="Stop"), InvalidRequest, "not 'Stop'"),  # type: ignore[arg-type]  # on purpose
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD)
+def test_a_bad_argument_is_refused_and_the_client_goes_on(call: Call, error: type[CallerError], text: str) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        with pytest.raises(error) as caught:
+            await call(client)
+        assert text in str(caught.value)
+        async with client.transaction() as txn:
+            await txn.send("orders", b"fine")
+        assert values(world.broker, "orders") == [b"fine"]
+
+    in_world(test)
+
+
+def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Outbox, *arguments: Any) -> None:
+        raise OverflowError("some defect")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send("orders", b"one")
+        monkeypatch.setattr(Outbox, "take", broken)
+        async with asyncio.timeout(10):
+            with pytest.raises(ClientBroken, match="some defect"):
+                await client.send("orders", b"two")
+            with pytest.raises(ClientBroken):
+                await client.send("orders", b"three")
+
+    in_world(test)
