@@ -52,7 +52,7 @@ def unsealed(codec: Record, data: bytes) -> dict[str, Any]:
 
 def checked(key: EntryKey, kind: str, stored: Stored, decode: Callable[[bytes], T]) -> T:
     """Decode an entry, or raise the error that names it: SnapshotDamaged or UnsupportedSnapshot."""
-    if stored.version.isdigit() and stored.version != FORMAT_VERSION:
+    if stored.version.isascii() and stored.version.isdigit() and stored.version != FORMAT_VERSION:
         raise UnsupportedSnapshot(key.topic, str(key), stored.version)
     if stored.version != FORMAT_VERSION or stored.kind != kind or stored.value is None:
         raise SnapshotDamaged(key.topic, str(key), f"its properties are not those of a {kind} entry")

@@ -20,6 +20,8 @@ from snapshots.keys import OWNER_KEY, SNAPSHOT_TOPIC, EntryKey, KeyKind
 PATIENCE = 0.25
 """Seconds without a message after which a reader takes it that the rest was compacted away."""
 
+EPOCH_DIGITS = 18
+
 OWN_WRITE_TIMEOUT = 30.0
 """Seconds in which a message that was acknowledged must come back to whoever reads for it."""
 
@@ -82,7 +84,7 @@ class SnapshotTable:
         for row, (position, key, version, kind, epoch) in enumerate(zip(placed.positions, keys, *columns, strict=True)):
             if key is None or position <= self.position:
                 continue
-            stored = Stored(position, version, kind, int(epoch) if epoch.isdigit() else -1, None)
+            stored = Stored(position, version, kind, _epoch(epoch), None)
             parsed = EntryKey.parse(key)
             if key == OWNER_KEY:
                 self._owner(stored)
@@ -106,6 +108,11 @@ class SnapshotTable:
     def _owner(self, stored: Stored) -> None:
         self.owners.append((stored.position, stored.epoch))
         self.epoch = max(self.epoch, stored.epoch)
+
+
+def _epoch(text: str) -> int:
+    """The epoch that a text stands for, -1 for none: anybody may have written that."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= EPOCH_DIGITS else -1
 
 
 def _texts(column: PropertyColumn | None, count: int) -> list[str]:

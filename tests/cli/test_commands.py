@@ -175,6 +175,7 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["tail", "file:{d}/none", "orders"], 4, "none"),
         (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is no transaction id"),
         (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
+        (["recover", "file:{d}", "__txnbuffer_snapshots", "--write"], 2, "one of our own topics"),
         (["nonsense"], 2, "No such command"),
     ],
 )

@@ -12,11 +12,14 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
+from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
-from txnbuffer.errors import InvalidRequest, ProtocolStopped
+from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position, TxnId
+from txnbuffer.recordset import pack
 
 TOPIC = "orders"
 
@@ -129,6 +132,7 @@ def test_starts_at_a_time(broker: Broker, log: TopicWriter) -> None:
     past = datetime(2000, 1, 1, tzinfo=UTC)
     assert values(read(broker, start=past)) == ["old"]
     assert read(broker, start=future) == []
+    assert values(read(broker, start=datetime.min.replace(tzinfo=UTC))) == ["old"]
 
 
 def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
@@ -231,6 +235,7 @@ def test_an_undecodable_marker_stops_the_topic_and_names_the_position(broker: Br
         ({"topics": []}, InvalidRequest),
         ({"topics": TOPIC, "isolation": "serializable"}, InvalidRequest),
         ({"topics": TOPIC, "start": "middle"}, InvalidRequest),
+        ({"topics": TOPIC, "start": {"typo": "end"}}, InvalidRequest),
     ],
 )
 def test_bad_requests_are_refused(
@@ -243,3 +248,61 @@ def test_bad_requests_are_refused(
 def test_bad_limit_is_refused(broker: Broker, log: TopicWriter) -> None:
     with CommittedReader(broker, TOPIC, start=EARLIEST) as reader, pytest.raises(InvalidRequest):
         reader.read(limit=0)
+
+
+def put(broker: Broker, *messages: Message) -> Position:
+    with broker.writer(TOPIC) as writer:
+        return writer.append(Batch.of(list(messages))).result(10).first
+
+
+def test_a_record_set_that_is_none_stops_the_topic_for_good(broker: Broker, log: TopicWriter) -> None:
+    log.plain("p")
+    bad = put(broker, Message(value=b"good1"), Message(value=b"junk", properties={"tb.v": "1", "tb.records": "3"}))
+    log.plain("never")
+    for isolation in ("read_committed", "read_uncommitted"):
+        with CommittedReader(broker, TOPIC, isolation=isolation) as reader:
+            shown: list[Record] = []
+            for _ in range(2):
+                with pytest.raises(UndecodableRecordSet, match=f"{bad.ledger}:{bad.entry + 1} "):
+                    while (batch := reader.read()) is not None:
+                        shown += batch
+                log.plain("later")
+            assert values(shown) == ["p", "good1"]
+
+
+def test_what_is_decided_before_a_stop_is_handed_out_and_the_stop_stays(broker: Broker, log: TopicWriter) -> None:
+    with CommittedReader(broker, TOPIC) as reader:
+        put(broker, Message(value=b"good"), Message(value=b"x", properties={"tb.v": "2", "tb.txn": "0:1"}))
+        assert values(list(reader.read() or ())) == ["good"]
+        for _ in range(2):
+            with pytest.raises(ProtocolStopped):
+                reader.read()
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_record_sets_keep_to_limit_and_start(broker: Broker, log: TopicWriter, isolation: str) -> None:
+    at = put(broker, pack(Batch.of([Message(value=str(n).encode()) for n in range(20)])))
+    with CommittedReader(broker, TOPIC, start=at._replace(batch=5), isolation=isolation) as reader:
+        batches = []
+        while (batch := reader.read(limit=4)) is not None:
+            batches.append(list(batch))
+    assert [len(batch) for batch in batches] == [4, 4, 4, 3]
+    assert values([record for batch in batches for record in batch]) == [str(n) for n in range(5, 20)]
+    if isolation == "read_committed":
+        assert [record.seqno for batch in batches for record in batch] == [*range(6, 21)]
+
+
+def test_transactions_without_any_snapshot_are_refused(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+    log.records(1, "x")
+    log.commit(1)
+    keeper.close()
+    broker.delete_topic(SNAPSHOT_TOPIC)
+    with CommittedReader(broker, TOPIC) as reader, pytest.raises(SnapshotMissing, match="txnbuf recover"):
+        reader.read()
+    with BufferKeeper(broker) as owner:
+        owner.recover()
+        with pytest.raises(SnapshotMissing, match="txnbuf recover"):
+            owner.register(TOPIC)
+        assert owner.topics == []
+        owner.rebuild(TOPIC)
+    assert values(read(broker)) == ["x"]

@@ -2,11 +2,12 @@ import pytest
 from snapshot_driver import Interfering, abort_some, entries, keeper, put
 from writing import TopicWriter
 
+from broker_io.batch import Message
 from broker_io.errors import TopicNotFound
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, LATEST, Position
-from snapshots.envelope import END, gone, message
+from snapshots.envelope import END, EPOCH_PROPERTY, gone, message
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
 from snapshots.loading import load
@@ -194,3 +195,15 @@ def test_anchors_are_near_and_never_below_the_first_ledger():
         seqno, at = loaded.anchor(Position(ledger.ledger, 3))
         assert at.ledger == ledger.ledger
         assert seqno is not None
+
+
+@pytest.mark.parametrize("epoch", ["²", "1" * 5000, "1" * 30, "-1", "x"])
+def test_an_epoch_that_is_none_counts_for_nothing(epoch):
+    broker = MemoryBroker()
+    owner = keeper(broker)
+    owner.register("t")
+    odd = {EPOCH_PROPERTY: epoch}
+    put(broker, Message(b"t-7", b"junk", odd), Message(b"__owner", b"junk", odd))
+    again = keeper(broker)
+    assert again.problems == {}
+    assert again.epoch < 100

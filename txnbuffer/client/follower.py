@@ -14,15 +14,19 @@ from typing import Protocol
 import numpy as np
 
 from broker_io.batch import PlacedBatch
+from broker_io.errors import Error
 from broker_io.port import Broker, Reader
+from broker_io.position import NO_INDEX, Int64s
+from snapshots.errors import SnapshotMissing
 from snapshots.layout import reaches
 from snapshots.loading import load
 from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_mask
 from txnbuffer.client.records import RecordBatch
-from txnbuffer.errors import ProtocolStopped
+from txnbuffer.columns import present
+from txnbuffer.errors import ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.protocol import MARKER
+from txnbuffer.protocol import MARKER, TXN
 from txnbuffer.recordset import expand
 
 PATIENCE = 10.0
@@ -64,7 +68,13 @@ class CommittedFollower:
         self.topic = topic
         self._broker = broker
         self._start = start
+        end = broker.last_position(topic)
         loaded = load(broker, topic)
+        # A topic gets its first snapshot before its first transaction, so up to here it has none without one.
+        self._plain_until = None if loaded.registered else end
+        self._stopped: Error | None = None
+        self._blocked = False
+        self._rest: tuple[PlacedBatch, Int64s | None] | None = None
         self._buffer = loaded.buffer
         self._first_ledger = loaded.first_ledger
         self._seqno, self._at = loaded.anchor(start)
@@ -83,34 +93,39 @@ class CommittedFollower:
         return self._buffer.max_read_position or EARLIEST
 
     def poll(self, limit: int) -> RecordBatch | None:
-        while (decided := self._next_decided(limit)) is not None:
-            self._at = decided.positions.last
-            visible = self._visible(decided)
-            seqnos: np.ndarray | None = None
-            if self._seqno is not None:
-                seqnos = np.arange(self._seqno, self._seqno + len(visible), dtype=np.int64)
-                self._seqno += len(visible)
-            if len(visible) and visible.positions.first < self._start:
-                wanted = slice(visible.positions.search(self._start), None)
-                visible = visible.take(wanted)
-                seqnos = None if seqnos is None else seqnos[wanted]
-            if len(visible):
-                return RecordBatch.of(self.topic, visible, seqnos)
-        return None
+        while self._rest is None:
+            decided = None if self._blocked else self._next_decided(limit)
+            if decided is not None:
+                self._take(decided)
+            elif self._stopped is not None:
+                raise self._stopped
+            else:
+                return None
+        records, seqnos = self._rest
+        self._rest = None
+        if len(records) > limit:
+            rest = slice(limit, None)
+            self._rest = records.take(rest), None if seqnos is None else seqnos[rest]
+            records, seqnos = records.take(slice(limit)), None if seqnos is None else seqnos[:limit]
+        return RecordBatch.of(self.topic, records, seqnos)
 
     def advance(self, timeout: float) -> bool:
-        placed = self._fold.read(timeout=timeout)
+        placed = None if self._stopped is not None else self._fold.read(timeout=timeout)
         if placed is None:
             return False
+        if (lost := self._unregistered(placed)) is not None:
+            self._stopped, self._blocked = lost, True
+            return True
         try:
             self._buffer.apply_batch(placed)
         except ProtocolStopped as error:
-            raise error.of_topic(self.topic) from error
+            self._stopped = error.of_topic(self.topic)
+            placed = placed.take(slice(placed.positions.search(error.position)))
         self._buffer.take_sealed()
-        if self._joined:
+        if self._joined and len(placed):
             self._hold(placed)
             self._joined = self._held_bytes <= HOLD_BYTES
-        if placed.positions.first.ledger > self._first_ledger:
+        if len(placed) and placed.positions.first.ledger > self._first_ledger:
             self._forget_trimmed()
         return True
 
@@ -119,12 +134,39 @@ class CommittedFollower:
         if self._trail is not None:
             self._trail.close()
 
+    def _take(self, decided: PlacedBatch) -> None:
+        """Number what is visible of decided messages, and keep what is wanted of it to be handed out."""
+        visible = self._visible(decided)
+        if not self._blocked:
+            self._at = decided.positions.last
+        elif len(visible):
+            self._at = visible.positions.last
+        seqnos: Int64s | None = None
+        if self._seqno is not None:
+            seqnos = np.arange(self._seqno, self._seqno + len(visible), dtype=np.int64)
+            self._seqno += len(visible)
+        wanted = slice(visible.positions.search(self._start), None)
+        if len(visible) > wanted.start:
+            self._rest = visible.take(wanted), None if seqnos is None else seqnos[wanted]
+
     def _visible(self, decided: PlacedBatch) -> PlacedBatch:
+        """The visible records, up to a record set that can't be unpacked: that one stops the topic."""
         messages = decided.take(visible_mask(decided, self._buffer))
-        records = expand(messages)
+        records, broken = unpacked(messages)
+        if broken is not None:
+            self._stopped, self._blocked = broken, True
         if records is messages:
             return messages
         return records.take(~self._buffer.suppressed.mask(records.positions))
+
+    def _unregistered(self, placed: PlacedBatch) -> Error | None:
+        """What is wrong with transactions in a topic that never had a snapshot."""
+        if self._plain_until is None:
+            return None
+        before = placed.take(slice(placed.positions.search(self._plain_until, right=True)))
+        if not any(present(before.messages.properties.get(name), len(before)).any() for name in (TXN, MARKER)):
+            return None
+        return SnapshotMissing(self.topic, "its log holds transactions, so it had one")
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
         """The next messages that are all decided, markers and invisible ones among them."""
@@ -198,7 +240,10 @@ class UncommittedFollower:
 
     def __init__(self, broker: Broker, topic: str, start: Position) -> None:
         self.topic = topic
-        self._reader = broker.reader(topic, start)
+        self._start = start
+        self._stopped: Error | None = None
+        # A start within a record set is one within its message.
+        self._reader = broker.reader(topic, start if start == EARLIEST else start._replace(batch=NO_INDEX))
         self._held: PlacedBatch | None = None
         self._at = EARLIEST
         self._read_to = EARLIEST
@@ -213,6 +258,8 @@ class UncommittedFollower:
 
     def poll(self, limit: int) -> RecordBatch | None:
         if self._held is None:
+            if self._stopped is not None:
+                raise self._stopped
             return None
         batch, rest = self._held.take(slice(limit)), self._held.take(slice(limit, None))
         self._held = rest if len(rest) else None
@@ -220,19 +267,33 @@ class UncommittedFollower:
         return RecordBatch.of(self.topic, batch, None)
 
     def advance(self, timeout: float) -> bool:
-        placed = self._reader.read(timeout=timeout)
+        placed = None if self._stopped is not None or self._held is not None else self._reader.read(timeout=timeout)
         if placed is None:
             return False
         self._at = self._read_to = placed.positions.last
         markers = placed.messages.properties.get(MARKER)
         if markers is not None:
             placed = placed.take(np.array([text is None for text in markers.to_list()], np.bool_))
-        if len(placed):
-            self._held = expand(placed)
+        records, self._stopped = unpacked(placed)
+        records = records.take(slice(records.positions.search(self._start), None))
+        self._held = records if len(records) else None
         return True
 
     def close(self) -> None:
         self._reader.close()
+
+
+def unpacked(messages: PlacedBatch) -> tuple[PlacedBatch, Error | None]:
+    """The records of messages, up to the first record set that is none, and what is wrong with that one."""
+    try:
+        return expand(messages), None
+    except UndecodableRecordSet as error:
+        for row in range(len(messages)):
+            try:
+                expand(messages.take(slice(row, row + 1)))
+            except UndecodableRecordSet:
+                return expand(messages.take(slice(row))), error
+        raise
 
 
 def _weight(placed: PlacedBatch) -> int:

@@ -45,9 +45,9 @@ class CommittedReader:
             for batch in reader: ...
 
     `start` is one `Start` for all topics, or a mapping from topic to `Start`; a position is that of
-    the first record wanted. `isolation` is "read_committed", or "read_uncommitted" for every record as
-    it stands in the log. Raises TopicNotFound, PositionTrimmed, SnapshotDamaged and its kin; nothing is
-    handed out before the state of its topic is wholly recovered.
+    the first record wanted; a time without a zone is local. `isolation` is "read_committed", or
+    "read_uncommitted" for every record as it stands in the log. Raises TopicNotFound, PositionTrimmed,
+    SnapshotDamaged and its kin; nothing is handed out before the state of its topic is wholly recovered.
     """
 
     def __init__(
@@ -65,9 +65,12 @@ class CommittedReader:
         self._clock = clock or SystemClock()
         self._followers: list[Follower] = []
         self._turn = 0
+        names = _names(broker, topics)
+        if isinstance(start, Mapping) and (strange := sorted(start.keys() - set(names))):
+            raise InvalidRequest(f"a start is given for {', '.join(strange)}, which is not read")
         kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
         try:
-            for topic in _names(broker, topics):
+            for topic in names:
                 first = start.get(topic, "beginning") if isinstance(start, Mapping) else start
                 self._followers.append(kind(broker, topic, position_of(broker, topic, first)))
         except BaseException:
@@ -145,13 +148,20 @@ def position_of(broker: Broker, topic: str, start: Start) -> Position:
         return EARLIEST
     found: Position | None = None
     if isinstance(start, datetime):
-        found = broker.position_at(topic, round(start.timestamp() * 1000))
+        found = broker.position_at(topic, _milliseconds(start))
     elif start != "end":
         raise InvalidRequest(f"can't start at {start!r}: give a position, a time, 'beginning' or 'end'")
     if found is not None:
         return found
     last = broker.last_position(topic)
     return EARLIEST if last is None else Position(last.ledger, last.entry + 1)
+
+
+def _milliseconds(time: datetime) -> int:
+    try:
+        return max(round(time.timestamp() * 1000), 0)
+    except (OverflowError, ValueError):
+        raise InvalidRequest(f"{time} is no time that a record can have") from None
 
 
 def _ordinal(ledgers: list[Ledger], position: Position | None) -> int:
