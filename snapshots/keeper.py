@@ -127,8 +127,8 @@ class BufferKeeper:
     def register(self, topic: str) -> None:
         """Follow a topic, made if missing; its first snapshot is durable before this returns.
 
-        Raises what stopped the topic if it is known but can't be followed, SnapshotMissing if its log holds
-        transactions already, and whatever the write raises: then it is not registered.
+        Raises what stopped the topic if it is known but can't be followed, and whatever the write raises: then
+        it is not registered.
         """
         if topic in self._tails or topic in self.problems:
             self._tail(topic)
@@ -138,10 +138,8 @@ class BufferKeeper:
         restored = fresh(topic, incarnation, self._broker.ledgers(topic), self._part_size)
         tail = self._new_tail(restored, TopicEntries())
         try:
-            tail.replay()
-            if tail.buffer.coordinators or len(tail.buffer.ongoing):
-                raise SnapshotMissing(topic, "its log holds transactions, so it had one")
             self._write([tail])
+            tail.replay()
         except Error as error:
             tail.close()
             if tail.writer.last is not None:
