@@ -26,6 +26,9 @@ from broker_io.file.writer import Fence, FileWriter, done, failed
 from broker_io.port import MAX_MESSAGE_BYTES, check_topic_name
 from broker_io.position import Positions
 
+LOOK_SECONDS = 0.5
+"""So often who waits for room looks whether the log has stopped: then there will be none."""
+
 WAITING_BYTES = 64 * MIB
 """Appends that wait; beyond it `append` waits too."""
 LONGEST_WAIT = 3600.0
@@ -232,8 +235,8 @@ class FileBroker(ReadingBroker):
         try:
             with self._queue:
                 self._check_writer(writer)
-                while self._log.waiting_bytes > WAITING_BYTES:
-                    self._queue.wait()
+                while self._log.failure is None and self._log.waiting_bytes > WAITING_BYTES:
+                    self._queue.wait(LOOK_SECONDS)
                     self._check_writer(writer)
                 if not len(batch):
                     return done(Positions.of([]))
