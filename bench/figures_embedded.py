@@ -108,7 +108,7 @@ def hundred_records() -> float:
     return 100 * per_second(["a"], 64, 100)
 
 
-@figure("embedded.commit_p99_ms", unit="ms", goal="<= 20")
+@figure("embedded.commit_ms_p99", unit="ms", goal="<= 20")
 def commit_time() -> float:
     """From the moment a transaction should begin, at 1,000 a second, to its commit."""
     with service() as address:
