@@ -10,8 +10,8 @@ from typing import Any
 
 from broker_io import serve_broker
 from broker_io.errors import ProtectedTopic
+from snapshots.keys import is_internal
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.topics import INTERNAL
 
 
 def log_service(engine: Engine) -> Any:
@@ -31,7 +31,7 @@ def log_service(engine: Engine) -> Any:
 
 def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
     """Raises ProtectedTopic for a change that would take a topic from the engine."""
-    if topic.startswith(INTERNAL):
+    if is_internal(topic):
         raise ProtectedTopic(f"topic {topic!r} is the service's own: it can be read, and changed by the service alone")
     if change == "create":
         return

@@ -15,13 +15,13 @@ from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from broker_io.port import Broker, check_topic_name
 from broker_io.position import Positions
 from snapshots.keeper import BufferKeeper
+from snapshots.keys import INTERNAL_PREFIX, is_internal
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, placed_runs
 
 T = TypeVar("T")
 
-INTERNAL = "__txnbuffer_"
 HELD_BYTES = 64 * MIB
 """Undecided messages that wait in memory for their seqnos, all topics together."""
 LEAST_HELD = 64 * 1024
@@ -32,8 +32,10 @@ Applied = Callable[[Topic, list[Effect]], None]
 def check_name(name: str) -> None:
     """Raises InvalidTopicName for what can't be a data topic."""
     check_topic_name(name)
-    if name.startswith(INTERNAL):
-        raise InvalidTopicName(f"topic {name!r}: names that begin with {INTERNAL} are the service's own: use another")
+    if is_internal(name):
+        raise InvalidTopicName(
+            f"topic {name!r}: names that begin with {INTERNAL_PREFIX} are the service's own: use another"
+        )
 
 
 class Topics:
