@@ -42,7 +42,7 @@ class MemoryBroker:
         self.log = log or MemoryLog(
             clock=clock or SystemClock(), ledger_entries=ledger_entries, max_message_bytes=max_message_bytes
         )
-        self.faults = Faults()
+        self.faults = Faults(self.log.changed)
         self._connection = Connection(self.log, self.faults)
 
     def connect(self) -> MemoryBroker:

@@ -7,6 +7,7 @@ fail with the same error, unless it is one that says trying again can help.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -75,8 +76,9 @@ class Held:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults of one broker handle."""
+    """The faults of one broker handle; `lock` is the lock under which its writers append."""
 
+    lock: threading.Condition
     held: list[Held] = field(default_factory=list)
     appends: list[AppendFault] = field(default_factory=list)
     reads: list[ReadFault] = field(default_factory=list)
@@ -107,10 +109,19 @@ class Faults:
         self.holds[topic] = landing
 
     def release(self) -> None:
-        """Land and acknowledge all that is held, and hold no more."""
-        self.holds.clear()
-        for held in [*self.held]:
+        """Land and acknowledge all that is held, and hold no more.
+
+        What comes meanwhile is held too until nothing is before it: appends keep their order.
+        """
+        while (held := self._let_go()) is not None:
             held.acknowledge()
+
+    def _let_go(self) -> Held | None:
+        with self.lock:
+            waiting = (held for held in self.held if not held.future.done())
+            if (first := next(waiting, None)) is None:
+                self.holds.clear()
+            return first
 
     def holding(self, topic: str) -> bool | None:
         """Whether a held append of this topic lands at once; None if it isn't held."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -58,5 +58,5 @@ class Connection:
     """What the readers and writers of one broker handle share."""
 
     log: MemoryLog
-    faults: Faults = field(default_factory=Faults)
+    faults: Faults
     closed: bool = False

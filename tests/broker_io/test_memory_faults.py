@@ -253,3 +253,13 @@ def test_names_share_their_topics_and_no_name_does_not() -> None:
     one.close()
     assert open_memory("test-names").topics() == ["t"]
     assert open_memory().topics() == open_memory("").topics() == []
+
+
+def test_what_is_appended_while_the_held_is_released_stays_behind_it(broker: MemoryBroker) -> None:
+    writer = broker.writer("t")
+    broker.faults.hold(landing=False)
+    futures = [writer.append(batch("a")), writer.append(batch("b"))]
+    futures[0].add_done_callback(lambda _: futures.append(writer.append(batch("c"))))
+    broker.faults.release()
+    assert content(broker) == "abc"
+    assert all(future.done() for future in futures)
