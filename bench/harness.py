@@ -6,7 +6,7 @@ line on stdout with the keys
 
     figure, value, unit, goal, peer, peer_value, ratio, runs
 
-`goal` is a text such as ">= 500000" or null; `peer`, `peer_value` and `ratio` (value over peer's
+`goal` is a text such as ">= 500000", ">= 2 times the peer" or null; `peer`, `peer_value` and `ratio` (value over peer's
 value) are null where there is no peer; `runs` says how many runs the medians come from. Everything
 else, the single values and what a synced write costs on this disk among it, is told on stderr.
 """
@@ -27,6 +27,7 @@ import bench
 from bench.disk import synced_write_ms
 
 RUNS = 3
+TO_PEER = " times the peer"
 
 
 class Pair(NamedTuple):
@@ -52,13 +53,18 @@ _registry: dict[str, Figure] = {}
 
 
 def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = None) -> Callable[[Measure], Measure]:
-    """Register a function as a figure. `goal` is `<= number` or `>= number`; with a `peer` it returns a Pair."""
+    """Register a function as a figure; with a `peer` it returns a Pair.
+
+    `goal` is `<= number` or `>= number`, followed by `times the peer` where it speaks of the ratio.
+    """
 
     def register(measure: Measure) -> Measure:
         if name in _registry:
             raise ValueError(f"figure {name} is registered twice")
         if goal is not None:
             reaches(0.0, goal)
+            if goal.endswith(TO_PEER) and peer is None:
+                raise ValueError(f"the goal of figure {name} speaks of a peer, and it has none")
         _registry[name] = Figure(name, unit, goal, peer, measure)
         return measure
 
@@ -77,13 +83,13 @@ def figures(only: str = "") -> list[Figure]:
 
 
 def reaches(value: float, goal: str) -> bool:
-    """Whether a value is as good as its goal."""
-    match goal.split():
+    """Whether a value, or the ratio if it is that which the goal speaks of, is as good as the goal."""
+    match goal.removesuffix(TO_PEER).split():
         case ["<=", limit]:
             return value <= float(limit)
         case [">=", limit]:
             return value >= float(limit)
-    raise ValueError(f"goal {goal!r} is neither '<= number' nor '>= number'")
+    raise ValueError(f"goal {goal!r} is neither '<= number' nor '>= number', with '{TO_PEER}' or without")
 
 
 def measured(chosen: Figure, runs: int, err: TextIO) -> dict[str, object]:
@@ -122,8 +128,9 @@ def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None
             complete = False
             continue
         if one.goal is not None:
-            verdict = "reached" if reaches(float(str(line["value"])), one.goal) else "MISSED"
-            print(f"  goal {one.goal} {one.unit}: {verdict}", file=err, flush=True)
+            to_peer = one.goal.endswith(TO_PEER)
+            verdict = "reached" if reaches(float(str(line["ratio" if to_peer else "value"])), one.goal) else "MISSED"
+            print(f"  goal {one.goal}{'' if to_peer else ' ' + one.unit}: {verdict}", file=err, flush=True)
         print(json.dumps(line), file=out, flush=True)
     return complete
 

@@ -56,6 +56,17 @@ def test_a_missed_goal_is_told_and_is_no_failure() -> None:
     assert "MISSED" in told
 
 
+@pytest.mark.parametrize(("peer", "verdict"), [(5, "reached"), (6, "MISSED")])
+def test_a_goal_may_speak_of_the_ratio(peer: float, verdict: str) -> None:
+    figure = Figure("a.b", "1/s", ">= 2 times the peer", "rows", returning(*[Pair(10, peer)] * 3))
+    assert f"goal >= 2 times the peer: {verdict}" in run(figure)[2]
+
+
+def test_a_goal_that_speaks_of_a_missing_peer_is_refused() -> None:
+    with pytest.raises(ValueError, match="peer"):
+        harness.figure("a", unit="s", goal=">= 2 times the peer")(returning())
+
+
 def test_a_figure_that_fails_is_told_and_the_others_are_measured() -> None:
     broken = Figure("a", "s", None, None, returning())
     complete, lines, told = run(broken, Figure("b", "s", None, None, returning(1, 1, 1)))
