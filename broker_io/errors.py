@@ -106,6 +106,12 @@ class MalformedMessage(CallerError):
     """Bytes that are no message of the log service; whoever sent them speaks another protocol."""
 
 
+class NotOffered(CallerError):
+    """Something of the broker port that this backend can't do."""
+
+    grpc_status = "UNIMPLEMENTED"
+
+
 class Closed(CallerError):
     """A call on something that was closed."""
 
@@ -122,6 +128,13 @@ class Fenced(PeerError):
     """Another exclusive writer opened the topic: ownership is lost, open anew only on evidence."""
 
     grpc_status = "ABORTED"
+
+
+class StillHeld(PeerError):
+    """Another process holds the topic exclusively, and was still there after the wait; waiting on can help."""
+
+    retryable = True
+    grpc_status = "UNAVAILABLE"
 
 
 class ServiceUnavailable(PeerError):

@@ -7,7 +7,8 @@ Rules that every backend keeps:
 - An append is acknowledged once it is durable, in order; what a failed append leaves behind is a
   prefix of it, and its fate is unknown to the writer until the log is read.
 - Opening an exclusive writer fences every older writer of that topic: each later append of theirs
-  fails with `Fenced`. While an exclusive writer is open nobody else can append.
+  fails with `Fenced`. While an exclusive writer is open nobody else can append. Who takes a topic over
+  only when its holder is gone opens with `wait`, which fences nobody.
 - Messages come back in position order, each exactly where it was acknowledged. Positions grow and are
   never used twice; they need not be dense.
 - A reader never jumps silently: a start position whose messages are gone is `PositionTrimmed`.
@@ -111,8 +112,13 @@ class Broker(Protocol):
     def incarnation(self, topic: str) -> str:
         """A text that no other topic has, nor this name once it was deleted and made again."""
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> Writer:
-        """Open a writer. Raises Fenced if another holds the topic exclusively and this one is shared."""
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Writer:
+        """Open a writer. Raises Fenced if another holds the topic exclusively and this one is shared.
+
+        With `wait` an exclusive one fences no exclusive writer that is open: it waits so many seconds until that one
+        is closed, or its process gone. Raises StillHeld, which is retryable, if it is still there then, and
+        NotOffered where a backend can't wait.
+        """
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False

@@ -91,8 +91,8 @@ class Interfering:
 
         return call
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> Any:
-        inner = self.inner.writer(topic, exclusive=exclusive)
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Any:
+        inner = self.inner.writer(topic, exclusive=exclusive, wait=wait)
         if topic != SNAPSHOT_TOPIC:
             return inner
         outer = self

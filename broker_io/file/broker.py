@@ -14,7 +14,7 @@ from typing import Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment
-from broker_io.errors import CallerError, Closed, DiskFailed, Fenced, TopicNotFound
+from broker_io.errors import CallerError, Closed, DiskFailed, Fenced, StillHeld, TopicNotFound
 from broker_io.file.compaction import Rewrite, compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.log import FileLog
@@ -31,59 +31,6 @@ LOOK_SECONDS = 0.5
 
 WAITING_BYTES = 64 * MIB
 """Appends that wait; beyond it `append` waits too."""
-LONGEST_WAIT = 3600.0
-
-
-class Owned:
-    """The source of readers in the process of the owner."""
-
-    follows = False
-
-    def __init__(self, environment: Environment, directory: str, log: FileLog, *, committer: bool) -> None:
-        self.environment = environment
-        self.directory = directory
-        self.closed = False
-        self.grew = threading.Condition()
-        self._log = log
-        self._waits = committer
-
-    def check(self) -> None:
-        if self.closed:
-            raise Closed(f"the log {self.directory} was closed in this process: open it again")
-
-    def names(self) -> list[str]:
-        self.check()
-        return self._log.names()
-
-    def named(self, name: str) -> TopicEntry:
-        self.check()
-        return self._log.topic(name).entry
-
-    def numbered(self, number: int, name: str) -> TopicEntry:
-        self.check()
-        topic = self._log.by_number(number)
-        if topic is None:
-            raise TopicNotFound(f"topic {name!r} of {self.directory} was deleted while it was read: open it anew")
-        return topic.entry
-
-    def grown(self, topic: TopicEntry) -> TopicEntry:
-        return topic
-
-    def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
-        if not self._waits:
-            self.environment.clock.sleep(min(pause, remaining))
-            return
-        with self.grew:
-            self.grew.wait_for(lambda: self._changed(seen), min(remaining, LONGEST_WAIT))
-
-    def _changed(self, seen: TopicEntry) -> bool:
-        topic = self._log.by_number(seen.number)
-        return self.closed or topic is None or topic.entry is not seen
-
-    def tell(self) -> None:
-        """Wake the readers that wait."""
-        with self.grew:
-            self.grew.notify_all()
 
 
 class FileBroker(ReadingBroker):
@@ -221,7 +168,9 @@ class FileBroker(ReadingBroker):
 
     # --- writing ---
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> FileWriter:
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> FileWriter:
+        if exclusive and wait is not None:
+            self._wait_for_owner(topic, wait)
         with self._work:
             self._owned.check()
             found = self._log.topic(topic)
@@ -230,6 +179,21 @@ class FileBroker(ReadingBroker):
             # What older writers had queued before is in the log once this one is open.
             self._flush()
         return FileWriter(found, ticket, self._append, self._leave, exclusive=exclusive)
+
+    def _wait_for_owner(self, topic: str, seconds: float) -> None:
+        """Raises StillHeld if this process has an exclusive writer open; none of another one can be."""
+        clock = self._environment.clock
+        deadline = clock.monotonic() + seconds
+        while True:
+            with self._work:
+                self._owned.check()
+                fence = self._fences[self._log.topic(topic).entry.number]
+            with self._queue:
+                if not fence.held:
+                    return
+                if (missing := deadline - clock.monotonic()) <= 0:
+                    raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait on")
+                self._queue.wait(min(missing, LOOK_SECONDS))
 
     def _append(self, writer: FileWriter, batch: Batch) -> Future[Positions]:
         try:
@@ -266,6 +230,7 @@ class FileBroker(ReadingBroker):
                 self._flush()
         with self._queue:
             self._fences[writer.topic.entry.number].leave(writer.ticket, exclusive=writer.exclusive)
+            self._queue.notify_all()
 
     def _flush(self) -> None:
         """Write all that waits now; the work lock is held."""

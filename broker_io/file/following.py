@@ -28,7 +28,7 @@ class FollowingBroker(ReadingBroker):
     def delete_topic(self, topic: str) -> None:
         self._refuse()
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> FileWriter:
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> FileWriter:
         self._refuse()
 
     def roll(self, topic: str) -> None:

@@ -20,6 +20,11 @@ class Fence:
         self._number = 0
         self._held = False
 
+    @property
+    def held(self) -> bool:
+        """Whether an exclusive writer is open."""
+        return self._held
+
     def enter(self, name: str, *, exclusive: bool) -> int:
         """A ticket to write with. Raises Fenced for a shared writer while an exclusive one is open."""
         if exclusive:

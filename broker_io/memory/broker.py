@@ -13,7 +13,7 @@ from typing import Self
 
 from broker_io.batch import Batch
 from broker_io.environment import Clock, SystemClock
-from broker_io.errors import Closed, Fenced
+from broker_io.errors import Closed, Fenced, StillHeld
 from broker_io.memory.faults import Faults
 from broker_io.memory.log import Connection, MemoryLog
 from broker_io.memory.reader import MemoryReader
@@ -70,9 +70,11 @@ class MemoryBroker:
         with self.log.changed:
             return self._topic(topic).incarnation
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> MemoryWriter:
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> MemoryWriter:
         with self.log.changed:
             log = self._topic(topic)
+            if exclusive and wait is not None:
+                log = self._wait_for_owner(topic, wait)
             writers = self.log.writers[log]
             if exclusive:
                 for older in [*writers]:
@@ -155,6 +157,15 @@ class MemoryBroker:
     def _topic(self, name: str) -> TopicLog:
         self._check_open()
         return self.log.topic(name)
+
+    def _wait_for_owner(self, name: str, seconds: float) -> TopicLog:
+        """The topic once no exclusive writer has it open. Raises StillHeld."""
+        deadline = self.log.clock.monotonic() + seconds
+        while any(writer.exclusive for writer in self.log.writers[self._topic(name)]):
+            if (missing := deadline - self.log.clock.monotonic()) <= 0:
+                raise StillHeld(f"topic {name!r} is held by an exclusive writer that is still open: wait on")
+            self.log.wait(missing)
+        return self._topic(name)
 
     def _check_open(self) -> None:
         if self._connection.closed:

@@ -108,6 +108,7 @@ class MemoryWriter:
         writers = self.connection.log.writers.get(self._log, [])
         if self in writers:
             writers.remove(self)
+            self.connection.log.changed.notify_all()
 
 
 def _check_sizes(batch: Batch, limit: int) -> None:

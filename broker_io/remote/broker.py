@@ -7,7 +7,7 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-from broker_io.errors import UnsupportedFormat
+from broker_io.errors import NotOffered, UnsupportedFormat
 from broker_io.port import Ledger, check_topic_name
 from broker_io.position import EARLIEST, Position
 from broker_io.remote.connection import Connection
@@ -55,8 +55,10 @@ class RemoteBroker:
     def incarnation(self, topic: str) -> str:
         return self._ask("Incarnation", topic).texts[0]
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> RemoteWriter:
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> RemoteWriter:
         self._connection.check()
+        if wait is not None:
+            raise NotOffered(f"{self._connection.target} is a service's log, which nobody stands by: open without wait")
         name, limits = check_topic_name(topic), (self._max_message_bytes, self._max_append_bytes)
         writer = self._connection.patiently(
             lambda: RemoteWriter(self._connection, name, exclusive=exclusive, limits=limits)

@@ -90,8 +90,8 @@ class OwnerAndFollower:
     def incarnation(self, topic: str) -> str:
         return self.follower.incarnation(topic)
 
-    def writer(self, topic: str, *, exclusive: bool = False) -> Writer:
-        return self.owner.writer(topic, exclusive=exclusive)
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Writer:
+        return self.owner.writer(topic, exclusive=exclusive, wait=wait)
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False

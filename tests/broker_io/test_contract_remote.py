@@ -18,6 +18,8 @@ from broker_io.testing.contract import BrokerContract
 class RemoteContract(BrokerContract):
     """`own` opens the log that is served."""
 
+    waits_for_owners = False
+
     def own(self, directory: Path) -> Broker:
         raise NotImplementedError
 

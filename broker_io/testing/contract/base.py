@@ -31,6 +31,8 @@ class Base:
     """A value of no bytes is no delete to compaction."""
     trims_at_once = True
     """Trimmed ledgers are gone when `trim` returns."""
+    waits_for_owners = True
+    """`wait` is offered."""
     max_message_bytes = 5 * 1024 * 1024
     """What `broker` was told is the limit of one message."""
     time_slack_ms = 0

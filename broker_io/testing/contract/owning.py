@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from broker_io.batch import Batch
-from broker_io.errors import Fenced
+from broker_io.errors import Fenced, NotOffered, StillHeld
 from broker_io.port import Broker, Writer
 from broker_io.position import Position, Positions
 from broker_io.testing.contract.base import (
@@ -101,6 +101,29 @@ class OwningContract(Base):
             put(writer, numbered(1))
         owner.close()
         assert len(read_all(broker, topic)) == 1
+
+    def test_who_waits_fences_nobody(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic, exclusive=True) as owner:
+            if not self.waits_for_owners:
+                with pytest.raises(NotOffered):
+                    broker.writer(topic, exclusive=True, wait=0.0)
+                return
+            for wait in (0.0, 0.05):
+                with pytest.raises(StillHeld, match=topic) as caught:
+                    broker.writer(topic, exclusive=True, wait=wait)
+                assert caught.value.retryable
+            put(owner, numbered(1))
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(broker.writer, topic, exclusive=True, wait=PATIENCE_SECONDS)
+                put(owner, numbered(1, 1))
+                owner.close()
+                with waiting.result(PATIENCE_SECONDS) as next_owner:
+                    put(next_owner, numbered(1, 2))
+                    with pytest.raises(Fenced, match=topic):
+                        broker.writer(topic)
+        with broker.writer(topic, exclusive=True, wait=0.0) as writer:
+            put(writer, numbered(1, 3))
+        assert [placed.message for placed in read_all(broker, topic)] == numbered(4)
 
     def test_nothing_of_the_fenced_stands_behind_the_fencer(self, broker: Broker, topic: str) -> None:
         """What was under way may get in or not, but in order, as a prefix, and all of it below the new owner's."""
