@@ -79,6 +79,16 @@ def test_golden(kind: str) -> None:
     assert decode(message._replace(value=bytes_found)) == ENTRIES[kind]
 
 
+def test_golden_of_an_owner_with_an_address() -> None:
+    """The address stands beside the value, whose format it leaves as it is."""
+    owner = Owner(3, "host-7:4711", "host-7:7711")
+    message = encode(owner)
+    assert message.value == encode(ENTRIES["owner"]).value
+    shown = [message.key.decode(), *(f"{name}={text}" for name, text in sorted(message.properties.items()))]
+    committed("decisions/owner-address.txt", "\n".join([*shown, message.value.hex(), ""]).encode())
+    assert decode(message) == owner
+
+
 least = st.integers(1, MAX_LEAST)
 longs = st.integers(0, MAX_LEAST)
 bitmaps = st.builds(BitMap64, st.lists(st.integers(0, 2**62)))
@@ -98,7 +108,7 @@ def several(one: st.SearchStrategy) -> st.SearchStrategy:
 
 
 entries = st.one_of(
-    st.builds(Owner, longs, names),
+    st.builds(Owner, longs, names, st.one_of(st.just(""), names)),
     st.builds(
         Group,
         longs,

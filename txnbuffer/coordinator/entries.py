@@ -4,7 +4,8 @@ Every message has a key, and the properties `tb.v` (version of the format, `1`) 
 is one Avro record without a schema in front, whose schema stands below. No value: the key is forgotten.
 Times are in milliseconds since 1970. A column called a delta column holds each number as the difference
 from the one before, the first from 0. A bitmap is a 64-bit Roaring bitmap in its portable form. Ids are
-the `least` of transactions of this coordinator. Whoever reads applies the messages in order.
+the `least` of transactions of this coordinator. Whoever reads applies the messages in order. An `owner` may have
+the property `tb.address` too: HOST:PORT at which its clients find it.
 
 | kind        | key                | says                                                                       |
 |-------------|--------------------|----------------------------------------------------------------------------|
@@ -32,7 +33,6 @@ passed since `decided_at`, and a durable `mark` or `ended` covers all its ids. A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pyroaring import BitMap64
@@ -40,12 +40,14 @@ from pyroaring import BitMap64
 from broker_io.batch import Message
 from broker_io.position import Position
 from txnbuffer import avro
+from txnbuffer.coordinator.entry_columns import deltas, position_columns, positions, same_length, sums
 from txnbuffer.errors import UnreadableDecision
 from txnbuffer.model import Outcome
 
 TOPIC = "__txnbuffer_decisions"
 VERSION = "tb.v"
 KIND = "tb.kind"
+ADDRESS = "tb.address"
 FORMAT_VERSION = "1"
 
 OWNER_KEY = "__owner"
@@ -53,8 +55,11 @@ ENDED_KEY = "ended"
 
 
 class Owner(NamedTuple):
+    """`address`: HOST:PORT for clients; nothing where they know it."""
+
     epoch: int
     owner: str
+    address: str = ""
 
 
 class Row(NamedTuple):
@@ -218,7 +223,10 @@ def key_of(entry: Entry) -> str:
 def encode(entry: Entry) -> Message:
     """The message that carries an entry."""
     kind, record = _to_record(entry)
-    return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], record), _PROPERTIES[kind])
+    properties = _PROPERTIES[kind]
+    if isinstance(entry, Owner) and entry.address:
+        properties = properties | {ADDRESS: entry.address}
+    return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], record), properties)
 
 
 def tombstone(key: str) -> Message:
@@ -243,7 +251,7 @@ def decode(message: Message) -> Entry | None:
             raise ValueError(f"its content belongs under {key_of(entry)!r}")
     except ValueError as error:
         raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log before going on") from None
-    return entry
+    return entry._replace(address=message.properties.get(ADDRESS, "")) if isinstance(entry, Owner) else entry
 
 
 def to_bytes(bitmap: BitMap64) -> bytes:
@@ -267,7 +275,7 @@ def _of_bytes(data: bytes) -> BitMap64:
 def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
     match entry:
         case Owner():
-            return "owner", entry._asdict()
+            return "owner", {"epoch": entry.epoch, "owner": entry.owner}
         case Group():
             return "group", _group_record(entry)
         case Mark():
@@ -282,7 +290,7 @@ def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
         case Name():
             return "name", entry._asdict()
         case Consumers(group=group, generation=generation, positions=positions):
-            columns = _position_columns([end for _, end in positions], "")
+            columns = position_columns([end for _, end in positions], "")
             topics = [topic for topic, _ in positions]
             return "consumers", {"group": group, "generation": generation, "topics": topics} | columns
 
@@ -305,8 +313,8 @@ def _of_record(kind: str, record: dict[str, Any]) -> Entry:
         case "name":
             return Name(**record)
         case _:
-            ends = _positions(record, "")
-            _same_length(record["topics"], ends)
+            ends = positions(record, "")
+            same_length(record["topics"], ends)
             pairs = tuple(zip(record["topics"], ends, strict=True))
             return Consumers(record["group"], record["generation"], pairs)
 
@@ -318,28 +326,28 @@ def _group_record(group: Group) -> dict[str, Any]:
         "number": group.number,
         "epoch": group.epoch,
         "decided_at": group.decided_at,
-        "least": _deltas([row.least for row in group.rows]),
+        "least": deltas([row.least for row in group.rows]),
         "outcomes": bytes([row.outcome for row in group.rows]),
         "topics": list(table),
         "topic_counts": [len(row.topics) for row in group.rows],
         "topic_rows": topic_rows,
         "records": [count for row in group.rows for count in row.records],
-        "retired_first": _deltas([block.first for block in group.retired]),
+        "retired_first": deltas([block.first for block in group.retired]),
         "retired_size": [block.size for block in group.retired],
         "names": [commit.name for commit in group.names],
         "name_numbers": [commit.number for commit in group.names],
         "position_groups": [commit.group for commit in group.positions],
         "position_topics": [commit.topic for commit in group.positions],
-    } | _position_columns([commit.end for commit in group.positions], "position_")
+    } | position_columns([commit.end for commit in group.positions], "position_")
 
 
 def _group(record: dict[str, Any]) -> Group:
-    least, outcomes, counts = _sums(record["least"]), record["outcomes"], record["topic_counts"]
-    _same_length(least, outcomes, counts)
+    least, outcomes, counts = sums(record["least"]), record["outcomes"], record["topic_counts"]
+    same_length(least, outcomes, counts)
     topics, topic_rows, records = record["topics"], record["topic_rows"], record["records"]
     if sum(counts) != len(topic_rows) or min(counts, default=0) < 0:
         raise ValueError(f"its rows name {sum(counts)} topics and there are {len(topic_rows)}")
-    _same_length(topic_rows, records)
+    same_length(topic_rows, records)
     if topic_rows and not 0 <= min(topic_rows) <= max(topic_rows) < len(topics):
         raise ValueError("a row names a topic that is not in the table")
     if max(outcomes, default=0) > 1:
@@ -349,11 +357,11 @@ def _group(record: dict[str, Any]) -> Group:
         Row(number, _OUTCOMES[outcome], tuple(topics[at] for at in topic_rows[a:b]), tuple(records[a:b]))
         for number, outcome, (a, b) in zip(least, outcomes, itertools.pairwise(ends), strict=True)
     )
-    blocks, sizes = _sums(record["retired_first"]), record["retired_size"]
-    _same_length(blocks, sizes)
-    _same_length(record["names"], record["name_numbers"])
-    places = _positions(record, "position_")
-    _same_length(record["position_groups"], record["position_topics"], places)
+    blocks, sizes = sums(record["retired_first"]), record["retired_size"]
+    same_length(blocks, sizes)
+    same_length(record["names"], record["name_numbers"])
+    places = positions(record, "position_")
+    same_length(record["position_groups"], record["position_topics"], places)
     return Group(
         record["number"],
         record["epoch"],
@@ -363,31 +371,3 @@ def _group(record: dict[str, Any]) -> Group:
         tuple(map(NamedCommit, record["names"], record["name_numbers"])),
         tuple(map(PositionCommit, record["position_groups"], record["position_topics"], places)),
     )
-
-
-def _position_columns(positions: Sequence[Position], prefix: str) -> dict[str, list[int]]:
-    return {
-        f"{prefix}ledgers": [position.ledger for position in positions],
-        f"{prefix}entries": [position.entry for position in positions],
-        f"{prefix}batches": [position.batch for position in positions],
-    }
-
-
-def _positions(record: dict[str, Any], prefix: str) -> list[Position]:
-    columns = [record[f"{prefix}{name}"] for name in ("ledgers", "entries", "batches")]
-    _same_length(*columns)
-    return list(map(Position, *columns))
-
-
-def _deltas(numbers: list[int]) -> list[int]:
-    return [after - before for before, after in itertools.pairwise([0, *numbers])]
-
-
-def _sums(deltas: list[int]) -> list[int]:
-    return list(itertools.accumulate(deltas))
-
-
-def _same_length(*columns: Sequence[Any]) -> None:
-    lengths = [len(column) for column in columns]
-    if len(set(lengths)) != 1:
-        raise ValueError(f"columns that belong together have {lengths} items")

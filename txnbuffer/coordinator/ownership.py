@@ -14,15 +14,16 @@ from txnbuffer.coordinator.entries import Owner, encode
 class Acquisition:
     """The steps of one owner: append `entry()`, read up to it, tell `read` what stood before, until it is True.
 
-    `seen` is the highest epoch in the log so far, 0 if there is none.
+    `seen` is the highest epoch in the log so far, 0 if there is none; `address` is where clients find the owner.
     """
 
-    def __init__(self, owner: str, seen: int) -> None:
+    def __init__(self, owner: str, seen: int, address: str = "") -> None:
         self._owner = owner
+        self._address = address
         self.epoch = seen + 1
 
     def entry(self) -> Message:
-        return encode(Owner(self.epoch, self._owner))
+        return encode(Owner(self.epoch, self._owner, self._address))
 
     def read(self, highest: int) -> bool:
         """`highest`: the highest epoch of other owners before our entry. False: append another entry."""
