@@ -11,22 +11,22 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
+from snapshots.deleting import deleted_whole, exists, incarnation_written
 from snapshots.dropping import drop_parts
 from snapshots.entries import decode_end
-from snapshots.errors import NotRegistered, OwnershipLost, SnapshotError, SnapshotMissing
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.errors import LOST, NotRegistered, OwnershipLost, SnapshotError, SnapshotMissing
+from snapshots.keys import SNAPSHOT_TOPIC, check_data_topic
 from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.recovery import Restored, fresh, restore, restored_topics
-from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
-from snapshots.tailing import Tail
+from snapshots.tailing import Captured, Tail
 from snapshots.writer import MAX_ENTRY_BYTES, Plan, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.effects import Effect
@@ -46,16 +46,6 @@ COMPACT_BYTES = 64 * 1024 * 1024
 
 WAIT_STEP = 0.005
 """Seconds that a waiting `pump` gives one topic before it looks at the next."""
-
-
-class Captured(NamedTuple):
-    """The snapshot of one topic about to be written, and how many messages and changes it covers."""
-
-    tail: Tail
-    plan: Plan
-    state: TopicState
-    messages: int
-    changes: int
 
 
 class BufferKeeper:
@@ -85,6 +75,7 @@ class BufferKeeper:
         self._tails: dict[str, Tail] = {}
         self._unsettled: list[tuple[SnapshotWriter, Plan]] = []
         self._fallen_back: list[str] = []
+        self._deleted: dict[str, str] = {}
 
     # What is asked
 
@@ -127,41 +118,43 @@ class BufferKeeper:
     def register(self, topic: str) -> None:
         """Follow a topic, made if missing; its first snapshot is durable before this returns.
 
-        Raises what stopped the topic if it is known but can't be followed, and whatever the write raises: then
+        Raises InvalidTopicName for a topic of our own, what stopped the topic if it is known but can't be followed,
+        SnapshotMissing if its log holds transactions whose snapshot was lost, and whatever the write raises: then
         it is not registered.
         """
+        check_data_topic(topic)
         if topic in self._tails or topic in self.problems:
             self._tail(topic)
             return
+        self._owned()
         self._broker.create_topic(topic)
-        incarnation = self._broker.incarnation(topic)
-        restored = fresh(topic, incarnation, self._broker.ledgers(topic), self._part_size)
-        tail = self._new_tail(restored, TopicEntries())
+        tail = self._whole_tail(topic, TopicEntries())
         try:
-            self._write([tail])
             tail.replay()
+            if tail.buffer.transactional and self._deleted.get(topic) != tail.writer.incarnation:
+                raise SnapshotMissing(topic, LOST)
+            self._write([tail])
         except Error as error:
             tail.close()
             if tail.writer.last is not None:
                 self.problems[topic] = error
             raise
-        self._tails[topic] = tail
+        self._follow(tail)
 
     def rebuild(self, topic: str) -> None:
         """Replace the snapshot of a topic by what its log still holds, whatever state that snapshot is in.
 
         What stood in ledgers that are gone is forgotten: for repair, after `problems` has named the topic.
         """
+        check_data_topic(topic)
         entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
         if (tail := self._tails.pop(topic, None)) is not None:
             tail.close()
-        incarnation = self._broker.incarnation(topic)
-        restored = fresh(topic, incarnation, self._broker.ledgers(topic), self._part_size)
-        tail = self._new_tail(restored, entries)
+        tail = self._whole_tail(topic, entries)
         tail.replay()
         self._write([tail])
         self.problems.pop(topic, None)
-        self._tails[topic] = tail
+        self._follow(tail)
 
     def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
         """Apply what is new in all topics, waiting up to `timeout` seconds for the first of it; snapshot what is due.
@@ -210,7 +203,7 @@ class BufferKeeper:
         return existing
 
     def delete(self, topic: str) -> None:
-        """Forget a topic: every key of it leaves the snapshot topic. The data topic itself is the caller's."""
+        """Forget a topic. While the data topic is there, which is the caller's, one entry tells of the deletion."""
         tail = self._tail(topic)
         self.settle()
         self._delete_keys(tail.writer)
@@ -277,15 +270,22 @@ class BufferKeeper:
         try:
             restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
         except (SnapshotMissing, TopicNotFound) as error:
-            # The topic is gone or another one now: what is left of its snapshot says nothing to anybody.
-            self._delete_keys(self._writer(topic, "", entries))
-            self.notes.append(f"topic {topic}: removed what was left of its snapshot ({error})")
+            # The topic is gone, or another one now, or its deletion was cut short.
+            if not deleted_whole(self._broker, topic, entries):
+                self._delete_keys(self._writer(topic, incarnation_written(topic, entries), entries))
+                self.notes.append(f"topic {topic}: removed what was left of its snapshot ({error})")
+            else:
+                self._deleted[topic] = incarnation_written(topic, entries)
             return []
         if restored.notes:
             self.notes += restored.notes
             self._fallen_back.append(topic)
         tail = self._tails[topic] = self._new_tail(restored, entries)
         return tail.replay()
+
+    def _whole_tail(self, topic: str, entries: TopicEntries) -> Tail:
+        incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
+        return self._new_tail(fresh(topic, incarnation, ledgers, self._part_size), entries)
 
     def _new_tail(self, restored: Restored, entries: TopicEntries) -> Tail:
         writer = self._writer(restored.topic, restored.incarnation, entries)
@@ -330,8 +330,7 @@ class BufferKeeper:
     def begin(self, topics: Iterable[str]) -> list[Captured]:
         """Capture the state of topics as it is now."""
         epoch = self._owned().epoch
-        tails = [self._tails[topic] for topic in topics if topic in self._tails]
-        return [Captured(tail, *tail.plan(epoch), tail.due.messages, tail.due.changes) for tail in tails]
+        return [self._tails[topic].capture(epoch) for topic in topics if topic in self._tails]
 
     def write(self, captured: Sequence[Captured]) -> None:
         """Write what was captured. Raises as `pump`."""
@@ -350,7 +349,7 @@ class BufferKeeper:
         for tail in tails:
             tail.numbering.advance()
         epoch = self._owned().epoch
-        captured = [Captured(tail, *tail.plan(epoch), tail.due.messages, tail.due.changes) for tail in tails]
+        captured = [tail.capture(epoch) for tail in tails]
         self.write(captured)
         self.finish(captured)
 
@@ -382,5 +381,12 @@ class BufferKeeper:
         ledger = self._floor(topic) if self._floor is not None else None
         return [] if ledger is None else [ledger]
 
+    def _follow(self, tail: Tail) -> None:
+        self._deleted.pop(tail.topic, None)
+        self._tails[tail.topic] = tail
+
     def _delete_keys(self, writer: SnapshotWriter) -> None:
-        self._commit([(writer, writer.plan_deletion(self._owned().epoch))])
+        keep_end = exists(self._broker, writer.topic, writer.incarnation)
+        self._commit([(writer, writer.plan_deletion(self._owned().epoch, keep_end=keep_end))])
+        if keep_end:
+            self._deleted[writer.topic] = writer.incarnation

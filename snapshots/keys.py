@@ -11,6 +11,8 @@ import enum
 import re
 from typing import NamedTuple
 
+from broker_io.errors import InvalidTopicName
+
 INTERNAL_PREFIX = "__txnbuffer_"
 """Topics whose names start like this are the product's own."""
 
@@ -75,3 +77,9 @@ def end_key(topic: str) -> bytes:
 
 def is_internal(topic: str) -> bool:
     return topic.startswith(INTERNAL_PREFIX)
+
+
+def check_data_topic(topic: str) -> None:
+    """Raises InvalidTopicName for a topic of our own."""
+    if is_internal(topic):
+        raise InvalidTopicName(f"{topic} is one of our own topics and has no buffer: name a data topic")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock
@@ -19,6 +20,16 @@ from txnbuffer.buffer.effects import Effect, Ended, Suppressed
 
 REPLAY_TIMEOUT = 30.0
 """Seconds in which a message that the log says it holds must be read."""
+
+
+class Captured(NamedTuple):
+    """The snapshot of one topic about to be written, and how many messages and changes it covers."""
+
+    tail: Tail
+    plan: Plan
+    state: TopicState
+    messages: int
+    changes: int
 
 
 class Tail:
@@ -109,6 +120,10 @@ class Tail:
         self.writer.add(self.buffer.take_sealed())
         state = self.state()
         return self.writer.plan(epoch, encode_state(state)), state
+
+    def capture(self, epoch: int) -> Captured:
+        """The next snapshot with what it covers."""
+        return Captured(self, *self.plan(epoch), self.due.messages, self.due.changes)
 
     def written(self, state: TopicState, messages: int, changes: int) -> None:
         """A snapshot is durable that covers so many of the messages and changes applied since the one before."""

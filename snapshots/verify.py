@@ -13,15 +13,24 @@ from typing import NamedTuple
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
+from snapshots.deleting import deleted_whole
 from snapshots.entries import EndEntry, decode_end
-from snapshots.errors import AppliedPositionTrimmed, SnapshotDamaged, SnapshotError, UnsupportedSnapshot
-from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.errors import (
+    LOST,
+    AppliedPositionTrimmed,
+    SnapshotDamaged,
+    SnapshotError,
+    SnapshotMissing,
+    UnsupportedSnapshot,
+)
+from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind, is_internal
 from snapshots.parts import decode_part
 from snapshots.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
 from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.columns import any_transactional
 
 
 class Level(enum.Enum):
@@ -41,18 +50,45 @@ class Finding(NamedTuple):
 
 
 def verify(broker: Broker, topic: str | None = None, *, snapshot_topic: str = SNAPSHOT_TOPIC) -> list[Finding]:
-    """What there is to say of the snapshots of one data topic, or of all. Raises TopicNotFound."""
-    table = scan(broker, snapshot_topic, topic)
+    """What there is to say of the snapshots of one data topic, or of all, and of logs that lack one.
+
+    Raises TopicNotFound if there is no such data topic, or neither any data topic nor a snapshot topic.
+    """
+    known = [name for name in broker.topics() if not is_internal(name) and topic in (None, name)]
+    try:
+        table = scan(broker, snapshot_topic, topic)
+    except TopicNotFound:
+        if topic is None and not known:
+            raise
+        table = SnapshotTable(topic)
+    restored = restored_topics(table)
+    if topic is not None and topic not in (*known, *restored):
+        raise TopicNotFound(f"there is no data topic {topic!r} to verify")
     findings: list[Finding] = []
     if table.zombies:
         findings.append(_of_all(f"{table.zombies} entries of owners that had lost the topic count for nothing"))
     if table.foreign:
         findings.append(_of_all(f"{len(table.foreign)} keys are those of no entry"))
-    for name in restored_topics(table):
+    for name in restored:
         findings += verify_topic(broker, table, name)
-    if topic is not None and topic not in restored_topics(table):
-        findings.append(Finding(Level.WARNING, topic, "it has no snapshot, so it was never registered"))
+    for name in sorted(set(known) - set(restored)):
+        findings += _without_snapshot(broker, name, asked=topic is not None)
     return findings
+
+
+def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:
+    """A topic has its first snapshot before its first transaction, so one that has transactions has lost its own."""
+    try:
+        with broker.reader(topic) as reader:
+            while (placed := reader.read()) is not None:
+                if any_transactional(placed.messages):
+                    yield Finding(Level.ERROR, topic, str(SnapshotMissing(topic, LOST)))
+                    return
+    except Error as error:
+        yield Finding(Level.ERROR, topic, f"it has no snapshot, and its log can't be read: {error}")
+        return
+    if asked:
+        yield Finding(Level.WARNING, topic, "it has no snapshot, so it was never registered")
 
 
 def _of_all(what: str) -> Finding:
@@ -63,6 +99,9 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
     """One topic of a scan: every entry in itself, the chain, the log that follows, and the log before."""
     entries = table.topics[topic]
     findings = [*_parts(topic, entries)]
+    if deleted_whole(broker, topic, entries):
+        what = "its snapshot was deleted on purpose: readers refuse its transactions until it is registered again"
+        return [Finding(Level.WARNING, topic, what, str(EntryKey(topic, KeyKind.END)), entries.end and entries.end[0])]
     try:
         snapshot = read_snapshot(topic, entries)
         findings += _leftovers(topic, entries, snapshot.end)

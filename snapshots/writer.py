@@ -137,8 +137,8 @@ class SnapshotWriter:
         end = message(end_key(self.topic), END, epoch, entry.encode())
         return Plan(first, end, list(self._tombstones(entry)), entry, numbers, chain)
 
-    def plan_deletion(self, epoch: int) -> Plan:
-        """Remove every key of the topic: the end entry says so first and goes last."""
+    def plan_deletion(self, epoch: int, *, keep_end: bool) -> Plan:
+        """Remove every key of the topic: the end entry says so first and goes last, or stays to say it on."""
         entry = EndEntry(
             topic=self.topic,
             incarnation=self.incarnation,
@@ -153,7 +153,8 @@ class SnapshotWriter:
         )
         tombstones = [gone(part_key(self.topic, number), epoch) for number in sorted(self.live_parts)]
         tombstones += [gone(spill_key(self.topic, number), epoch) for number in sorted(self.live_spills)]
-        tombstones.append(gone(end_key(self.topic), epoch))
+        if not keep_end:
+            tombstones.append(gone(end_key(self.topic), epoch))
         return Plan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
 
     def first_durable(self, plan: Plan, positions: Sequence[Position]) -> None:
@@ -172,7 +173,7 @@ class SnapshotWriter:
     def tombstones_durable(self, plan: Plan) -> None:
         """The tombstones of a plan are durable."""
         named = plan.entry.parts
-        self.live_parts = {n: at for n, at in self.live_parts.items() if n >= named.start and not plan.entry.deleted}
+        self.live_parts = {number: at for number, at in self.live_parts.items() if number in named}
         self.live_spills = set() if plan.entry.deleted else set(plan.entry.spill_numbers)
 
     def settle(self, plan: Plan, found: TopicEntries) -> bool:
@@ -198,7 +199,7 @@ class SnapshotWriter:
 
     def _tombstones(self, entry: EndEntry) -> Iterator[Message]:
         for number in sorted(self.live_parts):
-            if number < entry.first_part:
+            if number not in entry.parts:
                 yield gone(part_key(self.topic, number), entry.epoch)
         for number in sorted(self.live_spills):
             if number not in entry.spill_numbers:

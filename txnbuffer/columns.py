@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_io.batch import Labels, Numbers, PropertyColumn
+from broker_io.batch import Batch, Labels, Numbers, PropertyColumn
 from txnbuffer.model import TxnId
+from txnbuffer.protocol import MARKER, TXN
 
 ABSENT = -1
 UNREADABLE = -2
@@ -82,6 +83,11 @@ def present(column: PropertyColumn | None, count: int) -> NDArray[np.bool_]:
     if isinstance(column, Numbers):
         return np.ones(count, np.bool_) if column.present is None else column.present
     return _labels(column).codes >= 0
+
+
+def any_transactional(messages: Batch) -> bool:
+    """Whether any of the messages is a marker or names a transaction, be it one that can't be read."""
+    return any(present(messages.properties.get(name), len(messages)).any() for name in (TXN, MARKER))
 
 
 def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray[np.bool_]:

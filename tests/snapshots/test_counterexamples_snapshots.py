@@ -113,6 +113,8 @@ def test_row_p11_a_compacted_topic_that_ends_in_tombstones_is_read_to_its_end():
     broker, owner, _ = stored()
     owner.register("u")
     owner.delete("u")
+    broker.delete_topic("u")
+    keeper(broker)
     broker.compact(SNAPSHOT_TOPIC)
     between = Interfering(broker)
     table = scan(between)

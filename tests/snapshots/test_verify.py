@@ -42,7 +42,11 @@ def test_a_sound_snapshot_is_equal_to_the_log():
     assert "equal to what the log says" in finding.what
     assert finding[1:] == (T, finding.what, "t-end", entries(broker, T).end.position)
     assert verify(broker, T) == [finding]
-    assert verify(broker, "u")[0].level is Level.WARNING
+    broker.create_topic("u")
+    assert verify(broker) == [finding]
+    assert only(verify(broker, "u")).level is Level.WARNING
+    with pytest.raises(TopicNotFound, match="no data topic 'v'"):
+        verify(broker, "v")
 
 
 def test_verifying_writes_nothing():
@@ -91,6 +95,35 @@ def test_a_state_that_differs_from_the_log_is_found(what):
     finding = only(verify(broker))
     assert finding.level is Level.ERROR
     assert "differs from the log" in finding.what
+
+
+def test_transactions_without_a_snapshot_are_found():
+    broker, owner, _ = stored()
+    TopicWriter(broker, "u").plain("only plain")
+    put(broker, gone(end_key(T), owner.epoch), *[gone(part_key(T, number), owner.epoch) for number in range(1, 9)])
+    for finding in (only(verify(broker)), only(verify(broker, T))):
+        assert (finding.level, finding.topic) == (Level.ERROR, T)
+        assert f"txnbuf recover ADDRESS {T} --write" in finding.what
+    broker.delete_topic(SNAPSHOT_TOPIC)
+    assert only(verify(broker)) == finding
+
+
+def test_a_snapshot_deleted_on_purpose_is_no_error():
+    broker, owner, _ = stored()
+    owner.delete(T)
+    assert only(verify(broker)).level is Level.WARNING
+    assert "on purpose" in only(verify(broker)).what
+
+
+def test_a_rebuilt_snapshot_leaves_no_entries_behind():
+    broker, owner, writer = stored()
+    writer.commit(50)
+    writer.plain(*["p"] * 20)
+    broker.trim(T, broker.ledgers(T)[-1].ledger)
+    owner.rebuild(T)
+    assert entries(broker, T).parts == {}
+    assert [finding.level for finding in verify(broker)] == [Level.OK]
+    assert keeper(broker).notes == []
 
 
 def test_leftovers_zombies_and_foreign_keys_are_warnings():

@@ -7,13 +7,14 @@ import pytest
 from snapshot_driver import SMALL, Interfering, abort_some, assert_true, entries, keeper, put, written
 from writing import TopicWriter
 
-from broker_io.batch import Batch
-from broker_io.errors import DiskFailed
+from broker_io.batch import Batch, Message
+from broker_io.errors import DiskFailed, InvalidTopicName
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
 from snapshots.entries import EndEntry
-from snapshots.errors import OwnershipLost
-from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.envelope import gone
+from snapshots.errors import OwnershipLost, SnapshotMissing
+from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key, spill_key
 from snapshots.parts import PartEntry, encode_part
 from snapshots.table import scan
 from snapshots.writer import SnapshotWriter
@@ -223,13 +224,21 @@ def test_row_p5_trimming_and_deleting_leave_no_stale_key():
     assert_recovers_what_remains(broker, owner)
     owner.delete(T)
     broker.compact(SNAPSHOT_TOPIC)
-    assert not scan(broker).topics.get(T)
+    assert_says_deleted(broker)
+    assert [m.message.key for m in read_all(broker)] == [b"__owner", b"t-end"]
+    broker.delete_topic(T)
+    keeper(broker)
+    broker.compact(SNAPSHOT_TOPIC)
     assert [m.message.key for m in read_all(broker)] == [b"__owner"]
+    assert not scan(broker).topics.get(T)
 
 
 def read_all(broker):
+    messages = []
     with broker.reader(SNAPSHOT_TOPIC, compacted=True) as reader:
-        return list(reader.read())
+        while (placed := reader.read()) is not None:
+            messages += placed
+    return messages
 
 
 def assert_recovers_what_remains(broker, owner):
@@ -239,19 +248,78 @@ def assert_recovers_what_remains(broker, owner):
     owner._ownership = successor._ownership  # go on with the test under the new epoch
 
 
-@pytest.mark.parametrize("landed", range(6))
+@pytest.mark.parametrize("landed", range(5))
 def test_row_p5_a_deletion_that_was_cut_short_is_finished(landed):
     broker, owner, _ = before_the_write()
     tail = owner._tails[T]
     tail.writer.waiting.clear()
-    plan = tail.writer.plan_deletion(owner.epoch)
+    plan = tail.writer.plan_deletion(owner.epoch, keep_end=True)
+    assert len(plan.tombstones) == 4
     put(broker, *[plan.end, *plan.tombstones][: landed + 1])
-    successor = keeper(broker, max_entry_bytes=SMALL)
-    assert successor.problems == {}
-    assert successor.topics == []
-    assert not scan(broker).topics.get(T)
+    for _ in range(2):  # a deletion that is finished stays one
+        broker.compact(SNAPSHOT_TOPIC)
+        successor = keeper(broker, max_entry_bytes=SMALL)
+        assert successor.problems == {}
+        assert successor.topics == []
+        assert_says_deleted(broker)
     successor.register(T)
     assert_true(successor, broker, T)
+    assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
+
+
+def assert_says_deleted(broker):
+    left = entries(broker, T)
+    assert EndEntry.decode(left.end.value).deleted
+    assert not left.parts
+    assert not left.spills
+
+
+def test_a_snapshot_that_was_lost_is_not_taken_for_one_that_never_was():
+    broker, owner, _ = before_the_write()
+    put(broker, gone(end_key(T), owner.epoch), *[gone(part_key(T, n), owner.epoch) for n in range(1, 5)])
+    put(broker, *[gone(spill_key(T, n), owner.epoch) for n in range(1, 30)])
+    last = broker.last_position(SNAPSHOT_TOPIC)
+    owner = keeper(broker)
+    for _ in range(2):
+        with pytest.raises(SnapshotMissing, match=f"txnbuf recover ADDRESS {T} --write"):
+            owner.register(T)
+        assert owner.topics == []
+    assert [message.key for message in written(broker, last)] == [b"__owner"]
+    owner.rebuild(T)
+    assert_true(owner, broker, T)
+
+
+@pytest.mark.parametrize("lost", ["commit", "record", "border"])
+def test_whatever_a_log_says_of_transactions_needs_a_snapshot(lost):
+    broker = MemoryBroker()
+    writer = TopicWriter(broker, T)
+    if lost == "record":
+        put(broker, Message(b"k", b"v", {"tb.v": "1", "tb.txn": "nonsense"}), topic=T)
+    else:
+        writer.commit(*[1] * (lost == "commit"))
+    with pytest.raises(SnapshotMissing):
+        keeper(broker).register(T)
+
+
+def test_a_deletion_of_an_older_topic_of_that_name_excuses_nothing():
+    broker, owner, _ = before_the_write()
+    owner.delete(T)
+    owner.register(T)
+    owner.delete(T)
+    broker.delete_topic(T)
+    abort_some(TopicWriter(broker, T), 1)
+    for made in (owner, keeper(broker)):
+        with pytest.raises(SnapshotMissing):
+            made.register(T)
+        owner = made
+    assert not entries(broker, T)
+
+
+def test_our_own_topics_have_no_buffer():
+    owner = keeper(MemoryBroker())
+    for work in (owner.register, owner.rebuild):
+        with pytest.raises(InvalidTopicName, match="one of our own"):
+            work(SNAPSHOT_TOPIC)
 
 
 def test_row_p8_no_transactional_record_before_the_first_snapshot_is_durable():

@@ -143,6 +143,11 @@ class TransactionBuffer:
     def counters(self) -> Counters:
         return self._counters
 
+    @property
+    def transactional(self) -> bool:
+        """Whether any message applied says anything of transactions, be it one that can't be read."""
+        return bool(self.coordinators or len(self.ongoing) or self._counters.undecodable)
+
     def is_aborted(self, txn: TxnId) -> bool:
         return txn in self.aborted
 

@@ -8,13 +8,12 @@ import click
 
 from broker_io.port import Broker
 from snapshots.errors import SnapshotError
-from snapshots.keys import is_internal
+from snapshots.keys import check_data_topic
 from snapshots.loading import load
 from snapshots.verify import diff_states, rebuild
 from txnbuffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.cli.opening import address_argument, config_options, configuration, open_for_reading, open_for_writing
 from txnbuffer.cli.output import narrate, output_option, show_record
-from txnbuffer.errors import InvalidRequest
 
 
 @click.command("recover")
@@ -35,8 +34,7 @@ def command(
     takes the snapshot's place; where ledgers were trimmed, what only they told is given up.
     """
     config = configuration(config_path, flags)
-    if is_internal(topic):
-        raise InvalidRequest(f"{topic} is one of our own topics and has no buffer: name a data topic")
+    check_data_topic(topic)
     with open_for_reading(address) as broker:
         restored, problem = _from_snapshot(broker, topic)
         part_size = PART_SIZE if restored is None else restored.parts.part_size
