@@ -1,0 +1,186 @@
+"""The real Pulsar that tests run on. There are three ways to one, taken in this order:
+
+`url`             the cluster at TXNBUFFER_PULSAR_URL (`pulsar://HOST:PORT`), its admin interface at
+                  TXNBUFFER_PULSAR_ADMIN (default: port 8080 of that host);
+`testcontainers`  a container of TXNBUFFER_PULSAR_IMAGE (default: the official image), if a Docker engine answers
+                  and has the image or can pull it;
+`standalone`      a process started from the server distribution, which Maven fetches into a cache.
+
+TXNBUFFER_PULSAR_REQUIRE names one of them: then another one is not good enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import tempfile
+import urllib.error
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pulsar_admin import NoPulsar, ask, is_up, make_namespace
+from pulsar_standalone import Standalone, StandaloneContainer, StandaloneProcess, distribution, end
+
+IMAGE = "apachepulsar/pulsar:4.0.8"
+WAYS = ("url", "testcontainers", "standalone")
+_STARTED: list[Standalone] = []  # for others too: their ports are kept until this process ends
+REMEDY = "set TXNBUFFER_PULSAR_URL to a cluster, or start a Docker engine, or install Maven and Java 17"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A cluster that is up: `url` for clients, `admin` for REST, and the way that was taken to it."""
+
+    way: str
+    url: str
+    admin: str
+
+    def namespace(self) -> str:
+        """Make a namespace, `public/…`, that nobody else uses."""
+        return make_namespace(self.admin)
+
+    def drop(self, namespace: str) -> None:
+        """Delete a namespace with what is in it, if the cluster lets us."""
+        with contextlib.suppress(OSError):
+            ask(self.admin, f"namespaces/{namespace}?force=true", "DELETE", seconds=10.0)
+
+    @contextlib.contextmanager
+    def private_standalone(self) -> Iterator[Standalone]:
+        """A broker of the caller's own, on free ports, to `kill()` and `start()` again."""
+        with tempfile.TemporaryDirectory(prefix="pulsar-", ignore_cleanup_errors=True) as directory:
+            way = "testcontainers" if self.way == "testcontainers" else "standalone"
+            with make_standalone(way, Path(directory)) as broker:
+                yield broker
+
+
+def choose() -> str:
+    """The way that will be taken, everything fetched for it; NoPulsar if there is none."""
+    required = os.environ.get("TXNBUFFER_PULSAR_REQUIRE", "")
+    if required and required not in WAYS:
+        raise NoPulsar(f"TXNBUFFER_PULSAR_REQUIRE is {required!r}: say one of {', '.join(WAYS)}")
+    ways = [required] if required else WAYS
+    reasons = []
+    for way in ways:
+        try:
+            {"url": _url, "testcontainers": _engine_and_image, "standalone": distribution}[way]()
+        except NoPulsar as reason:
+            reasons.append(f"{way}: {reason}")
+        else:
+            return way
+    remedy = f"make that work, or unset TXNBUFFER_PULSAR_REQUIRE={required}" if required else REMEDY
+    raise NoPulsar(f"no Pulsar to test with ({'; '.join(reasons)}): {remedy}")
+
+
+def _url() -> Cluster:
+    url = os.environ.get("TXNBUFFER_PULSAR_URL", "")
+    if not url:
+        raise NoPulsar("TXNBUFFER_PULSAR_URL is not set")
+    admin = os.environ.get("TXNBUFFER_PULSAR_ADMIN") or f"http://{urllib.parse.urlsplit(url).hostname}:8080"
+    return Cluster("url", url, admin.rstrip("/"))
+
+
+def _image() -> str:
+    return os.environ.get("TXNBUFFER_PULSAR_IMAGE") or IMAGE
+
+
+def _engine_and_image() -> None:
+    import docker
+    from docker.errors import DockerException, ImageNotFound
+    from requests.exceptions import RequestException
+
+    try:
+        client = docker.from_env(timeout=20)
+    except DockerException:
+        raise NoPulsar("no Docker engine answers") from None
+    try:
+        client.ping()
+        client.images.get(_image())
+    except ImageNotFound:
+        try:
+            client.api.timeout = 900
+            client.images.pull(_image())
+        except (DockerException, RequestException):
+            raise NoPulsar(f"the Docker engine has no image {_image()} and can't pull it") from None
+    except (DockerException, RequestException):
+        raise NoPulsar("no Docker engine answers") from None
+    finally:
+        client.close()
+
+
+def make_standalone(way: str, directory: Path) -> Standalone:
+    if way == "testcontainers":
+        return StandaloneContainer(_image())
+    return StandaloneProcess(distribution(), directory)
+
+
+@contextlib.contextmanager
+def shared(directory: Path) -> Iterator[Cluster]:
+    """The one cluster of all processes that name the same directory; whoever is the last to leave ends it.
+
+    Each user holds a shared lock, which the kernel lets go of even if the user crashes. `gate` orders coming and
+    going; `state` says what the first one started, or why that failed, so that it's tried once.
+    """
+    state = directory / "pulsar.json"
+    with (directory / "pulsar.users").open("a") as users:
+        with _locked(directory / "pulsar.gate"):
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if not state.exists():
+                state.write_text(json.dumps(_start(directory / "pulsar")))
+            found = json.loads(state.read_text())
+        try:
+            if "failure" in found:
+                raise NoPulsar(found["failure"])
+            yield Cluster(**found["cluster"])
+        finally:
+            with _locked(directory / "pulsar.gate"):
+                if _is_last(users) and found.get("handle"):
+                    end(found["handle"])
+                    state.unlink()
+
+
+def _start(directory: Path) -> dict[str, Any]:
+    """What `state` will say of the cluster."""
+    try:
+        way = choose()
+        if way == "url":
+            cluster, handle = _url(), None
+            if not is_up(cluster.admin):
+                raise NoPulsar(
+                    f"no healthy broker at {cluster.admin}, for TXNBUFFER_PULSAR_URL={cluster.url}: start it, set "
+                    "TXNBUFFER_PULSAR_ADMIN if its admin interface is elsewhere, or unset both"
+                )
+        else:
+            directory.mkdir(exist_ok=True)
+            broker = make_standalone(way, directory).__enter__()
+            _STARTED.append(broker)
+            cluster, handle = Cluster(way, broker.url, broker.admin), broker.handle
+    except NoPulsar as failure:
+        return {"failure": str(failure)}
+    return {"cluster": dataclasses.asdict(cluster), "handle": handle}
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_last(users: Any) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    try:
+        print(f"tests will run on Pulsar by way of {choose()}")
+    except NoPulsar as failure:
+        raise SystemExit(str(failure)) from None
