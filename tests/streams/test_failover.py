@@ -1,0 +1,77 @@
+"""The failover log: rules for adding, pruning and sanitising it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, branch_point
+
+FIVE = FailoverLog(tuple(Version(uuid, seqno) for uuid, seqno in ((5, 400), (4, 300), (3, 200), (2, 100), (1, 0))))
+
+
+def test_row_50_initial_log_entries_and_edges() -> None:
+    first = FailoverLog.initial(7)
+    assert first.versions == (Version(7, 0),)
+    assert first.end_of(7, 120) == 120
+    assert [FIVE.end_of(uuid, 999) for uuid in (5, 4, 3, 2, 1, 6)] == [999, 400, 300, 200, 100, None]
+    assert first.created(8, 0).versions == (Version(8, 0), Version(7, 0)), "a branch at 0"
+    assert first.created(8, 0).end_of(7, 50) == 0
+    assert first.created(MAX_UUID, MAX_SEQNO).end_of(7, MAX_SEQNO) == MAX_SEQNO
+
+
+def test_row_51_creating_drops_what_began_later() -> None:
+    assert FIVE.created(6, 500).versions == (Version(6, 500), *FIVE.versions)
+    assert FIVE.created(6, 199).versions == (Version(6, 199), Version(2, 100), Version(1, 0))
+    assert FIVE.created(6, 200).versions[:2] == (Version(6, 200), Version(3, 200)), "as late is not later"
+
+
+def test_row_51_the_newest_25_are_kept() -> None:
+    log = FailoverLog.initial(1)
+    for number in range(2, 32):
+        log = log.created(number, 10 * number)
+    assert [version.uuid for version in log.versions] == list(range(31, 6, -1))
+
+
+def test_row_51_pruning() -> None:
+    assert FIVE.pruned(250).versions == FIVE.versions[2:]
+    assert FIVE.pruned(400) == FIVE
+    assert FIVE.pruned(0).versions == (Version(1, 0),)
+    with pytest.raises(ValueError, match="began at or below 3"):
+        FailoverLog((Version(9, 4),)).pruned(3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "left"),
+    [
+        (((0, 10), (1, 5)), ((1, 5),)),
+        (((3, 10), (2, 20), (1, 5)), ((3, 10), (1, 5))),
+        (((3, 10), (2, 7), (3, 5)), ((2, 7), (3, 5))),
+        (((MAX_UUID + 1, 3), (1, -1), (1, MAX_SEQNO + 1)), ((99, 0),)),
+        ((), ((99, 0),)),
+    ],
+)
+def test_row_51_sanitising(stored: tuple[tuple[int, int], ...], left: tuple[tuple[int, int], ...]) -> None:
+    assert FailoverLog.sanitised((Version(*pair) for pair in stored), 99).versions == left
+
+
+@given(st.lists(st.builds(Version, st.integers(-1, 40), st.integers(-1, 60)), max_size=60))
+def test_whatever_is_stored_something_sound_comes_of_it(stored: list[Version]) -> None:
+    log = FailoverLog.sanitised(stored, 99)
+    assert FailoverLog.sanitised(log.versions, 98) == log
+    assert set(log.versions) <= {*stored, Version(99, 0)}
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [(), ((0, 0),), ((1, 5), (2, 6)), ((1, 5), (1, 4)), ((1, -1),), tuple((n, 0) for n in range(1, 27))],
+)
+def test_what_is_no_log_is_refused(versions: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError, match="version"):
+        FailoverLog(tuple(Version(*pair) for pair in versions))
+
+
+def test_an_unclean_start_branches_where_all_was_there() -> None:
+    assert branch_point(high_seqno=20, snapshot_start=10, snapshot_end=20) == 20
+    assert branch_point(high_seqno=15, snapshot_start=10, snapshot_end=20) == 10

@@ -1,0 +1,106 @@
+"""The failover log of a topic: which versions of its history there were, and where each began.
+
+A version is `(uuid, seqno)`: from `seqno` on, history went the way of `uuid`. A new one is made whenever
+history may have branched: seqnos above it can then mean other mutations than they did before. The log
+stands newest first and keeps 25 versions; who needs an older one starts over.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAX_VERSIONS = 25
+MAX_UUID = 2**48 - 1
+MAX_SEQNO = 2**63 - 1
+
+
+class Version(NamedTuple):
+    """A version of a topic's history: a random number from 1 to 2^48 - 1, and the seqno at which it began."""
+
+    uuid: int
+    seqno: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverLog:
+    """1 to 25 versions, newest first; seqnos never grow along it, no uuid stands twice.
+
+    Raises ValueError if they are not.
+    """
+
+    versions: tuple[Version, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.versions) <= MAX_VERSIONS:
+            raise ValueError(f"a failover log of {len(self.versions)} versions: it has 1 to {MAX_VERSIONS}")
+        for version in self.versions:
+            if not is_sound(version):
+                raise ValueError(f"{version.uuid}@{version.seqno} is no version of a failover log")
+        for newer, older in itertools.pairwise(self.versions):
+            if older.seqno > newer.seqno:
+                raise ValueError(f"version {older.uuid}@{older.seqno} is newer than {newer.uuid}@{newer.seqno}")
+        if len({version.uuid for version in self.versions}) < len(self.versions):
+            raise ValueError("a version stands twice in a failover log")
+
+    @classmethod
+    def initial(cls, uuid: int) -> FailoverLog:
+        """The log of a new topic."""
+        return cls((Version(uuid, 0),))
+
+    @classmethod
+    def sanitised(cls, versions: Iterable[Version], uuid: int) -> FailoverLog:
+        """What is sound of a stored log, newest first; if that is nothing, a new one that begins with `uuid`.
+
+        Versions that are none, that begin after a newer one, or whose uuid stands again further back, go.
+        """
+        kept: list[Version] = []
+        for version in versions:
+            if is_sound(version) and (not kept or version.seqno <= kept[-1].seqno):
+                kept = [other for other in kept if other.uuid != version.uuid]
+                kept.append(version)
+        return cls(tuple(kept[:MAX_VERSIONS])) if kept else cls.initial(uuid)
+
+    @property
+    def current(self) -> Version:
+        return self.versions[0]
+
+    def created(self, uuid: int, seqno: int) -> FailoverLog:
+        """The log with a new version from `seqno` on, without those that began above it."""
+        rest = dropped_above(self.versions, seqno)
+        return FailoverLog((Version(uuid, seqno), *rest[: MAX_VERSIONS - 1]))
+
+    def pruned(self, seqno: int) -> FailoverLog:
+        """The log after history above `seqno` was undone. Raises ValueError where no version would be left."""
+        rest = dropped_above(self.versions, seqno)
+        if not rest:
+            raise ValueError(f"no version of this failover log began at or below {seqno}: create one there")
+        return FailoverLog(rest)
+
+    def end_of(self, uuid: int, high_seqno: int) -> int | None:
+        """Where a version ends: where the next newer one begins, for the newest at the high seqno; None: unknown."""
+        end = high_seqno
+        for version in self.versions:
+            if version.uuid == uuid:
+                return end
+            end = version.seqno
+        return None
+
+
+def is_sound(version: Version) -> bool:
+    return 1 <= version.uuid <= MAX_UUID and 0 <= version.seqno <= MAX_SEQNO
+
+
+def dropped_above(versions: tuple[Version, ...], seqno: int) -> tuple[Version, ...]:
+    """The versions that began at or below a seqno."""
+    return tuple(version for version in versions if version.seqno <= seqno)
+
+
+def branch_point(high_seqno: int, snapshot_start: int, snapshot_end: int) -> int:
+    """Where the version begins that an owner makes which may hold only part of its last snapshot.
+
+    `snapshot_start` is the seqno up to which everything was there before that snapshot.
+    """
+    return snapshot_end if high_seqno == snapshot_end else snapshot_start
