@@ -173,9 +173,8 @@ class SessionCore:
     def send(self, topic: str, rows: Rows, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
         """Records of a transaction that is open; or ordinary ones, whose waiter gets None once they are durable."""
         found = self._sending.topic(topic)
-        if transaction is not None and not (found.registered or found.asked):
-            found.asked = True
-            self._requests.ask("registers", NamedRequest(self._requests.number(), topic), subject=found)
+        if transaction is not None:
+            self._register(found)
         self._sending.add(found, rows, transaction, waiter)
 
     def end(self, transaction: OpenTransaction, plan: Plan) -> None:
@@ -222,8 +221,8 @@ class SessionCore:
         flight = self._sending.failed(failure.send)
         if flight is None:
             return
-        if isinstance(failure.error, UnregisteredTopic):
-            self._sending.topic(flight.send.topic).registered = False
+        if isinstance(failure.error, UnregisteredTopic) or (flight.runs and failure.txn is None):
+            self._register_anew(flight.send.topic)
         for run in flight.runs:
             if failure.txn is None or run.transaction.txn == failure.txn:
                 self._transactions.fail(run.transaction, failure.error)
@@ -244,6 +243,9 @@ class SessionCore:
         if request is None:
             return
         if request.field == "commits":
+            if isinstance(result, UnregisteredTopic):
+                for topic in request.subject.counts:
+                    self._register_anew(topic)
             self._transactions.committed(request, result)
         elif request.field == "leases":
             self._leased(result)
@@ -269,6 +271,18 @@ class SessionCore:
                 self._lease()
             else:
                 self._wake(self._for_ids, result)
+
+    def _register(self, topic: Topic) -> None:
+        if not (topic.registered or topic.asked):
+            topic.asked = True
+            self._requests.ask("registers", NamedRequest(self._requests.number(), topic.name), subject=topic)
+
+    def _register_anew(self, name: str) -> None:
+        """The topic may have been deleted, and made again: what waits for it waits until it is registered."""
+        topic = self._sending.topic(name)
+        topic.registered = False
+        if topic.has_transactional:
+            self._register(topic)
 
     def _registered(self, topic: Topic, result: Result) -> None:
         if not isinstance(result, Error):

@@ -28,6 +28,11 @@ class Topic:
         self.ordinary = Outbox(name)
         self.sealed: deque[Flight] = deque()
 
+    @property
+    def has_transactional(self) -> bool:
+        """Whether records of transactions wait here."""
+        return self.transactional.size > 0 or any(flight.runs for flight in self.sealed)
+
 
 class Numbered(NamedTuple):
     number: int

@@ -111,7 +111,9 @@ class Transactions:
     def committed(self, request: Request, result: Result) -> None:
         """The answer to a commit."""
         transaction: OpenTransaction = request.subject
-        self._results.append((request.waiter, result))
+        # Where a topic is not registered nothing of it happens, and another one registers it anew.
+        told = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
+        self._results.append((request.waiter, told))
         if isinstance(result, Error) and not isinstance(result, TransactionAborted):
             # The service refused to commit, and may have left it open.
             transaction.failure = result
