@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -54,10 +54,18 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+class Breaks(Protocol):
+    """When links break; see World."""
+
+    before: Callable[[ClientFrame], bool]
+    after: Callable[[ClientFrame], bool]
+    late: float
+
+
 class BreakingLink:
     """A link that breaks when `before` says so of a frame to be sent, or `after` of one that was; or by `cut`."""
 
-    def __init__(self, link: Link, world: World) -> None:
+    def __init__(self, link: Link, world: Breaks) -> None:
         self._link = link
         self._world = world
         self._cut = asyncio.Event()

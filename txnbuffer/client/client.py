@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from broker_io.port import Broker, check_topic_name
+from txnbuffer.client import forking
 from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Group, Handler, OnError, Processed, process
 from txnbuffer.client.reader import Start
@@ -31,11 +33,19 @@ FIRST_PAUSE = 0.01
 class Client:
     """A connection to a service, or to a log in this process; made by `connect`. Use it on the loop that made it."""
 
-    def __init__(self, session: Session, broker: Callable[[], Broker], serializer: Serializer | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        broker: Callable[[], Broker],
+        serializer: Serializer | None,
+        ordinary: OrdinarySends | None = None,
+    ) -> None:
+        """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
         self.session = session
         self.serializer = serializer
         self.resources = AsyncExitStack()
         self.open_broker = broker
+        self._ordinary = ordinary
         self._names: dict[str, NameOpened] = {}
         self._topics: set[str] = set()
 
@@ -152,7 +162,7 @@ class Client:
         isolation: str = "read_committed",
     ) -> AsyncReader:
         """A reader of what committed; see CommittedReader for the arguments."""
-        self.session.check()
+        self.check()
         return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
     async def process(
@@ -202,10 +212,23 @@ class Client:
         """Another producer opened the name; its next use opens it anew."""
         self._names.pop(name, None)
 
+    def check(self) -> None:
+        """Raises what makes anything vain that needs no transaction."""
+        if self._ordinary is None:
+            self.session.check()
+        else:
+            forking.check(self.session.forked_from)
+
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName."""
         if topic not in self._topics:
             self._topics.add(check_topic_name(topic))
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest record that may be sent; 0 while that is not known."""
+        known = self.session.core.max_message_bytes
+        return known if known or self._ordinary is None else self._ordinary.max_message_bytes
 
     async def room(self) -> None:
         """Wait until the service takes more records."""
@@ -214,9 +237,13 @@ class Client:
 
     async def _send(self, topic: str, rows: Rows) -> None:
         core = self.session.core
-        self.session.check()
+        self.check()
         self.check_topic(topic)
-        check_size(rows, core.max_message_bytes)
+        check_size(rows, self.max_message_bytes)
+        if self._ordinary is not None:
+            if len(rows.values):
+                await self._ordinary.send(topic, rows)
+            return
         await self.room()
         if len(rows.values):
             await self.session.result(lambda future: core.send(topic, rows, None, future))

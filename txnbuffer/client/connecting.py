@@ -4,34 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_io import open_broker
 from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
 from txnbuffer.client.client import Client
+from txnbuffer.client.cluster import client_on, dial_at, finding
+from txnbuffer.client.finding import Finder
 from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import LONGEST_PAUSE, Session
+from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
 
 REMOTE = "txnbuf://"
+CLUSTERS = ("pulsar://", "pulsar+ssl://")
+
+
+class ClusterOptions(NamedTuple):
+    """`service`: HOST:PORT, None where the cluster tells it; `broker`: what opening the cluster takes."""
+
+    service: str | None
+    broker: Mapping[str, Any]
+
+
+NO_CLUSTER = ClusterOptions(None, {})
 
 
 class Opening:
     """What `connect` gives: `async with` (or `await`) makes it a Client, `with` a PlainClient."""
 
     def __init__(
-        self, address: str, serializer: Serializer | None, timeout: float, patience: float, tls_ca: str | None
+        self,
+        address: str,
+        serializer: Serializer | None,
+        timeout: float,
+        patience: float,
+        tls_ca: str | None,
+        cluster: ClusterOptions,
     ) -> None:
         self.address = address
+        self._cluster = cluster
         self._serializer = serializer
         self._timeout = timeout
         self._patience = patience
@@ -42,7 +63,11 @@ class Opening:
     async def open(self) -> Client:
         """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises."""
         async with AsyncExitStack() as resources:
-            if self.address.startswith(REMOTE):
+            if self.address.startswith(CLUSTERS):
+                client = await self._open_cluster(resources)
+            elif self._cluster != NO_CLUSTER:
+                raise InvalidRequest(f"{self.address} is no cluster: service and broker_options are for pulsar://")
+            elif self.address.startswith(REMOTE):
                 client = await self._open_remote(resources)
             else:
                 client = await self._open_local(resources)
@@ -55,12 +80,28 @@ class Opening:
 
         return PlainClient.open(self.open)
 
+    async def _open_cluster(self, resources: AsyncExitStack) -> Client:
+        service, options = self._cluster
+        if service is not None and not is_target(service):
+            raise InvalidAddress(f"{service!r} is no address of a service: write HOST:PORT")
+        certificates = await self._certificates()
+
+        async def dial(target: str) -> Link:
+            return await GrpcLink.open(target, certificates, self._timeout)
+
+        broker = await asyncio.to_thread(open_broker, self.address, **options)
+        resources.push_async_callback(asyncio.to_thread, broker.close)
+        way = dial_at(service, dial) if service is not None else finding(Finder(broker, self.address), dial)
+        return await client_on(broker, way, self._serializer, self._patience, resources)
+
+    async def _certificates(self) -> bytes | None:
+        return None if self._tls_ca is None else await asyncio.to_thread(Path(self._tls_ca).read_bytes)
+
     async def _open_remote(self, resources: AsyncExitStack) -> Client:
         target = self.address.removeprefix(REMOTE).rstrip("/")
-        host, _, port = target.rpartition(":")
-        if not (host and port.isdigit()):
+        if not is_target(target):
             raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
-        certificates = None if self._tls_ca is None else await asyncio.to_thread(Path(self._tls_ca).read_bytes)
+        certificates = await self._certificates()
         brokers: list[Broker] = []
 
         async def dial() -> Link:
@@ -140,14 +181,29 @@ def connect(
     timeout: float = 10.0,
     patience: float = 60.0,
     tls_ca: str | None = None,
+    service: str | None = None,
+    broker_options: Mapping[str, Any] | None = None,
 ) -> Opening:
-    """A client of `memory:`, of `file:DIR` (owned by this process meanwhile), or of a service `txnbuf://HOST:PORT`.
+    """A client of a log in this process, of a service, or of a Pulsar cluster.
+
+    `memory:`, and `file:DIR`, are owned by this process meanwhile; `txnbuf://HOST:PORT` is a service that owns a log;
+    `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a cluster beside which a service runs.
 
         async with connect("file:data") as client: ...    # asyncio
         with connect("file:data") as client: ...          # plain
 
     `timeout`: seconds for one attempt to reach a service. `patience`: seconds without a connection after which
     whoever waits gets ServiceUnavailable, or OutcomeUnknown for a commit. `tls_ca`: file with the certificates
-    to trust, in PEM; without it the connection is not encrypted.
+    to trust, in PEM; without it the connection to the service is not encrypted.
+
+    For a cluster: `service` is HOST:PORT of the service; without it what the service wrote into the namespace is
+    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS.
     """
-    return Opening(address, serializer, timeout, patience, tls_ca)
+    cluster = ClusterOptions(service, dict(broker_options or {}))
+    return Opening(address, serializer, timeout, patience, tls_ca, cluster)
+
+
+def is_target(text: str) -> bool:
+    """Whether this is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit()

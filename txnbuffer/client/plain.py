@@ -239,7 +239,7 @@ class PlainTransaction:
         client = self._plain.client
         forking.check(client.session.forked_from)
         client.check_topic(topic)
-        check_size(rows, client.session.core.max_message_bytes, PROPERTY_BYTES)
+        check_size(rows, client.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
         self._held.append((topic, rows))

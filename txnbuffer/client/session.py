@@ -40,15 +40,18 @@ class Session:
 
     async def open(self) -> None:
         """Connect. Raises ServiceUnavailable, or why the service refuses this client."""
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        link = await self._dial()
-        self._tasks = [loop.create_task(self._run(link)), loop.create_task(self._keep_time())]
+        self._loop = asyncio.get_running_loop()
+        self._start(await self._dial())
         await self._first.wait()
         if self._unreachable is not None:
             error = self._unreachable
             await self.close()
             raise error
+
+    def begin(self) -> None:
+        """Connect in the background; whoever asks for something waits for it, with the session's patience."""
+        self._loop = asyncio.get_running_loop()
+        self._start(None)
 
     def check(self) -> None:
         """Raises what makes any request vain: UsedAfterFork, Closed, or that no service can be reached."""
@@ -89,6 +92,9 @@ class Session:
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
 
     # Staying connected
+
+    def _start(self, link: Link | None) -> None:
+        self._tasks = [self._loop.create_task(self._run(link)), self._loop.create_task(self._keep_time())]
 
     async def _run(self, link: Link | None) -> None:
         pause = FIRST_PAUSE

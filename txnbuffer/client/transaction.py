@@ -120,7 +120,7 @@ class Transaction:
         session = self._session
         opened = self._usable()
         self._client.check_topic(topic)
-        check_size(rows, session.core.max_message_bytes, PROPERTY_BYTES)
+        check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
         if len(rows.values) <= CHUNK:
             if len(rows.values):
                 session.core.send(topic, rows, opened)

@@ -1,0 +1,122 @@
+"""A cluster in memory, a service beside it, and clients that write to the cluster themselves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from client_world import BreakingLink, never, run
+
+from broker_io.memory import MemoryBroker
+from broker_io.port import Writer
+from snapshots.errors import OwnershipLost
+from snapshots.keys import is_internal
+from txnbuffer.client.client import Client
+from txnbuffer.client.cluster import client_on
+from txnbuffer.client.link import EngineLink, Link
+from txnbuffer.coordinator.config import Config
+from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.frames import ClientFrame
+from txnbuffer.service.engine import Engine
+
+
+class WatchedLink(EngineLink):
+    """Keeps the frames that reach the service."""
+
+    def __init__(self, engine: Engine, frames: list[ClientFrame]) -> None:
+        super().__init__(engine)
+        self._frames = frames
+
+    async def send(self, frame: ClientFrame) -> None:
+        self._frames.append(frame)
+        await super().send(frame)
+
+
+class DirectWorld:
+    """`broker`: the service's handle; each client has one of its own, in `handles`. `frames` reached the service.
+
+    `before`, `after` and `late` as in World.
+    """
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.engine: Engine
+        self.links: list[BreakingLink] = []
+        self.handles: list[MemoryBroker] = []
+        self.frames: list[ClientFrame] = []
+        self.before: Callable[[ClientFrame], bool] = never
+        self.after: Callable[[ClientFrame], bool] = never
+        self.late = 0.0
+        self.reachable = True
+        self._clients: list[AsyncExitStack] = []
+
+    async def client(self, patience: float = 60.0) -> Client:
+        handle = self.broker.connect()
+        self.handles.append(handle)
+        resources = AsyncExitStack()
+        client = await client_on(handle, self._dial, None, patience, resources)
+        client.resources = resources
+        resources.push_async_callback(client.session.close)
+        self._clients.append(resources)
+        return client
+
+    def cut(self) -> None:
+        for link in self.links:
+            link.cut()
+
+    async def restart(self) -> None:
+        """Another owner takes over."""
+        old = self.engine
+        self.engine = await start(self.broker)
+        self.cut()
+        with contextlib.suppress(OwnershipLost):
+            await old.stop()
+
+    async def _dial(self) -> Link:
+        if not self.reachable:
+            raise ServiceUnavailable("nobody there")
+        self.links.append(BreakingLink(WatchedLink(self.engine, self.frames), self))
+        return self.links[-1]
+
+    async def __aenter__(self) -> DirectWorld:
+        self.engine = await start(self.broker)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.before = self.after = never
+        for resources in self._clients:
+            await resources.aclose()
+        await self.engine.stop()
+        self.broker.close()
+
+
+class SharedTopics:
+    """A cluster whose data topics are written by anybody. Stands in for the engine's own way until it has one."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Writer:
+        return self._broker.writer(topic, exclusive=exclusive and is_internal(topic), wait=wait)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
+async def start(broker: MemoryBroker) -> Engine:
+    from snapshots.policy import SnapshotPolicy
+
+    rare = SnapshotPolicy(changes=10**9, interval_ms=10**9)
+    return await Engine.start(SharedTopics(broker), config=Config(one_phase=False, verify_counts=False), policy=rare)
+
+
+def in_direct_world(test: Callable[[DirectWorld], Awaitable[None]]) -> None:
+    """Run a test in a world of its own."""
+
+    async def inside() -> None:
+        async with DirectWorld() as world:
+            await test(world)
+
+    run(inside())

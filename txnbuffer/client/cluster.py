@@ -1,0 +1,88 @@
+"""A client of a cluster: records go there by writers of its own, decisions to the service of the namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TypeAlias
+
+from broker_io.port import MAX_MESSAGE_BYTES, Broker
+from txnbuffer.client.client import Client
+from txnbuffer.client.direct_link import Carrier
+from txnbuffer.client.finding import Finder
+from txnbuffer.client.link import Dial, Link
+from txnbuffer.client.ordinary import OrdinarySends
+from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.session import Session
+from txnbuffer.client.writers import Writers
+from txnbuffer.errors import Error, ServiceUnavailable
+
+LOOK = 0.5
+"""Seconds between two looks whether another owner came, while the one that is known does not answer."""
+
+DialAddress: TypeAlias = Callable[[str], Awaitable[Link]]
+"""Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
+
+
+async def client_on(
+    broker: Broker, dial: Dial, serializer: Serializer | None, patience: float, resources: AsyncExitStack
+) -> Client:
+    """A client that writes to `broker` itself and reaches its service by `dial`; `resources` end with it."""
+    writers = Writers(broker, patience)
+    resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
+    limit = getattr(broker, "max_message_bytes", MAX_MESSAGE_BYTES)
+    carrier = Carrier(writers, limit)
+
+    async def direct() -> Link:
+        return carrier.over(await dial())
+
+    session = Session(direct, patience)
+    session.begin()
+    return Client(session, lambda: broker, serializer, OrdinarySends(writers, limit))
+
+
+def dial_at(address: str, dial: DialAddress) -> Dial:
+    """Dials a service whose address is given."""
+
+    async def given() -> Link:
+        return await dial(address)
+
+    return given
+
+
+def finding(finder: Finder, dial: DialAddress) -> Dial:
+    """Dials whoever owns the namespace, and goes over to the next owner as soon as there is one."""
+
+    async def found() -> Link:
+        try:
+            return await _dial_newest(finder, dial)
+        except Error:
+            raise
+        except Exception as error:  # a session that met it would never dial again
+            raise ServiceUnavailable(f"the service could not be looked for: {error!r}") from error
+
+    return found
+
+
+async def _dial_newest(finder: Finder, dial: DialAddress) -> Link:
+    address = await asyncio.to_thread(finder.look)
+    dialling = asyncio.ensure_future(dial(address))
+    try:
+        while not dialling.done():
+            await asyncio.wait([dialling], timeout=LOOK)
+            if not dialling.done() and (newer := await asyncio.to_thread(finder.look)) != address:
+                await _abandon(dialling)
+                address = newer
+                dialling = asyncio.ensure_future(dial(address))
+        return dialling.result()
+    except BaseException:
+        await _abandon(dialling)
+        raise
+
+
+async def _abandon(dialling: asyncio.Future[Link]) -> None:
+    dialling.cancel()
+    (link,) = await asyncio.gather(dialling, return_exceptions=True)
+    if not isinstance(link, BaseException):
+        await link.close()

@@ -1,0 +1,163 @@
+"""A session whose records go to the cluster by the client's own writers, and all else to the service.
+
+A `DirectLink` stands around the link to the service. It takes the sends out of the frames that go out,
+appends them, and says to the session's core what a service would have said of them: acknowledged numbers,
+failures, credits. The `Carrier` outlives the links: a send that is under way when a link is lost and comes
+again over the next one is not appended a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from functools import partial
+
+from txnbuffer.client.link import Link
+from txnbuffer.client.writers import Writers
+from txnbuffer.errors import Error
+from txnbuffer.frames import ClientFrame, Failure, Send, ServerFrame
+
+CREDITS = 8 * 1024 * 1024
+"""Bytes of transactions that may be unacknowledged."""
+
+NOTHING = ClientFrame()
+
+
+class Carried:
+    """A send in the writers: the link that took it last, and its number there."""
+
+    __slots__ = ("done", "error", "link", "number", "send")
+
+    def __init__(self, send: Send, link: DirectLink, number: int) -> None:
+        self.send = send
+        self.link = link
+        self.number = number
+        self.done = False
+        self.error: Error | None = None
+
+
+class Carrier:
+    """Carries the sends of a session, whatever link they came over. `max_message_bytes`: the cluster's limit."""
+
+    def __init__(self, writers: Writers, max_message_bytes: int) -> None:
+        self.max_message_bytes = max_message_bytes
+        self._writers = writers
+        self._carried: dict[int, Carried] = {}
+
+    def over(self, link: Link) -> DirectLink:
+        """A link of this session to its service."""
+        return DirectLink(link, self)
+
+    def carry(self, link: DirectLink, number: int, send: Send) -> None:
+        """Append a send, unless it was appended when another link took it."""
+        carried = self._carried.get(id(send))
+        if carried is None:
+            if link.resumes:
+                # A session sends first what it sends again; what did not come by now was given up.
+                link.resumes = False
+                self._carried = {key: known for key, known in self._carried.items() if known.link is link}
+            carried = self._carried[id(send)] = Carried(send, link, number)
+            self._writers.append(send.topic, send.batch, partial(self._settled, carried))
+            return
+        carried.link, carried.number = link, number
+        if carried.done:
+            link.settled(carried)
+
+    def forget(self, carried: Carried) -> None:
+        """The session knows how it ended."""
+        if self._carried.get(id(carried.send)) is carried:
+            del self._carried[id(carried.send)]
+
+    def _settled(self, carried: Carried, error: Error | None) -> None:
+        carried.done, carried.error = True, error
+        carried.link.settled(carried)
+
+
+class DirectLink:
+    """`resumes`: nothing came over it yet that was not sent before."""
+
+    def __init__(self, link: Link, carrier: Carrier) -> None:
+        self.resumes = True
+        self._link = link
+        self._carrier = carrier
+        self._number = 0
+        self._waiting: dict[int, Carried] = {}
+        self._acknowledged = self._told = 0
+        self._settled: list[Carried] = []
+        self._failures: list[Failure] = []
+        self._frames: deque[ServerFrame] = deque()
+        self._ended = False
+        self._gone: Exception | None = None
+        self._something = asyncio.Event()
+        self._pump = asyncio.ensure_future(self._receive_all())
+
+    async def send(self, frame: ClientFrame) -> None:
+        if frame.sends:
+            for send in frame.sends:
+                self._number += 1
+                self._carrier.carry(self, self._number, send)
+            frame = replace(frame, sends=())
+            if frame == NOTHING:
+                return
+        await self._link.send(frame)
+
+    async def receive(self) -> ServerFrame | None:
+        while True:
+            if self._acknowledged > self._told or self._failures:
+                return self._told_of_sends()
+            if self._frames:
+                return self._frames.popleft()
+            if self._gone is not None:
+                raise self._gone
+            if self._ended:
+                return None
+            self._something.clear()
+            await self._something.wait()
+
+    async def end(self) -> None:
+        await self._link.end()
+
+    async def close(self) -> None:
+        self._pump.cancel()
+        await asyncio.wait([self._pump])
+        await self._link.close()
+
+    def settled(self, carried: Carried) -> None:
+        """A send is durable, or failed."""
+        if carried.error is not None:
+            self._failures.append(Failure(carried.number, carried.error))
+        waiting = self._waiting
+        waiting[carried.number] = carried
+        while (done := waiting.pop(self._acknowledged + 1, None)) is not None:
+            self._acknowledged += 1
+            self._settled.append(done)
+        self._something.set()
+
+    def _told_of_sends(self) -> ServerFrame:
+        frame = ServerFrame(acknowledged=self._acknowledged, failures=tuple(self._failures))
+        for carried in self._settled:
+            self._carrier.forget(carried)
+        self._settled.clear()
+        self._failures.clear()
+        self._told = self._acknowledged
+        return frame
+
+    async def _receive_all(self) -> None:
+        try:
+            while (frame := await self._link.receive()) is not None:
+                self._frames.append(self._ours(frame))
+                self._something.set()
+        except Exception as error:  # raised again for whoever receives
+            self._gone = error
+        finally:
+            self._ended = True
+            self._something.set()
+
+    def _ours(self, frame: ServerFrame) -> ServerFrame:
+        """The service's frame with our own limits in place of those that it has for sends."""
+        welcome = frame.welcome
+        if welcome is None:
+            return frame if frame.credits is None else replace(frame, credits=None)
+        limit = min(welcome.max_message_bytes or self._carrier.max_message_bytes, self._carrier.max_message_bytes)
+        return replace(frame, welcome=welcome._replace(max_message_bytes=limit), credits=CREDITS)

@@ -1,0 +1,76 @@
+"""Where the service of a cluster's namespace is: what its newest owner wrote into the decision log."""
+
+from __future__ import annotations
+
+from broker_io.batch import PlacedBatch
+from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import EARLIEST, Position
+from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
+from txnbuffer.errors import ServiceUnavailable
+
+PATIENCE = 0.25
+"""Seconds of silence after which another reader is asked, and then the log is taken to be read."""
+
+_KEY = OWNER_KEY.encode()
+
+
+class Finder:
+    """Blocks while it reads, so it belongs into a thread; one call at a time. `namespace` is named in errors."""
+
+    def __init__(self, broker: Broker, namespace: str) -> None:
+        self._broker = broker
+        self._namespace = namespace
+        self._owner: Owner | None = None
+        self._read_to = EARLIEST
+        self._end = EARLIEST
+
+    def look(self) -> str:
+        """HOST:PORT of the newest owner, from what the log got since the last look.
+
+        Raises ServiceUnavailable if no service was ever there or it told no address, and what the broker raises.
+        """
+        self._read_on()
+        if self._owner is None:
+            raise ServiceUnavailable(
+                f"no service has ever taken over namespace {self._namespace}: run `txnbuf serve --broker …` for it"
+            )
+        if not self._owner.address:
+            raise ServiceUnavailable(
+                f"the service of namespace {self._namespace} ({self._owner.owner}) told no address: "
+                "give connect(…, service='HOST:PORT')"
+            )
+        return self._owner.address
+
+    def _read_on(self) -> None:
+        try:
+            end = self._broker.last_position(TOPIC)
+            if end is None or end <= self._end:
+                return
+            try:
+                self._read_to_end(end)
+            except PositionTrimmed:  # compacted and trimmed since the last look
+                self._read_to = EARLIEST
+                self._read_to_end(end)
+        except TopicNotFound:
+            return
+        self._end = end
+
+    def _read_to_end(self, end: Position) -> None:
+        """Read up to an end that may be compacted away: then nobody finds anything more."""
+        found = True
+        while found and self._read_to < end:
+            found = False
+            start = self._read_to
+            with self._broker.reader(TOPIC, start, inclusive=start == EARLIEST, compacted=True) as reader:
+                while self._read_to < end and (placed := reader.read(timeout=PATIENCE)) is not None:
+                    found = True
+                    self._take(placed)
+
+    def _take(self, placed: PlacedBatch) -> None:
+        for row, key in enumerate(placed.messages.keys.to_list()):
+            if key == _KEY:
+                entry = decode(placed.messages[row])
+                if isinstance(entry, Owner) and (self._owner is None or entry.epoch >= self._owner.epoch):
+                    self._owner = entry
+        self._read_to = placed.positions.last

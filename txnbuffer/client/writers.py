@@ -1,0 +1,266 @@
+"""A client's own writers on a cluster: one a topic, opened when first needed and kept while it lives.
+
+Appends of a topic go to its writer in the order in which they came. Their futures are done in other
+threads; the loop is woken once for many. A writer whose append failed is given up: what it had under way is
+told as failed, and only when all of it is settled does another one go on, so that nothing overtakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from broker_io.batch import Batch
+from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker, Writer
+from broker_io.position import Positions
+
+MESSAGES_UNDER_WAY = 10_000
+"""Messages of a topic that its writer holds; the rest waits here, because a writer that is full blocks the loop."""
+SLICE = 500
+"""Messages that are handed to a writer before the loop has another turn."""
+THREADS = 8
+"""Writers that are opened or closed at the same time."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds before another writer is opened where one failed."""
+GOODBYE = 5.0
+"""Seconds for which a closing client waits for what is under way."""
+
+Settled = Callable[[Error | None], None]
+
+
+class Append:
+    """Messages for one topic. `settled` is called on the loop once: with None when they are durable, else why not."""
+
+    __slots__ = ("at", "batch", "creates", "error", "settled", "slices")
+
+    def __init__(self, batch: Batch, settled: Settled, creates: bool) -> None:
+        self.batch = batch
+        self.settled = settled
+        self.creates = creates
+        self.at = 0
+        self.slices = 0
+        self.error: Error | None = None
+
+    def next_slice(self) -> Batch:
+        """The next messages that are to be handed over."""
+        first, self.at = self.at, min(self.at + SLICE, len(self.batch))
+        return self.batch if self.at - first == len(self.batch) else self.batch.take(slice(first, self.at))
+
+    @property
+    def handed_over(self) -> bool:
+        return self.error is not None or self.at == len(self.batch)
+
+    def settle(self) -> None:
+        """Tell how it ended, once nothing of it is under way."""
+        if self.handed_over and not self.slices:
+            self.settled(self.error)
+
+
+class TopicWriter:
+    """What is to be written to one topic.
+
+    `under_way` counts messages. `given_up`: a writer that failed and is to be closed; `not_before`: no other one
+    is opened until then. `scheduled`: more is handed over in the loop's next turn.
+    """
+
+    __slots__ = ("failures", "given_up", "name", "not_before", "opening", "scheduled", "under_way", "waiting", "writer")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waiting: deque[Append] = deque()
+        self.writer: Writer | None = None
+        self.given_up: Writer | None = None
+        self.opening = False
+        self.scheduled = False
+        self.under_way = 0
+        self.failures = 0
+        self.not_before = 0.0
+
+
+class Writers:
+    """`patience`: seconds for which a topic that can't be opened is tried again before its appends fail."""
+
+    def __init__(self, broker: Broker, patience: float) -> None:
+        self._broker = broker
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(THREADS, "txnbuffer-writers")
+        self._topics: dict[str, TopicWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done: deque[tuple[TopicWriter, Append, int, Future[Positions]]] = deque()
+        self._woken = False
+        self._idle = asyncio.Event()
+        self._unsettled = 0
+        self._closed: Error | None = None
+
+    def append(self, name: str, batch: Batch, settled: Settled, *, creates: bool = False) -> None:
+        """Append messages; `creates`: the topic is made if it is missing. `settled` may be called at once."""
+        if self._closed is not None:
+            settled(self._closed)
+            return
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = TopicWriter(name)
+        topic.waiting.append(Append(batch, self._counted(settled), creates))
+        if not topic.scheduled:
+            self._hand_over(topic)
+
+    async def close(self, error: Error) -> None:
+        """Wait a while for what is under way, close the writers; whatever comes later fails with `error`."""
+        if self._unsettled:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), GOODBYE)
+        self._closed = error
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        topics = [*self._topics.values()]
+        for topic in topics:
+            self._fail_waiting(topic, error)
+        opened = [writer for topic in topics if (writer := topic.writer or topic.given_up) is not None]
+        await asyncio.gather(*(self._loop.run_in_executor(self._executor, _close, writer) for writer in opened))
+        self._executor.shutdown(wait=False)
+
+    def _counted(self, settled: Settled) -> Settled:
+        self._unsettled += 1
+
+        def count(error: Error | None) -> None:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._idle.set()
+            settled(error)
+
+        return count
+
+    # Handing over
+
+    def _hand_over(self, topic: TopicWriter) -> None:
+        """Give the writer what waits, as much as it may hold."""
+        topic.scheduled = False
+        if topic.writer is None:
+            self._reopen(topic)
+            return
+        handed = 0
+        while topic.waiting and topic.under_way < MESSAGES_UNDER_WAY:
+            if handed >= SLICE:
+                topic.scheduled = True
+                self._loop.call_soon(self._hand_over, topic)
+                return
+            append = topic.waiting[0]
+            batch = append.next_slice()
+            try:
+                future = topic.writer.append(batch)
+            except Exception as error:  # nothing of this slice was written; the writer goes on
+                append.error = as_error(error)
+            else:
+                append.slices += 1
+                topic.under_way += len(batch)
+                future.add_done_callback(partial(self._tell, topic, append, len(batch)))
+            handed += len(batch)
+            if append.handed_over:
+                topic.waiting.popleft()
+                append.settle()
+
+    def _tell(self, topic: TopicWriter, append: Append, count: int, future: Future[Positions]) -> None:
+        """In whichever thread the future was done."""
+        self._done.append((topic, append, count, future))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+                self._loop.call_soon_threadsafe(self._take_done)
+
+    def _take_done(self) -> None:
+        self._woken = False
+        touched: dict[TopicWriter, None] = {}
+        while self._done:
+            topic, append, count, future = self._done.popleft()
+            topic.under_way -= count
+            append.slices -= 1
+            if (error := future.exception()) is not None:
+                append.error = append.error or as_error(error)
+                self._give_up(topic)
+                if topic.waiting and topic.waiting[0] is append:
+                    topic.waiting.popleft()
+            else:
+                topic.failures = 0
+            append.settle()
+            touched[topic] = None
+        for topic in touched:
+            if topic.waiting and not topic.scheduled:
+                self._hand_over(topic)
+
+    # Opening
+
+    def _give_up(self, topic: TopicWriter) -> None:
+        """Nothing more goes to this writer."""
+        if topic.writer is not None:
+            topic.given_up, topic.writer = topic.writer, None
+            self._pause(topic)
+
+    def _pause(self, topic: TopicWriter) -> None:
+        topic.not_before = self._loop.time() + min(FIRST_PAUSE * 2**topic.failures, LONGEST_PAUSE)
+        topic.failures += 1
+
+    def _reopen(self, topic: TopicWriter) -> None:
+        """Open another writer, once nothing of the one before is under way."""
+        if not topic.opening and not topic.under_way and topic.waiting and self._closed is None:
+            topic.opening = True
+            task = self._loop.create_task(self._open(topic))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _open(self, topic: TopicWriter) -> None:
+        give_up_at = self._loop.time() + self._patience
+        try:
+            while topic.writer is None:
+                await asyncio.sleep(topic.not_before - self._loop.time())
+                creates = any(append.creates for append in topic.waiting)
+                given_up, topic.given_up = topic.given_up, None
+                work = partial(_open, self._broker, topic.name, given_up, creates=creates)
+                try:
+                    topic.writer = await self._loop.run_in_executor(self._executor, work)
+                except Exception as error:
+                    named = as_error(error)
+                    self._pause(topic)
+                    if not named.retryable or self._loop.time() >= give_up_at:
+                        topic.opening = False
+                        self._fail_waiting(topic, named)
+                        return
+        finally:
+            topic.opening = False
+        self._hand_over(topic)
+
+    def _fail_waiting(self, topic: TopicWriter, error: Error) -> None:
+        waiting = [*topic.waiting]
+        topic.waiting.clear()
+        for append in waiting:
+            append.error = append.error or error
+            append.settle()
+
+
+def as_error(error: BaseException) -> Error:
+    """Any failure as one of the tree."""
+    return error if isinstance(error, Error) else Error(f"an append failed: {error!r}")
+
+
+def _open(broker: Broker, name: str, given_up: Writer | None, *, creates: bool) -> Writer:
+    if given_up is not None:
+        _close(given_up)
+    try:
+        return broker.writer(name)
+    except TopicNotFound:
+        if not creates:
+            raise
+        broker.create_topic(name)
+        return broker.writer(name)
+
+
+def _close(writer: Writer) -> None:
+    with contextlib.suppress(Error):  # whatever it had under way was told by its appends
+        writer.close()
