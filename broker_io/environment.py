@@ -31,11 +31,19 @@ class Randomness(Protocol):
         """`size` bytes that nobody can guess."""
 
 
-class File(Protocol):
+class ReadableFile(Protocol):
     """One open file. Every call raises OSError as the operating system does."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class File(ReadableFile, Protocol):
+    """One open file that can be written, if it was opened so."""
 
     def write(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
         """Write all chunks one behind the other from `offset`."""
@@ -45,10 +53,6 @@ class File(Protocol):
 
     def truncate(self, size: int) -> None: ...
 
-    def size(self) -> int: ...
-
-    def close(self) -> None: ...
-
 
 class Disk(Protocol):
     """Files by path. Names made, moved or removed are durable after `sync_directory`."""
@@ -57,6 +61,9 @@ class Disk(Protocol):
 
     def lock(self, path: str) -> File | None:
         """Lock a file for this process, made if missing; None if another process holds it."""
+
+    def locked(self, path: str) -> bool:
+        """Whether anybody holds the lock of a file; nobody does if it is missing. May disturb `lock` for a moment."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -154,6 +161,21 @@ class SystemDisk:
                 return None
             raise
         return SystemFile(descriptor)
+
+    def locked(self, path: str) -> bool:
+        import fcntl
+
+        try:
+            descriptor = os.open(path, os.O_CLOEXEC | os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -17,10 +17,10 @@ from broker_io.environment import Environment
 from broker_io.errors import CallerError, Closed, DiskFailed, Fenced, StillHeld, TopicNotFound
 from broker_io.file.compaction import Rewrite, compact_ledgers
 from broker_io.file.following import FollowingBroker
-from broker_io.file.log import FileLog
 from broker_io.file.manifest import TopicEntry
 from broker_io.file.opening import open_log
 from broker_io.file.options import MIB, Options, disk_error
+from broker_io.file.owned import Owned
 from broker_io.file.reading import ReadingBroker
 from broker_io.file.writer import Fence, FileWriter, done, failed
 from broker_io.port import MAX_MESSAGE_BYTES, check_topic_name
@@ -31,59 +31,6 @@ LOOK_SECONDS = 0.5
 
 WAITING_BYTES = 64 * MIB
 """Appends that wait; beyond it `append` waits too."""
-LONGEST_WAIT = 3600.0
-
-
-class Owned:
-    """The source of readers in the process of the owner."""
-
-    follows = False
-
-    def __init__(self, environment: Environment, directory: str, log: FileLog, *, committer: bool) -> None:
-        self.environment = environment
-        self.directory = directory
-        self.closed = False
-        self.grew = threading.Condition()
-        self._log = log
-        self._waits = committer
-
-    def check(self) -> None:
-        if self.closed:
-            raise Closed(f"the log {self.directory} was closed in this process: open it again")
-
-    def names(self) -> list[str]:
-        self.check()
-        return self._log.names()
-
-    def named(self, name: str) -> TopicEntry:
-        self.check()
-        return self._log.topic(name).entry
-
-    def numbered(self, number: int, name: str) -> TopicEntry:
-        self.check()
-        topic = self._log.by_number(number)
-        if topic is None:
-            raise TopicNotFound(f"topic {name!r} of {self.directory} was deleted while it was read: open it anew")
-        return topic.entry
-
-    def grown(self, topic: TopicEntry) -> TopicEntry:
-        return topic
-
-    def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
-        if not self._waits:
-            self.environment.clock.sleep(min(pause, remaining))
-            return
-        with self.grew:
-            self.grew.wait_for(lambda: self._changed(seen), min(remaining, LONGEST_WAIT))
-
-    def _changed(self, seen: TopicEntry) -> bool:
-        topic = self._log.by_number(seen.number)
-        return self.closed or topic is None or topic.entry is not seen
-
-    def tell(self) -> None:
-        """Wake the readers that wait."""
-        with self.grew:
-            self.grew.notify_all()
 
 
 class FileBroker(ReadingBroker):

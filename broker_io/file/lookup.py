@@ -8,7 +8,6 @@ from broker_io.block import RawBlock
 from broker_io.file import layout
 from broker_io.file.manifest import LedgerEntry, TopicEntry
 from broker_io.file.reader import FileReader
-from broker_io.file.recovery import open_segment
 from broker_io.file.segment import Found, headers, read_block, sound_index
 from broker_io.file.source import Source
 from broker_io.gather import block_entries, block_publish_times
@@ -31,7 +30,7 @@ def last_position(topic: TopicEntry) -> Position | None:
 
 
 def position_at(source: Source, topic: TopicEntry, time_ms: int) -> Position | None:
-    """Position of the first message published at or after a time."""
+    """Position of the first message published at or after a time. Raises Damaged, or OSError."""
     filled = [ledger for ledger in topic.ledgers if ledger.bytes]
     older = [index for index, ledger in enumerate(filled) if ledger.first_time < time_ms]
     for ledger in filled[older[-1] if older else 0 :]:
@@ -44,7 +43,7 @@ def position_at(source: Source, topic: TopicEntry, time_ms: int) -> Position | N
 def _entry_at(source: Source, topic: TopicEntry, ledger: LedgerEntry, time_ms: int) -> int | None:
     disk = source.environment.disk
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
-    file = open_segment(disk, path)
+    file = source.segment(topic, ledger)
     try:
         known = sound_index(disk, file, path, ledger.bytes, time_ms=time_ms).before_time(time_ms)
         older: Found | None = None

@@ -13,6 +13,9 @@ from broker_io.file.manifest import Manifest, load_manifest, read_file, replace_
 from broker_io.file.options import Options, disk_error
 from broker_io.file.recovery import Recovered, recover
 
+LOCK_TRIES, LOCK_PAUSE = 20, 0.005
+"""Readers that look whether a log has an owner hold its lock for a moment."""
+
 HOLDER_BYTES = 32
 """A lock file is written over, never cut: padded to this, what it says is always whole."""
 
@@ -51,9 +54,18 @@ def _sync_names(disk: Disk, directory: str) -> None:
 def _lock(environment: Environment, directory: str) -> File:
     path = layout.join(directory, layout.LOCK)
     lock = environment.disk.lock(path)
+    for _ in range(LOCK_TRIES):
+        if lock is not None:
+            break
+        environment.clock.sleep(LOCK_PAUSE)
+        lock = environment.disk.lock(path)
     if lock is None:
         holder = _holder(environment.disk, path)
-        raise Locked(f"{directory} is owned by another process{holder}: stop that one, or open the log read-only")
+        if holder == environment.process:
+            what = f"already, by process {holder}, as this one is called too: close it there"
+        else:
+            what = f"by another process{f' ({holder})' if holder else ''}: stop that one"
+        raise Locked(f"{directory} is owned {what}, or open the log read-only")
     lock.write(0, [f"{environment.process:<{HOLDER_BYTES}}".encode()])
     return lock
 
@@ -61,10 +73,9 @@ def _lock(environment: Environment, directory: str) -> File:
 def _holder(disk: Disk, path: str) -> str:
     file = disk.open(path)
     try:
-        text = read_file(file).decode(errors="replace").strip()
+        return read_file(file).decode(errors="replace").strip()
     finally:
         file.close()
-    return f" ({text})" if text else ""
 
 
 def _open_locked(environment: Environment, directory: str, options: Options, lock: File) -> tuple[FileLog, list[str]]:

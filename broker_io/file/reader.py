@@ -11,17 +11,17 @@ from broker_io.batch import PlacedBatch
 from broker_io.block import BadBlock
 from broker_io.errors import Closed, Damaged, PositionTrimmed
 from broker_io.file import layout
+from broker_io.file.abandoned import Abandoned
 from broker_io.file.manifest import LedgerEntry, TopicEntry
 from broker_io.file.options import disk_error
+from broker_io.file.recovery import missing_segment
 from broker_io.file.segment import sound_index
-from broker_io.file.source import Source
+from broker_io.file.source import DOUBT_SECONDS, MENDS, UNFINISHED, Source
 from broker_io.file.stream import BlockStream, Doubt
 from broker_io.gather import decode_blocks
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.010
-DOUBT_SECONDS = 1.0
-"""How long bytes at the end of a live segment may be no block before they count as damage."""
 ENDLESS = 2**62
 
 
@@ -37,6 +37,7 @@ class FileReader:
         self._reading: LedgerEntry | None = None
         self._rest: PlacedBatch | None = None
         self._doubt: tuple[Doubt, float] | None = None
+        self._abandoned: Abandoned | None = None
         self._closed = False
         self._check_floor(topic)
 
@@ -49,9 +50,10 @@ class FileReader:
             if batch is not None:
                 return batch
             remaining = deadline - clock.monotonic()
-            if remaining <= 0:
+            # Bytes that may be damage are no end: what comes of them is told even to those who don't wait.
+            if remaining <= 0 and self._doubt is None:
                 return None
-            self._source.wait(self._seen, pause, remaining)
+            self._source.wait(self._seen, pause, remaining if remaining > 0 else pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _next(self, limit: int) -> PlacedBatch | None:
@@ -67,8 +69,7 @@ class FileReader:
                 # Trimmed or rewritten since we looked, or missing though the log still names it.
                 self._leave()
                 if self._source.numbered(topic.number, topic.name) is topic:
-                    what = "a segment that the manifest names is missing: restore it from a copy"
-                    raise Damaged(str(error.filename), 0, what) from None
+                    raise missing_segment(str(error.filename)) from None
             except OSError as error:
                 raise disk_error(error, self._source.directory, "the topic can't be read on") from error
 
@@ -114,9 +115,8 @@ class FileReader:
         live = self._source.follows and not closed
         blocks = stream.take(limit, ENDLESS if live else ledger.bytes, ledger.bytes)
         if not blocks:
-            self._weigh(stream)
             if not closed:
-                return False
+                return live and self._turns_to_journal(stream)
             self._leave()
             self._ledger, self._entry = self._ledger + 1, 0
             return True
@@ -132,6 +132,25 @@ class FileReader:
         self._rest = batch if len(batch) else None
         return True
 
+    def _turns_to_journal(self, stream: BlockStream) -> bool:
+        """Whether to read on where the open ledger of another process ended, for its owner is gone.
+
+        Then the journal may have more of it. Raises Damaged for bytes that can't become a block.
+        """
+        unread = stream.unread()
+        abandoned = self._source.abandoned()
+        if abandoned is None:
+            self._weigh(stream)
+            return False
+        if abandoned is not self._abandoned:
+            self._leave()
+            self._abandoned = abandoned
+            return True
+        if unread:
+            what = UNFINISHED if stream.doubt is None else stream.doubt.what
+            raise Damaged(stream.path, stream.offset, f"{what}; {MENDS}")
+        return False
+
     def _weigh(self, stream: BlockStream) -> None:
         """Raise Damaged for bytes that were no block for too long."""
         clock = self._source.environment.clock
@@ -140,8 +159,7 @@ class FileReader:
         elif self._doubt is None or self._doubt[0] != stream.doubt:
             self._doubt = stream.doubt, clock.monotonic()
         elif clock.monotonic() - self._doubt[1] >= DOUBT_SECONDS:
-            what = f"{stream.doubt.what}; if the owner of the log is gone, opening it for writing mends an unclean end"
-            raise Damaged(stream.path, stream.doubt.offset, what)
+            raise Damaged(stream.path, stream.doubt.offset, f"{stream.doubt.what}; {MENDS}")
 
     def _deliver(self, limit: int) -> PlacedBatch:
         batch = self._rest
@@ -189,7 +207,7 @@ def open_stream(source: Source, topic: TopicEntry, ledger: LedgerEntry, entry: i
     disk = source.environment.disk
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
     place = topic.place(ledger)
-    file = disk.open(path)
+    file = source.segment(topic, ledger)
     try:
         if entry == 0:
             return BlockStream(file, path, 0, place)

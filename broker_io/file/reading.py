@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from broker_io.file.lookup import first_position, last_position, position_at
+from broker_io.file.manifest import TopicEntry
+from broker_io.file.options import disk_error
 from broker_io.file.reader import FileReader
+from broker_io.file.recovery import missing_segment
 from broker_io.file.source import Source
 from broker_io.port import Ledger
 from broker_io.position import EARLIEST, Position
+
+Answer = TypeVar("Answer")
 
 
 class ReadingBroker:
@@ -29,10 +35,10 @@ class ReadingBroker:
     ) -> FileReader:
         """As the port says. Compaction takes place in the log itself, so both ways of reading are the same."""
         del compacted
-        return FileReader(self._source, self._source.named(topic), start, inclusive=inclusive)
+        return self._ask(topic, lambda entry: FileReader(self._source, entry, start, inclusive=inclusive))
 
     def ledgers(self, topic: str) -> list[Ledger]:
-        entry = self._source.grown(self._source.named(topic))
+        entry = self._ask(topic, self._source.grown)
         newest = entry.ledgers[-1]
         return [
             Ledger(ledger.ledger, ledger.entries, ledger.bytes, closed=ledger is not newest) for ledger in entry.ledgers
@@ -42,10 +48,22 @@ class ReadingBroker:
         return first_position(self._source, self._source.named(topic))
 
     def last_position(self, topic: str) -> Position | None:
-        return last_position(self._source.grown(self._source.named(topic)))
+        return last_position(self._ask(topic, self._source.grown))
 
     def position_at(self, topic: str, time_ms: int) -> Position | None:
-        return position_at(self._source, self._source.grown(self._source.named(topic)), time_ms)
+        return self._ask(topic, lambda entry: position_at(self._source, self._source.grown(entry), time_ms))
+
+    def _ask(self, topic: str, question: Callable[[TopicEntry], Answer]) -> Answer:
+        """The answer about a topic as it is; asked again if its files were trimmed or rewritten meanwhile."""
+        while True:
+            entry = self._source.named(topic)
+            try:
+                return question(entry)
+            except FileNotFoundError as error:
+                if self._source.named(topic) is entry:
+                    raise missing_segment(str(error.filename)) from None
+            except OSError as error:
+                raise disk_error(error, self._source.directory, "the topic can't be read") from error
 
     def close(self) -> None:
         raise NotImplementedError

@@ -36,7 +36,7 @@ def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
         result.report.append(
             f"{path}: dropped {replay.size - replay.end} bytes of an append that was never finished or acknowledged"
         )
-    waiting = _by_topic(replay, manifest, path)
+    waiting = by_topic(replay, manifest, path)
     for topic in manifest.topics:
         _check_closed(disk, directory, topic)
         result.topics.append(_recover_open(disk, directory, topic, waiting.get(topic.number, []), path, result))
@@ -47,21 +47,29 @@ def _read(disk: Disk, path: str) -> bytes:
     try:
         file = disk.open(path)
     except FileNotFoundError:
-        raise Damaged(path, 0, "the journal that the manifest names is missing: restore it from a copy") from None
+        raise missing_journal(path) from None
     try:
         return read_file(file)
     finally:
         file.close()
 
 
-def _by_topic(replay: Replay, manifest: Manifest, path: str) -> dict[int, list[JournalBlock]]:
+def missing_journal(path: str) -> Damaged:
+    return Damaged(path, 0, "the journal that the manifest names is missing: restore it from a copy")
+
+
+def missing_segment(path: str) -> Damaged:
+    return Damaged(path, 0, "a segment that the manifest names is missing: restore it from a copy")
+
+
+def by_topic(replay: Replay, manifest: Manifest, path: str) -> dict[int, list[JournalBlock]]:
     """Blocks of each topic; those of a topic that was deleted since are left out."""
-    by_topic: dict[int, list[JournalBlock]] = {}
+    blocks: dict[int, list[JournalBlock]] = {}
     for block in replay.blocks:
         if block.placed.topic >= manifest.next_topic:
             raise Damaged(path, 0, f"the journal names topic {block.placed.topic}, which the manifest never made")
-        by_topic.setdefault(block.placed.topic, []).append(block)
-    return by_topic
+        blocks.setdefault(block.placed.topic, []).append(block)
+    return blocks
 
 
 def open_segment(disk: Disk, path: str, *, write: bool = False) -> File:
@@ -69,7 +77,7 @@ def open_segment(disk: Disk, path: str, *, write: bool = False) -> File:
     try:
         return disk.open(path, write=write)
     except FileNotFoundError:
-        raise Damaged(path, 0, "a segment that the manifest names is missing: restore it from a copy") from None
+        raise missing_segment(path) from None
 
 
 def _check_closed(disk: Disk, directory: str, topic: TopicEntry) -> None:
@@ -110,13 +118,20 @@ def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlo
     Also where the same bytes are read from it: after a failed sync they may be in memory only, and are
     not written out unless they are written anew.
     """
-    for placed, header, data in blocks:
-        found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
-        if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
-            raise Damaged(journal, 0, f"the journal has a block for {placed}, which does not follow {ledger}")
+    for block in blocks:
+        placed, data = block.placed, block.data
+        ledger = followed(ledger, block, place, journal)
         file.write(placed.offset, [data])
-        ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
     return ledger
+
+
+def followed(ledger: LedgerEntry, block: JournalBlock, place: int, journal: str) -> LedgerEntry:
+    """A ledger with the next block that its journal has of it. Raises Damaged if that is not the next one."""
+    placed, header = block.placed, block.header
+    found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
+    if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
+        raise Damaged(journal, 0, f"the journal has a block for {placed}, which does not follow {ledger}")
+    return ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
 
 
 def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Recovered) -> LedgerEntry:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from broker_io.block import HEADER_BYTES, BadBlock, EncodedBlock, Header, RawBlock, open_block, parse_header
-from broker_io.environment import Disk, File
+from broker_io.environment import Disk, File, ReadableFile
 from broker_io.errors import Damaged
 from broker_io.file import layout
 from broker_io.file.index import IndexEntry, SparseIndex
@@ -29,7 +29,7 @@ class Found(NamedTuple):
     header: Header
 
 
-def headers(file: File, path: str, start: int, end: int, place: int | None = None) -> Iterator[Found]:
+def headers(file: ReadableFile, path: str, start: int, end: int, place: int | None = None) -> Iterator[Found]:
     """Go from block to block of a place between two offsets. Raises Damaged where no whole block stands."""
     at, base, data, size = start, start, b"", FIRST_CHUNK_BYTES
     while at < end:
@@ -46,7 +46,7 @@ def headers(file: File, path: str, start: int, end: int, place: int | None = Non
         at += header.length
 
 
-def read_block(file: File, path: str, found: Found, *, values: bool = True) -> RawBlock:
+def read_block(file: ReadableFile, path: str, found: Found, *, values: bool = True) -> RawBlock:
     """The block at a place. Raises Damaged."""
     try:
         return open_block(file.read(found.offset, found.header.length), 0, found.header, values=values)
@@ -54,7 +54,9 @@ def read_block(file: File, path: str, found: Found, *, values: bool = True) -> R
         raise Damaged(path, found.offset, str(error)) from None
 
 
-def whole_blocks(file: File, start: int, end: int, next_entry: int, place: int) -> tuple[int, int, Header | None]:
+def whole_blocks(
+    file: ReadableFile, start: int, end: int, next_entry: int, place: int
+) -> tuple[int, int, Header | None]:
     """How far valid blocks that continue at an entry number reach: offset, next entry, header of the last one."""
     at, last = start, None
     while at < end:
@@ -69,7 +71,7 @@ def whole_blocks(file: File, start: int, end: int, next_entry: int, place: int) 
     return at, next_entry, last
 
 
-def complete_index(index: SparseIndex, file: File, path: str, end: int) -> None:
+def complete_index(index: SparseIndex, file: ReadableFile, path: str, end: int) -> None:
     """Add to an index what it lacks up to an offset."""
     start = 0 if index.last is None else index.last.offset
     for found in headers(file, path, start, end):
@@ -77,7 +79,7 @@ def complete_index(index: SparseIndex, file: File, path: str, end: int) -> None:
 
 
 def sound_index(
-    disk: Disk, file: File, path: str, end: int, entry: int | None = None, *, time_ms: int = 0
+    disk: Disk, file: ReadableFile, path: str, end: int, entry: int | None = None, *, time_ms: int = 0
 ) -> SparseIndex:
     """The index of a segment up to an offset, good for one question: where to begin for an entry, or else a time.
 
@@ -91,7 +93,7 @@ def sound_index(
     return index
 
 
-def _borne_out(file: File, entry: IndexEntry | None) -> bool:
+def _borne_out(file: ReadableFile, entry: IndexEntry | None) -> bool:
     if entry is None:
         return True
     try:

@@ -6,12 +6,19 @@ import threading
 from typing import Protocol
 
 from broker_io.block import HEADER_BYTES, BadBlock, parse_header
-from broker_io.environment import Disk, Environment, File
-from broker_io.errors import Closed, ForeignDirectory, TopicNotFound
+from broker_io.environment import Disk, Environment, File, ReadableFile
+from broker_io.errors import Closed, Damaged, ForeignDirectory, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.manifest import LedgerEntry, TopicEntry, decode_manifest, load_manifest, read_file
+from broker_io.file.abandoned import Abandoned
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest, read_file
 from broker_io.file.options import disk_error
-from broker_io.file.recovery import open_segment
+from broker_io.file.recovery import missing_journal
+
+DOUBT_SECONDS = 1.0
+"""How long bytes at the end of a live segment may be no block before they count as damage."""
+DOUBT_PAUSE = 0.010
+UNFINISHED = "a block ends before it is whole"
+MENDS = "if the owner of the log is gone, opening it for writing mends an unclean end"
 
 
 class Source(Protocol):
@@ -36,6 +43,12 @@ class Source(Protocol):
     def grown(self, topic: TopicEntry) -> TopicEntry:
         """The topic with all that its open ledger holds by now."""
 
+    def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
+        """Open the file of a ledger for reading. Raises OSError."""
+
+    def abandoned(self) -> Abandoned | None:
+        """What stands in the journal only, the same object until that changes; None if somebody owns the log."""
+
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
         """Come back when the topic may have changed, or after `remaining` seconds, polling every `pause`."""
 
@@ -52,6 +65,8 @@ class Follower:
         self._path = layout.join(directory, layout.MANIFEST)
         self._file: File | None = None
         self._identity: tuple[int, int, int] | None = None
+        self._manifest: Manifest
+        self._abandoned: Abandoned | None = None
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, TopicEntry] = {}
         self._closed = False
@@ -87,6 +102,7 @@ class Follower:
         if self._file is not None:
             self._file.close()
         self._file, self._identity = file, identity
+        self._manifest, self._abandoned = manifest, None
         self._topics = {topic.number: topic for topic in manifest.topics}
         self._numbers = {topic.name: topic.number for topic in manifest.topics}
 
@@ -116,13 +132,59 @@ class Follower:
         return topic
 
     def grown(self, topic: TopicEntry) -> TopicEntry:
+        """Raises Damaged where what stands behind the last block is neither the next nor becomes it, or OSError."""
         ledger = topic.ledgers[-1]
+        clock = self.environment.clock
+        deadline = clock.monotonic() + DOUBT_SECONDS
+        abandoned = self.abandoned()
+        while True:
+            file = self.segment(topic, ledger)
+            try:
+                end, doubt = _hop_to_end(file, ledger, topic.place(ledger))
+            finally:
+                file.close()
+            before, abandoned = abandoned, self.abandoned()
+            if doubt is None or (doubt == UNFINISHED and abandoned is None):
+                return topic.with_open(end)
+            if (abandoned is not None and before is abandoned) or clock.monotonic() >= deadline:
+                path = layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
+                raise Damaged(path, end.bytes, f"{doubt}; {MENDS}")
+            if abandoned is None:
+                clock.sleep(DOUBT_PAUSE)
+
+    def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         path = layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
-        file = open_segment(self._disk, path)
+        file, abandoned = self._disk.open(path), self._abandoned
+        return file if abandoned is None else abandoned.over(file, topic, ledger)
+
+    def abandoned(self) -> Abandoned | None:
+        """Raises Damaged for a journal that the next owner would refuse, or OSError."""
+        with self._mutex:
+            while not self._owned():
+                self._reload()
+                path = layout.journal_path(self.directory, self._manifest.journal)
+                try:
+                    return self._read_abandoned(path)
+                except FileNotFoundError:
+                    # An owner that came and went has begun another journal, and said so in the manifest.
+                    if self._disk.identity(self._path) == self._identity and not self._owned():
+                        raise missing_journal(path) from None
+        return None
+
+    def _owned(self) -> bool:
         try:
-            return topic.with_open(_hop_to_end(file, ledger, topic.place(ledger)))
+            return self._disk.locked(layout.join(self.directory, layout.LOCK))
+        except PermissionError:
+            return True  # nobody can tell, and a log that has an owner is only waited for
+
+    def _read_abandoned(self, path: str) -> Abandoned:
+        file = self._disk.open(path)
+        try:
+            if self._abandoned is None or self._abandoned.size != file.size():
+                self._abandoned = Abandoned(read_file(file), path, self._manifest)
         finally:
             file.close()
+        return self._abandoned
 
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
         self.environment.clock.sleep(min(pause, remaining))
@@ -135,15 +197,19 @@ class Follower:
             self._file = None
 
 
-def _hop_to_end(file: File, ledger: LedgerEntry, place: int) -> LedgerEntry:
-    """A ledger with the blocks that stand behind what the manifest has of it."""
+def _hop_to_end(file: ReadableFile, ledger: LedgerEntry, place: int) -> tuple[LedgerEntry, str | None]:
+    """A ledger with the blocks that stand behind what the manifest has of it, and why more bytes are none."""
     size = file.size()
     while ledger.bytes < size:
+        if ledger.bytes + HEADER_BYTES > size:
+            return ledger, UNFINISHED
         try:
             header = parse_header(file.read(ledger.bytes, HEADER_BYTES), 0, place)
-        except BadBlock:
-            break
-        if header.first_entry != ledger.entries or ledger.bytes + header.length > size:
-            break
+        except BadBlock as error:
+            return ledger, str(error)
+        if header.first_entry != ledger.entries:
+            return ledger, f"a block begins with entry {header.first_entry} instead of {ledger.entries}"
+        if ledger.bytes + header.length > size:
+            return ledger, UNFINISHED
         ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
-    return ledger
+    return ledger, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_io.block import HEADER_BYTES, BadBlock, Header, RawBlock, open_block, parse_header
-from broker_io.environment import File
+from broker_io.environment import ReadableFile
 from broker_io.errors import Damaged, UnsupportedFormat
 from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES
 
@@ -24,7 +24,7 @@ class Doubt(NamedTuple):
 class BlockStream:
     """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand."""
 
-    def __init__(self, file: File, path: str, offset: int, place: int, skip_below: int = 0) -> None:
+    def __init__(self, file: ReadableFile, path: str, offset: int, place: int, skip_below: int = 0) -> None:
         self.path = path
         self.doubt: Doubt | None = None
         self._file = file
@@ -115,6 +115,10 @@ class BlockStream:
 
     def _unsupported(self, error: UnsupportedFormat) -> UnsupportedFormat:
         return UnsupportedFormat(f"{self.path}, offset {self.offset}: {error}")
+
+    def unread(self) -> bool:
+        """Whether bytes stand behind the last block that was taken, whatever they are."""
+        return self._file.size() > self.offset
 
     def close(self) -> None:
         self._file.close()

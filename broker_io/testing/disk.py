@@ -134,6 +134,11 @@ class SimulatedDisk:
             file.locks = True
             return file
 
+    def locked(self, path: str) -> bool:
+        with self._mutex:
+            self._check_alive()
+            return self._tree.find(path) in self._locked
+
     def exists(self, path: str) -> bool:
         with self._mutex:
             self._check_alive()

@@ -6,6 +6,7 @@ import pytest
 from file_logs import DIRECTORY, World, append, messages, numbered, rows, segment_paths
 
 from broker_io import open_broker
+from broker_io.environment import Environment
 from broker_io.errors import (
     CallerError,
     Damaged,
@@ -35,16 +36,26 @@ def test_addresses(tmp_path: Path) -> None:
 
 def test_a_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
     directory = str(tmp_path / "log")
-    with FileBroker.open(directory), pytest.raises(Locked, match=r"owned by another process \(\d+\)"):
-        FileBroker.open(directory)
+    with FileBroker.open(directory, Environment(process="77")):
+        with pytest.raises(Locked, match=r"owned by another process \(77\): stop that one"):
+            FileBroker.open(directory)
+        with pytest.raises(Locked, match=r"owned already, by process 77, as this one"):
+            FileBroker.open(directory, Environment(process="77"))
     FileBroker.open(directory).close()
+
+
+def test_readers_that_look_for_an_owner_keep_nobody_from_being_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    lock, glances = world.disk.lock, iter(range(5))
+    monkeypatch.setattr(world.disk, "lock", lambda path: lock(path) if next(glances, None) is None else None)
+    world.own().close()
 
 
 def test_a_lock_file_says_which_process_it_is_and_nothing_of_older_ones() -> None:
     world = World()
     world.disk.make_directory(DIRECTORY)
     world.disk.open(f"{DIRECTORY}/lock", write=True, create=True).write(0, [b"1234567890"])
-    with world.own(), pytest.raises(Locked, match=r"\(4711\)"):
+    with world.own(), pytest.raises(Locked, match="process 4711,"):
         world.own()
 
 

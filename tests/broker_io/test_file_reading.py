@@ -1,9 +1,11 @@
 """Reading the embedded log: seeking, small and big blocks, following a live owner, trims and compactions underway."""
 
+import errno
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import Closed, Damaged, PositionTrimmed, TopicNotFound
+from broker_io.errors import Closed, Damaged, DiskFailed, PositionTrimmed, TopicNotFound
 from broker_io.file import FileBroker
+from broker_io.file.following import FollowingBroker
 from broker_io.position import LATEST, Position
+from broker_io.testing.disk import SimulatedFile
 
 SEGMENT = f"{DIRECTORY}/topics/1/1-0.log"
 
@@ -118,18 +122,45 @@ def test_bytes_that_stay_no_block_for_a_second_are_damage(tail: bytes) -> None:
     world, _ = followed_tail(tail)
     with world.follow() as follower, follower.reader("t") as reader:
         assert len(reader.read() or ()) == 2
-        assert reader.read(timeout=0.9) is None
         with pytest.raises(Damaged, match="opening it for writing mends"):
-            reader.read(timeout=0.5)
+            reader.read(timeout=10)
+        assert 1.0 <= world.clock.monotonic() < 1.1
 
 
-def test_bytes_that_change_are_still_being_written() -> None:
-    world, _ = followed_tail(bytes(200))
+@pytest.mark.parametrize("tail", [bytes(200), b"rubbish" * 30])
+def test_nobody_is_told_of_an_end_where_there_may_be_damage(tail: bytes) -> None:
+    world, _ = followed_tail(tail)
     with world.follow() as follower, follower.reader("t") as reader:
         assert len(reader.read() or ()) == 2
-        for number in range(5):
-            assert reader.read(timeout=0.8) is None
-            world.disk.open(SEGMENT, write=True).write(200, [b"%d" % number])
+        questions: list[Callable[[], object]] = [
+            reader.read,
+            lambda: follower.last_position("t"),
+            lambda: follower.ledgers("t"),
+            lambda: follower.position_at("t", 0),
+            lambda: follower.reader("t", LATEST),
+        ]
+        for question in questions:
+            with pytest.raises(Damaged, match=r"1-0\.log, offset 176"):
+                question()
+
+
+def test_bytes_that_change_are_still_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = followed_tail(bytes(200))
+    ends = world.disk.files()[SEGMENT] - 200
+    sleep, changes = world.clock.sleep, iter(range(500))
+
+    def change(seconds: float) -> None:
+        """Something is written until the end is clean."""
+        sleep(seconds)
+        number = next(changes)
+        file = world.disk.open(SEGMENT, write=True)
+        file.write(ends, [b"%d" % number]) if number < 400 else file.truncate(ends)
+
+    monkeypatch.setattr(world.clock, "sleep", change)
+    with world.follow() as follower, follower.reader("t") as reader:
+        assert len(reader.read() or ()) == 2
+        assert reader.read() is None
+        assert world.clock.monotonic() > 3.0
 
 
 def test_damage_below_what_is_settled_is_no_matter_of_time() -> None:
@@ -210,6 +241,68 @@ def test_a_compaction_under_open_readers_hides_nothing_that_survives() -> None:
                 append(owner, "t", [Message(b"k%d" % turn, b"%d" % turn)])
         expected = {message.key: message.value for message in messages(owner, "t")}
         assert seen == [expected, expected]
+
+
+Question = Callable[[FollowingBroker], object]
+QUESTIONS: dict[str, Question] = {
+    "position_at": lambda broker: broker.position_at("t", 0),
+    "last_position": lambda broker: broker.last_position("t"),
+    "ledgers": lambda broker: broker.ledgers("t"),
+    "reader": lambda broker: broker.reader("t", LATEST)._ledger,
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+@pytest.mark.parametrize("change", ["compact", "trim"])
+def test_files_that_go_while_somebody_asks_are_not_missing(
+    question: Question, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    with world.own() as owner, world.follow() as follower:
+        owner.create_topic("t")
+        append(owner, "t", [Message(b"k", b"1"), Message(b"k", b"2")])
+        opened = world.disk.open
+
+        def open_later(path: str, **options: bool) -> SimulatedFile:
+            if path == SEGMENT:
+                monkeypatch.setattr(world.disk, "open", opened)
+                owner.roll("t")
+                owner.compact("t") if change == "compact" else owner.trim("t", 2)
+                assert SEGMENT not in world.disk.files()
+            return opened(path, **options)
+
+        monkeypatch.setattr(world.disk, "open", open_later)
+        assert question(follower) == question(owner)
+        assert world.disk.open == opened, "it did look there"
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_file_that_is_missing_is_named_by_whoever_asks(question: Question) -> None:
+    world = World()
+    with world.own() as owner, world.follow() as follower:
+        owner.create_topic("t")
+        append(owner, "t", numbered(2))
+        world.disk.remove(SEGMENT)
+        with pytest.raises(Damaged, match=r"1-0\.log.*missing"):
+            question(follower)
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_a_file_that_may_not_be_read_is_named(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    with world.own() as owner, world.follow() as follower:
+        owner.create_topic("t")
+        append(owner, "t", numbered(2))
+        opened = world.disk.open
+
+        def refuse(path: str, **options: bool) -> SimulatedFile:
+            if path == SEGMENT:
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return opened(path, **options)
+
+        monkeypatch.setattr(world.disk, "open", refuse)
+        with pytest.raises(DiskFailed, match=r"1-0\.log: Permission denied"):
+            question(follower)
 
 
 def test_a_segment_that_vanished_is_named() -> None:
