@@ -7,6 +7,7 @@ behind a flush that is under way and are all taken by the next one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
 from concurrent.futures import Future
@@ -14,12 +15,12 @@ from typing import Literal, overload
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment
-from broker_io.errors import CallerError, Closed, DiskFailed, Fenced, StillHeld, TopicNotFound
+from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
 from broker_io.file.compaction import Rewrite, compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.manifest import TopicEntry
 from broker_io.file.opening import open_log
-from broker_io.file.options import MIB, Options, disk_error
+from broker_io.file.options import MIB, Options, disk_error, milliseconds
 from broker_io.file.owned import Owned
 from broker_io.file.reading import ReadingBroker
 from broker_io.file.writer import Fence, FileWriter, done, failed
@@ -91,7 +92,7 @@ class FileBroker(ReadingBroker):
         `read_only` follows a log that another process may own, and writes nothing. Without `committer`
         there is no thread: each append is written before it returns. `report` of the broker says in
         sentences what was found amiss and mended. Raises Locked, ForeignDirectory, UnsupportedFormat,
-        Damaged, DiskFull or DiskFailed.
+        Damaged, DiskFull or DiskFailed, and CallerError for an option that can't be.
         """
         environment = environment or Environment()
         if read_only:
@@ -99,6 +100,7 @@ class FileBroker(ReadingBroker):
         if compression not in (None, "zstd"):
             raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
         options = Options(segment_bytes, journal_bytes, compression == "zstd", watermark_bytes, max_message_bytes)
+        options.check()
         return FileBroker(environment, directory, options, committer=committer)
 
     # --- structure ---
@@ -134,10 +136,11 @@ class FileBroker(ReadingBroker):
 
         A deletion that is a key's newest message goes with it once it is `tombstone_grace` seconds old.
         """
+        grace_ms = milliseconds(tombstone_grace)
         with self._compacting:
             self.roll(topic)
             entry = self._owned.named(topic)
-            rewrites = self._rewrite(entry, int(tombstone_grace * 1000))
+            rewrites = self._rewrite(entry, grace_ms)
             if rewrites:
                 self._swap(entry, rewrites)
 
@@ -254,12 +257,9 @@ class FileBroker(ReadingBroker):
                 self._idle = False
                 if self._closing:
                     return
-            try:
-                with self._work:
-                    self._flush_once()
-            except BaseException as error:
-                self._log.stop(DiskFailed(f"{self._directory}: committing failed ({error!r}): open the log again"))
-                raise
+            # What went wrong has stopped the log and was told to those it hit; the others are told from here.
+            with contextlib.suppress(BaseException), self._work:
+                self._flush_once()
             self._owned.tell()
 
     def close(self) -> None:

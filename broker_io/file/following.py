@@ -37,7 +37,7 @@ class FollowingBroker(ReadingBroker):
     def trim(self, topic: str, first_ledger: int) -> None:
         self._refuse()
 
-    def compact(self, topic: str) -> None:
+    def compact(self, topic: str, *, tombstone_grace: float = 0.0) -> None:
         self._refuse()
 
     def close(self) -> None:

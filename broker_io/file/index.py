@@ -18,6 +18,7 @@ to header.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import struct
 from typing import NamedTuple
 
@@ -67,15 +68,15 @@ class SparseIndex:
 
     @classmethod
     def load(cls, disk: Disk, path: str, size: int) -> SparseIndex:
-        """What the file at a path has about the first `size` bytes of its segment; empty without one."""
+        """What the file at a path has about the first `size` bytes of its segment; empty if it can't be read."""
         try:
             file = disk.open(path)
-        except FileNotFoundError:
+            try:
+                return cls(decode_index(file.read(0, file.size()), size))
+            finally:
+                file.close()
+        except OSError:
             return cls()
-        try:
-            return cls(decode_index(file.read(0, file.size()), size))
-        finally:
-            file.close()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,11 +105,12 @@ class SparseIndex:
         return len(self._entries) - self._written
 
     def save(self, disk: Disk, path: str) -> None:
-        """Write what the file lacks."""
-        file = disk.open(path, write=True, create=True)
-        try:
-            file.truncate(self._written * ENTRY_BYTES)
-            file.write(self._written * ENTRY_BYTES, [encode_index(self._entries[self._written :])])
-        finally:
-            file.close()
-        self._written = len(self._entries)
+        """Write what the file lacks; where the disk refuses it stays lacking."""
+        with contextlib.suppress(OSError):
+            file = disk.open(path, write=True, create=True)
+            try:
+                file.truncate(self._written * ENTRY_BYTES)
+                file.write(self._written * ENTRY_BYTES, [encode_index(self._entries[self._written :])])
+            finally:
+                file.close()
+            self._written = len(self._entries)

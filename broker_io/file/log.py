@@ -202,7 +202,16 @@ class FileLog:
             self.commit(taken)
 
     def commit(self, taken: list[Append]) -> None:
-        """Write appends durably and answer them; every future is done when this returns."""
+        """Write appends durably and answer them; every future is done when this returns or raises."""
+        try:
+            self._commit(taken)
+        except BaseException as error:
+            failure = DiskFailed(f"{self._directory}: committing failed ({error!r}): {_STOPPED}")
+            self.stop(failure)
+            _fail([append for append in taken if not append.future.done()], failure)
+            raise
+
+    def _commit(self, taken: list[Append]) -> None:
         live = [append for append in taken if not append.topic.removed]
         if len(live) < len(taken):
             gone = [append for append in taken if append.topic.removed]
@@ -338,12 +347,8 @@ class FileLog:
             raise failure from error
 
     def stop(self, failure: DiskFailed) -> None:
-        """Refuse everything from here on but reading."""
+        """Refuse everything from here on but reading; what waits already fails when it is taken."""
         self.failure = self.failure or failure
-        waiting = list(self.waiting)
-        self.waiting.clear()
-        self.waiting_bytes = 0
-        _fail(waiting, self.failure)
 
     def close(self) -> None:
         """Flush, checkpoint if anything is in the journal, and let go of the directory."""

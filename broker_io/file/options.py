@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 from dataclasses import dataclass
 
-from broker_io.errors import DiskFailed, DiskFull
+from broker_io.errors import CallerError, DiskFailed, DiskFull
 from broker_io.port import MAX_MESSAGE_BYTES
 
 MIB = 1024 * 1024
@@ -20,6 +21,29 @@ class Options:
     compress: bool = False
     watermark_bytes: int = 256 * MIB
     max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    def check(self) -> None:
+        """Raises CallerError that names the option which can't be."""
+        for name, least, most in _BOUNDS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise CallerError(f"{name} {value!r} can't be: give a whole number of bytes from {least} to {most}")
+
+
+_BOUNDS = (
+    ("segment_bytes", 1, 2**40),
+    ("journal_bytes", 1, 2**32),
+    ("watermark_bytes", 0, 2**60),
+    ("max_message_bytes", 1, 2**30),
+)
+"""A journal is read into memory as a whole; the offsets in a block have 31 bits."""
+
+
+def milliseconds(tombstone_grace: float) -> int:
+    """A grace in seconds as milliseconds. Raises CallerError."""
+    if not isinstance(tombstone_grace, int | float) or not 0 <= tombstone_grace < math.inf:
+        raise CallerError(f"tombstone_grace {tombstone_grace!r} can't be: give a number of seconds, at least 0")
+    return int(tombstone_grace * 1000)
 
 
 def disk_error(error: OSError, path: str, what: str) -> DiskFailed:

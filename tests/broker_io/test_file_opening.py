@@ -1,5 +1,6 @@
 """Opening an embedded log: locks, foreign and damaged directories, leftovers, and what is reported."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from broker_io.errors import (
 from broker_io.file import FileBroker
 from broker_io.file.following import FollowingBroker
 from broker_io.memory import MemoryBroker
+from broker_io.position import Position
 from broker_io.testing import SimulatedDisk, Unsynced
+from broker_io.testing.disk import SimulatedFile
 
 
 def test_addresses(tmp_path: Path) -> None:
@@ -98,6 +101,7 @@ def test_a_follower_changes_nothing() -> None:
             lambda: follower.roll("t"),
             lambda: follower.trim("t", 9),
             lambda: follower.compact("t"),
+            lambda: follower.compact("t", tombstone_grace=1),
         ]
         for change in changes:
             with pytest.raises(ReadOnly, match="through its owner"):
@@ -108,6 +112,51 @@ def test_a_follower_changes_nothing() -> None:
 def test_an_unknown_compression_is_refused() -> None:
     with pytest.raises(CallerError, match="zstd"):
         World().own(compression="lz4")
+
+
+@pytest.mark.parametrize("name", ["segment_bytes", "journal_bytes", "watermark_bytes", "max_message_bytes"])
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan"), 2.5, "7", True, None, 2**70])
+def test_an_option_that_can_not_be_is_named_and_nothing_is_made(name: str, value: object) -> None:
+    world = World()
+    with pytest.raises(CallerError, match=f"^{name} .* bytes from [01] to"):
+        world.own(**{name: value})
+    assert not world.disk.history
+
+
+@pytest.mark.parametrize("name", ["segment_bytes", "journal_bytes", "max_message_bytes"])
+def test_a_size_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(CallerError, match=f"^{name} 0"):
+        World().own(**{name: 0})
+    World().own(**{name: 1}).close()
+
+
+@pytest.mark.parametrize("grace", [-1, float("inf"), float("nan"), "1"])
+def test_a_grace_that_can_not_be_is_named(grace: float) -> None:
+    with World().own() as broker:
+        broker.create_topic("t")
+        with pytest.raises(CallerError, match="tombstone_grace"):
+            broker.compact("t", tombstone_grace=grace)
+
+
+def test_an_index_that_can_be_neither_read_nor_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker_io.file.index.STEP_BYTES", 100)
+    world = World()
+    opened = world.disk.open
+
+    def refuse(path: str, **options: bool) -> SimulatedFile:
+        if path.endswith(".index"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, **options)
+
+    monkeypatch.setattr(world.disk, "open", refuse)
+    for start in (0, 50):
+        with world.own() as broker, world.follow() as follower:
+            broker.create_topic("t")
+            for number in range(start, start + 50):
+                append(broker, "t", numbered(1, number))
+            for one in (broker, follower):
+                assert [row.message for row in rows(one, "t", Position(1, start + 30))] == numbered(20, start + 30)
+                assert one.position_at("t", 0) == (1, 0, -1)
 
 
 def test_opening_a_log_that_was_closed_writes_nothing_but_the_lock() -> None:

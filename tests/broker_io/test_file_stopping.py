@@ -1,17 +1,19 @@
-"""A log that stops lets go of everybody who waits for room in it."""
+"""A log that stops answers everybody: who waits for room in it, who was taken, who comes later."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 import pytest
 
 from broker_io.batch import Batch, Message
 from broker_io.environment import Environment
-from broker_io.errors import DiskFull
+from broker_io.errors import DiskFailed, DiskFull
 from broker_io.file import FileBroker
 from broker_io.file import broker as broker_module
+from broker_io.file.commit import Append
 from broker_io.testing import SimulatedDisk
 
 
@@ -37,3 +39,44 @@ def test_a_stopped_log_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not thread.is_alive()
     assert len(errors) == 4
     assert all(isinstance(error, DiskFull) for error in errors)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), KeyError("a defect"), SystemExit(3)])
+@pytest.mark.parametrize("where", ["_plan", "_write", "_after"])
+def test_whatever_goes_wrong_in_the_committer_is_told(
+    error: BaseException, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
+    broker.create_topic("t")
+    writer = broker.writer("t")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(broker._log, where, fail)
+    with broker._work:  # so that both are taken by one flush, and a third waits
+        futures = [writer.append(Batch.of([Message(value=bytes(5 << 20))])) for _ in range(5)]
+    told = [future.exception(30) for future in futures]
+    later = writer.append(Batch.of([Message()])).exception(30)
+    assert isinstance(later, DiskFailed)
+    assert repr(error) in str(later)
+    assert [one for one in told if one is not None] == [later] * (2 if where == "_after" else 5)
+    broker.close()
+
+
+def test_an_append_that_comes_while_the_log_stops_is_answered() -> None:
+    """Between the look at the failure and the queueing, which nothing but the taking of what waits can mend."""
+    broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
+    broker.create_topic("t")
+    writer, log = broker.writer("t"), broker._log
+    batch = Batch.of([Message()])
+
+    class Late(deque[Append]):
+        def append(self, append: Append) -> None:
+            log.stop(DiskFull("no space left"))
+            super().append(append)
+
+    log.waiting = Late()
+    assert isinstance(writer.append(batch).exception(30), DiskFull)
+    assert isinstance(writer.append(batch).exception(30), DiskFull)
+    broker.close()

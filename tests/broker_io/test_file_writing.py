@@ -150,6 +150,33 @@ def test_the_first_failure_stops_the_log_for_good(error: int, kind: type[DiskFai
         assert again.report == []
 
 
+@pytest.mark.parametrize("operation", [1, 2], ids=["write", "sync"])
+def test_a_failed_append_leaves_nothing_in_the_journal(operation: int) -> None:
+    world = World()
+    _, writer = topic_writer(world)
+    writer.append(Batch.of(numbered(3))).result(0)
+    world.disk.fail_at(operation, errno.EIO, written=10_000)
+    with pytest.raises(DiskFailed):
+        writer.append(Batch.of(numbered(2, 3))).result(0)
+    found = World(world.disk.kill())
+    with found.own() as again:
+        assert messages(again, "t") == numbered(3)
+        assert again.report == []
+
+
+def test_what_was_written_does_not_wait_any_more() -> None:
+    world = World()
+    with world.own() as broker:
+        broker.create_topic("t")
+        log = broker._log
+        for count in (1, 7, 300):
+            for number in range(count):
+                log.submit(log.topic("t"), Batch.of(numbered(1, number)))
+                assert log.waiting_bytes > 1000 * (number + 1)
+            log.flush()
+            assert log.waiting_bytes == 0
+
+
 def test_below_the_watermark_appends_are_refused_until_there_is_space() -> None:
     world = World()
     broker, writer = topic_writer(world, watermark_bytes=10_000)
