@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast explore lint typecheck mutants bench golden lock clean
+.PHONY: help setup demo test test-fast pulsar explore lint typecheck mutants bench golden lock clean
 
 help: ## show this list
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,11 +35,14 @@ $(STAMP): requirements/build.txt requirements/dev.txt pyproject.toml
 demo: $(STAMP) ## see it work in under a minute; ARGS="--output json" for a machine
 	$(BIN)/txnbuf demo $(ARGS)
 
-test: lint typecheck ## lint, types and all tests, as CI runs them
+test: lint typecheck pulsar ## lint, types and all tests, as CI runs them
 	HYPOTHESIS_PROFILE=ci $(PYTEST)
 
 test-fast: $(STAMP) ## the tests alone, fewer examples; ARGS="tests/buffer -k trim"
 	$(PYTEST) $(ARGS)
+
+pulsar: $(STAMP) ## see which Pulsar the tests run on, and fetch it if need be
+	$(BIN)/python tests/pulsar_cluster.py >&2 || true # what is missing fails the tests that need it
 
 lint: $(STAMP) ## style and format
 	$(BIN)/ruff check --quiet .

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import gc
 import json
 import os
 import tempfile
-import urllib.error
 import urllib.parse
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,27 +90,37 @@ def _image() -> str:
 
 
 def _engine_and_image() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the client forgets the socket that nobody answered
+        reason = _ask_engine(_image())
+        gc.collect()
+    if reason:
+        raise NoPulsar(reason)
+
+
+def _ask_engine(image: str) -> str:
+    """What keeps a container of the image from being started: nothing, if it's there now."""
     import docker
     from docker.errors import DockerException, ImageNotFound
     from requests.exceptions import RequestException
 
     try:
         client = docker.from_env(timeout=20)
-    except DockerException:
-        raise NoPulsar("no Docker engine answers") from None
-    try:
-        client.ping()
-        client.images.get(_image())
-    except ImageNotFound:
-        try:
-            client.api.timeout = 900
-            client.images.pull(_image())
-        except (DockerException, RequestException):
-            raise NoPulsar(f"the Docker engine has no image {_image()} and can't pull it") from None
     except (DockerException, RequestException):
-        raise NoPulsar("no Docker engine answers") from None
+        return "no Docker engine answers"
+    try:
+        client.images.get(image)
+    except ImageNotFound:
+        client.api.timeout = 900
+        try:
+            client.images.pull(image)
+        except (DockerException, RequestException):
+            return f"the Docker engine has no image {image} and can't pull it"
+    except (DockerException, RequestException):
+        return "no Docker engine answers"
     finally:
         client.close()
+    return ""
 
 
 def make_standalone(way: str, directory: Path) -> Standalone:
@@ -180,7 +191,8 @@ def _is_last(users: Any) -> bool:
 
 
 if __name__ == "__main__":
+    print("looking for a Pulsar to test with; the first time it may have to be fetched", flush=True)
     try:
-        print(f"tests will run on Pulsar by way of {choose()}")
+        print(f"tests run on Pulsar by way of {choose()}")
     except NoPulsar as failure:
         raise SystemExit(str(failure)) from None

@@ -192,9 +192,11 @@ class StandaloneContainer(Standalone):
             container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines take an address too
         try:
             container.start()
-            self.handle["container"] = container.get_container_id()
-        finally:
-            container.get_docker_client().client.close()
+        except BaseException:
+            container.stop()
+            raise
+        self.handle["container"] = container.get_container_id()
+        container.get_docker_client().client.close()
         return None
 
     @property
@@ -216,6 +218,7 @@ class StandaloneContainer(Standalone):
 
     def remove(self) -> None:
         end_container(self.handle)
+        self.handle["container"] = None
         super().remove()
 
 
