@@ -128,6 +128,7 @@ class ServerFrame:
     """From service to client.
 
     `acknowledged`: all sends up to this number are settled: durable, but for the failures told up to now.
+    `settled`: these are, whatever those before them; said by a link that appends by itself, and never sent.
     `credits`: bytes (keys, values and properties) that the client may have unacknowledged; None: as before.
     `draining`: the service is about to stop; begin nothing here.
     `goodbye`: the service ends the connection, and why.
@@ -140,3 +141,4 @@ class ServerFrame:
     credits: int | None = None
     draining: bool = False
     goodbye: Error | None = None
+    settled: tuple[int, ...] = ()

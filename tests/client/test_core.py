@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from core_setup import registered, rows, welcomed
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.client.core import IDLE_TICKS, SessionCore
-from txnbuffer.client.outbox import OpenTransaction, Rows
 from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, Naming
 from txnbuffer.coordinator.states import State
@@ -23,36 +23,6 @@ from txnbuffer.errors import (
 )
 from txnbuffer.frames import Failure, ServerFrame, Welcome
 from txnbuffer.model import Outcome, TxnId
-
-
-def rows(*values: bytes) -> Rows:
-    return Rows([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
-
-
-def welcomed(ids: int = 64) -> SessionCore:
-    """A core that is connected and has leased ids."""
-    core = SessionCore()
-    core.hello()
-    core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000), credits=10_000))
-    frame = core.take_frame()
-    assert frame is not None
-    core.receive(ServerFrame(answers=((frame.leases[0].request, Leased(1, ids)),)))
-    core.take_frame()
-    return core
-
-
-def registered(core: SessionCore, topic: str = "a") -> OpenTransaction:
-    """A transaction with one record, that was sent."""
-    transaction = core.begin()
-    core.send(topic, rows(b"v"), transaction)
-    frame = core.take_frame()
-    assert frame is not None
-    assert frame.sends == ()
-    core.receive(ServerFrame(answers=tuple((request, Done()) for request, _ in frame.registers)))
-    frame = core.take_frame()
-    assert frame is not None
-    assert [send.topic for send in frame.sends] == [topic]
-    return transaction
 
 
 def test_a_commit_waits_for_its_sends() -> None:

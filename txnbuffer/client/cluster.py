@@ -37,7 +37,7 @@ async def client_on(
     async def direct() -> Link:
         return carrier.over(await dial())
 
-    session = Session(direct, patience)
+    session = Session(direct, patience, apart=True)
     session.begin()
     return Client(session, lambda: broker, serializer, OrdinarySends(writers, limit))
 

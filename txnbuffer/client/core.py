@@ -48,9 +48,12 @@ IDLE_TICKS = 5
 
 
 class SessionCore:
-    """`broken`: why the connection is of no use any more; open another one."""
+    """`broken`: why the connection is of no use any more; open another one.
 
-    def __init__(self) -> None:
+    `apart`: topics do not wait for one another; else sends are acknowledged in their order.
+    """
+
+    def __init__(self, *, apart: bool = False) -> None:
         self.session = ""
         self.max_message_bytes = 0
         self.broken: Error | None = None
@@ -63,7 +66,7 @@ class SessionCore:
         self._requests = Requests()
         self._results: list[Answer] = []
         self._transactions = Transactions(self._requests, self._results)
-        self._sending = Sending()
+        self._sending = Sending(apart=apart)
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
         self._idle = 0
@@ -101,6 +104,8 @@ class SessionCore:
         if frame.acknowledged:
             for flight in self._sending.acknowledged(frame.acknowledged):
                 self._settle(flight)
+        for flight in self._sending.settled(frame.settled):
+            self._settle(flight)
         if frame.goodbye is not None:
             self.broken = frame.goodbye
         if self._for_room and self._sending.has_room:

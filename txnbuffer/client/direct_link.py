@@ -1,9 +1,9 @@
 """A session whose records go to the cluster by the client's own writers, and all else to the service.
 
 A `DirectLink` stands around the link to the service. It takes the sends out of the frames that go out,
-appends them, and says to the session's core what a service would have said of them: acknowledged numbers,
-failures, credits. The `Carrier` outlives the links: a send that is under way when a link is lost and comes
-again over the next one is not appended a second time.
+appends them, and says to the session's core what a service would have said of them: what is settled, what
+failed, how much may be under way. The `Carrier` outlives the links: a send that is under way when a link is
+lost and comes again over the next one is not appended a second time.
 """
 
 from __future__ import annotations
@@ -82,10 +82,7 @@ class DirectLink:
         self._link = link
         self._carrier = carrier
         self._number = 0
-        self._waiting: dict[int, Carried] = {}
-        self._acknowledged = self._told = 0
         self._settled: list[Carried] = []
-        self._failures: list[Failure] = []
         self._frames: deque[ServerFrame] = deque()
         self._ended = False
         self._gone: Exception | None = None
@@ -104,7 +101,7 @@ class DirectLink:
 
     async def receive(self) -> ServerFrame | None:
         while True:
-            if self._acknowledged > self._told or self._failures:
+            if self._settled:
                 return self._told_of_sends()
             if self._frames:
                 return self._frames.popleft()
@@ -125,23 +122,17 @@ class DirectLink:
 
     def settled(self, carried: Carried) -> None:
         """A send is durable, or failed."""
-        if carried.error is not None:
-            self._failures.append(Failure(carried.number, carried.error))
-        waiting = self._waiting
-        waiting[carried.number] = carried
-        while (done := waiting.pop(self._acknowledged + 1, None)) is not None:
-            self._acknowledged += 1
-            self._settled.append(done)
+        self._settled.append(carried)
         self._something.set()
 
     def _told_of_sends(self) -> ServerFrame:
-        frame = ServerFrame(acknowledged=self._acknowledged, failures=tuple(self._failures))
-        for carried in self._settled:
+        settled, self._settled = self._settled, []
+        failures = []
+        for carried in settled:
             self._carrier.forget(carried)
-        self._settled.clear()
-        self._failures.clear()
-        self._told = self._acknowledged
-        return frame
+            if carried.error is not None:
+                failures.append(Failure(carried.number, carried.error))
+        return ServerFrame(settled=tuple([carried.number for carried in settled]), failures=tuple(failures))
 
     async def _receive_all(self) -> None:
         try:

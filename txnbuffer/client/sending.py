@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from txnbuffer.client.outbox import Flight, OpenTransaction, Outbox, Rows, Waiter
 from txnbuffer.frames import Send
@@ -11,19 +11,24 @@ from txnbuffer.frames import Send
 FRAME_BYTES = 8 * 1024 * 1024
 """A frame takes no more sends once it has so many bytes of them."""
 MAX_UNDER_WAY = 3
-"""Frames with sends that are not acknowledged: what comes meanwhile goes together into the next one."""
+"""Frames with sends that are not acknowledged, or sends of one topic where topics do not wait for one another: what
+comes meanwhile goes together into the next one."""
 FIRST_CREDITS = 1024 * 1024
 
 
 class Topic:
-    """`registered`: transactional records may be sent; `asked`: its registration is under way."""
+    """`registered`: transactional records may be sent; `asked`: its registration is under way.
 
-    __slots__ = ("asked", "name", "ordinary", "registered", "sealed", "transactional")
+    `under_way` counts sends.
+    """
+
+    __slots__ = ("asked", "name", "ordinary", "registered", "sealed", "transactional", "under_way")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.registered = False
         self.asked = False
+        self.under_way = 0
         self.transactional = Outbox(name)
         self.ordinary = Outbox(name)
         self.sealed: deque[Flight] = deque()
@@ -34,32 +39,23 @@ class Topic:
         return self.transactional.size > 0 or any(flight.runs for flight in self.sealed)
 
 
-class Numbered(NamedTuple):
-    number: int
-    flight: Flight
-
-
 class Sending:
-    """`unacknowledged` counts bytes, queued ones too."""
+    """`unacknowledged` counts bytes, queued ones too. `apart`: topics do not wait for one another."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool) -> None:
         self.topics: dict[str, Topic] = {}
         self.credits = FIRST_CREDITS
         self.unacknowledged = 0
+        self._apart = apart
         self._ready: dict[str, Topic] = {}
         self._again: deque[Flight] = deque()
-        self._under_way: deque[Numbered] = deque()
+        self._under_way: dict[int, Flight] = {}
         self._frames: deque[int] = deque()
         self._number = 0
 
     @property
     def has_room(self) -> bool:
         return self.unacknowledged < self.credits
-
-    @property
-    def may_take(self) -> bool:
-        """Whether `take` would give anything."""
-        return len(self._frames) < MAX_UNDER_WAY and bool(self._ready or self._again)
 
     def topic(self, name: str) -> Topic:
         topic = self.topics.get(name)
@@ -100,33 +96,44 @@ class Sending:
         size = 0
         while size < FRAME_BYTES and (flight := self._next()) is not None:
             self._number += 1
-            self._under_way.append(Numbered(self._number, flight))
+            self._under_way[self._number] = flight
+            self.topics[flight.send.topic].under_way += 1
             taken.append(flight.send)
             size += flight.size
-        if taken:
+        if taken and not self._apart:
             self._frames.append(self._number)
         return tuple(taken)
 
     def failed(self, number: int) -> Flight | None:
         """The send of this number, if it is under way."""
-        index = number - self._under_way[0].number if self._under_way else -1
-        return self._under_way[index].flight if 0 <= index < len(self._under_way) else None
+        return self._under_way.get(number)
 
     def acknowledged(self, number: int) -> list[Flight]:
         """All sends up to this number are settled."""
-        settled = []
-        while self._under_way and self._under_way[0].number <= number:
-            flight = self._under_way.popleft().flight
-            self.unacknowledged -= flight.size
-            settled.append(flight)
         while self._frames and self._frames[0] <= number:
             self._frames.popleft()
-        return settled
+        return self.settled([one for one in self._under_way if one <= number])
+
+    def settled(self, numbers: Iterable[int]) -> list[Flight]:
+        """These sends are settled, whatever became of others."""
+        flights = []
+        for number in numbers:
+            flight = self._under_way.pop(number)
+            self.unacknowledged -= flight.size
+            flights.append(flight)
+            topic = self.topics[flight.send.topic]
+            topic.under_way -= 1
+            self._ready[topic.name] = topic
+        return flights
 
     def lost(self) -> list[Flight]:
         """The connection is gone: transactional sends go again; ordinary ones, which are returned, don't."""
-        unknown = [flight for _, flight in self._under_way if not flight.runs]
-        again = [flight for _, flight in self._under_way if flight.runs]
+        unknown = [flight for flight in self._under_way.values() if not flight.runs]
+        again = [flight for flight in self._under_way.values() if flight.runs]
+        for flight in self._under_way.values():
+            topic = self.topics[flight.send.topic]
+            topic.under_way = 0
+            self._ready[topic.name] = topic
         self.unacknowledged -= sum(flight.size for flight in unknown)
         self._again.extendleft(reversed(again))
         self._under_way.clear()
@@ -153,6 +160,9 @@ class Sending:
             return self._again.popleft()
         while self._ready:
             topic = next(iter(self._ready.values()))
+            if self._apart and topic.under_way >= MAX_UNDER_WAY:
+                del self._ready[topic.name]  # it is back as soon as one of its sends is settled
+                continue
             if topic.sealed and (topic.registered or not topic.sealed[0].runs):
                 return topic.sealed.popleft()
             if topic.ordinary.size:

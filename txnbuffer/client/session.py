@@ -23,10 +23,10 @@ GOODBYE = 5.0
 
 
 class Session:
-    """`patience`: seconds without a connection after which whoever waits is told so."""
+    """`patience`: seconds without a connection after which whoever waits is told so. `apart` as of its core."""
 
-    def __init__(self, dial: Dial, patience: float) -> None:
-        self.core = SessionCore()
+    def __init__(self, dial: Dial, patience: float, *, apart: bool = False) -> None:
+        self.core = SessionCore(apart=apart)
         self.forked_from = forking.generation()
         self._dial = dial
         self._patience = patience

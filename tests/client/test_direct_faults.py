@@ -1,0 +1,372 @@
+"""Clients that write to a cluster themselves, on bad days: writers die, acknowledgements wait, links break."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from client_world import once, until, values
+from direct_world import DirectWorld, in_direct_world
+
+from broker_io.memory import MemoryBroker
+from txnbuffer import (
+    Fenced,
+    InvalidTopicName,
+    Outcome,
+    OutcomeUnknown,
+    SendUnknown,
+    ServiceUnavailable,
+    Transaction,
+    TransactionAborted,
+)
+from txnbuffer.client.client import Client
+from txnbuffer.errors import Error
+from txnbuffer.frames import ClientFrame
+
+BROKEN = ServiceUnavailable("a broker went away: a fault was asked for")
+
+
+def has_commit(frame: ClientFrame) -> bool:
+    return bool(frame.commits)
+
+
+def raw(broker: MemoryBroker, topic: str) -> list[bytes | None]:
+    """Everything of a topic but its markers, visible or not."""
+    found: list[bytes | None] = []
+    if topic not in broker.topics():
+        return found
+    with broker.reader(topic) as reader:
+        while (placed := reader.read()) is not None:
+            found += [message.value for message in placed.messages if "tb.marker" not in message.properties]
+    return found
+
+
+def linked(world: DirectWorld, client: Client, links: int) -> bool:
+    return len(world.links) == links and client.session.core.welcomed
+
+
+def holds(world: DirectWorld, appends: int) -> bool:
+    return len(world.handles[0].faults.held) == appends
+
+
+async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:
+    async with client.transaction() as txn:
+        await txn.send(topic, value)
+    return txn
+
+
+async def ended(client: Client, txn: Transaction) -> Outcome:
+    while (outcome := await client.outcome(txn.id)) is None:
+        await asyncio.sleep(0.01)
+    return outcome
+
+
+@pytest.mark.parametrize("written", [0, 1, 2], ids=["nothing", "a part", "all"])
+def test_a_writer_that_dies_leaves_abort_as_the_only_end(written: int) -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await commit_one(client, "log", b"before")
+        world.handles[0].faults.fail_append(BROKEN, written=written, topic="log")
+        txn = await client.transaction().begin()
+        await txn.send_many("log", [b"never", b"never"])
+        with pytest.raises(TransactionAborted, match="went away"):
+            await txn.commit()
+        assert await ended(client, txn) is Outcome.ABORT
+        await commit_one(client, "log", b"after")
+        await until(lambda: values(world.broker, "log") == [b"before", b"after"])
+        assert raw(world.broker, "log").count(b"never") == written
+
+    in_direct_world(test)
+
+
+def test_a_transaction_of_two_topics_aborts_where_one_of_its_writers_dies() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        world.handles[0].faults.fail_append(BROKEN, topic="two")
+        with pytest.raises(TransactionAborted):
+            async with client.transaction() as txn:
+                await txn.send("one", b"never")
+                await txn.send("two", b"never")
+        await client.run(lambda txn: txn.send("two", b"seen"))
+        await until(lambda: values(world.broker, "two") == [b"seen"])
+        assert values(world.broker, "one") == []
+
+    in_direct_world(test)
+
+
+def test_a_commit_waits_for_the_acknowledgement_of_each_record() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await commit_one(client, "log", b"first")
+        faults = world.handles[0].faults
+        faults.hold(topic="log")
+        txn = await client.transaction().begin()
+        await txn.send("log", b"second")
+        committing = asyncio.create_task(txn.commit())
+        await until(lambda: len(faults.held) == 1)
+        other = await commit_one(client, "other", b"v")
+        assert await client.outcome(other.id) is Outcome.COMMIT
+        assert not committing.done()
+        assert txn.id not in [commit.txn for frame in world.frames for commit in frame.commits]
+        faults.release()
+        await committing
+        await until(lambda: values(world.broker, "log") == [b"first", b"second"])
+
+    in_direct_world(test)
+
+
+def test_what_is_under_way_when_the_link_breaks_is_not_appended_again() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await commit_one(client, "log", b"0")
+        faults = world.handles[0].faults
+        faults.hold(topic="log", landing=False)
+        opened = [await client.transaction().begin() for _ in range(3)]
+        for txn in opened:
+            await txn.send("log", b"1")
+        await until(lambda: len(faults.held) == 1)
+        for links in (2, 3):
+            world.cut()
+            await until(partial(linked, world, client, links))
+            await opened[0].send("log", b"2")
+            await until(partial(holds, world, links))
+        faults.release()
+        await asyncio.gather(*(txn.commit() for txn in opened))
+        await until(lambda: values(world.broker, "log") == [b"0", b"1", b"1", b"1", b"2", b"2"])
+        assert raw(world.broker, "log") == [b"0", b"1", b"1", b"1", b"2", b"2"]
+
+    in_direct_world(test)
+
+
+def test_a_send_that_failed_while_the_link_was_gone_fails_its_transaction() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await commit_one(client, "log", b"0")
+        faults = world.handles[0].faults
+        faults.hold(topic="log")
+        txn = await client.transaction().begin()
+        await txn.send("log", b"never")
+        await until(lambda: len(faults.held) == 1)
+        world.reachable = False
+        world.cut()
+        await until(lambda: not client.session.core.welcomed)
+        faults.held[0].fail(BROKEN)
+        faults.release()
+        world.reachable = True
+        with pytest.raises(TransactionAborted, match="went away"):
+            await txn.commit()
+        assert await ended(client, txn) is Outcome.ABORT
+        assert values(world.broker, "log") == [b"0"]
+
+    in_direct_world(test)
+
+
+def test_nothing_overtakes_what_a_dead_writer_has_under_way() -> None:
+    """Records behind it would make it a repetition of what nobody has."""
+
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await commit_one(client, "log", b"0")
+        faults = world.handles[0].faults
+        faults.hold(topic="log", landing=False)
+        late = await client.transaction().begin()
+        for number in (1, 2):
+            await late.send("log", b"late")
+            await until(partial(holds, world, number))
+        faults.held[0].fail(BROKEN)
+        faults.holds.clear()
+        next_one = asyncio.create_task(commit_one(client, "log", b"next"))
+        done, _ = await asyncio.wait([next_one], timeout=0.3)
+        assert not done
+        faults.release()
+        await next_one
+        with pytest.raises(TransactionAborted):
+            await late.commit()
+        await until(lambda: values(world.broker, "log") == [b"0", b"next"])
+        assert raw(world.broker, "log") == [b"0", b"late", b"next"]
+
+    in_direct_world(test)
+
+
+def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
+    async def test(world: DirectWorld) -> None:
+        world.reachable = False
+        client = await world.client(patience=0.05)
+        await client.send("log", b"1", key="k")
+        with pytest.raises(ServiceUnavailable, match="no service for"):
+            await client.transaction().begin()
+        await client.send_many("log", [b"2", b"3"])
+        await client.delete("log", "k")
+        assert raw(world.broker, "log") == [b"1", b"2", b"3", None]
+        async with await client.reader("log", isolation="read_uncommitted") as reader:
+            batch = await reader.read(timeout=10)
+            assert batch is not None
+            assert len(batch) == 4
+        world.reachable = True
+        await until(lambda: client.session.core.welcomed)
+        await commit_one(client, "log", b"4")
+
+    in_direct_world(test)
+
+
+def test_a_commit_waits_for_the_service_and_ordinary_sends_do_not() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        txn = await client.transaction().begin()
+        await txn.send("log", b"1")
+        await until(lambda: raw(world.broker, "log") == [b"1"])
+        world.reachable = False
+        world.cut()
+        await until(lambda: not client.session.core.welcomed)
+        committing = asyncio.create_task(txn.commit())
+        await client.send("log", b"2")
+        assert not committing.done()
+        world.reachable = True
+        await committing
+        await until(lambda: values(world.broker, "log") == [b"1", b"2"])
+
+    in_direct_world(test)
+
+
+def test_an_ordinary_send_whose_writer_dies_is_unknown() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await client.send("log", b"1")
+        world.handles[0].faults.lose_acknowledgement(BROKEN, topic="log")
+        with pytest.raises(SendUnknown, match="may be there or not"):
+            await client.send("log", b"2")
+        await client.send("log", b"3")
+        assert raw(world.broker, "log") == [b"1", b"2", b"3"]
+
+    in_direct_world(test)
+
+
+def test_a_topic_that_another_writer_holds_is_named() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await commit_one(client, "log", b"1")
+        with world.broker.connect().writer("log", exclusive=True):
+            for _ in range(2):
+                with pytest.raises(Fenced, match="'log'"):
+                    await commit_one(client, "log", b"never")
+                with pytest.raises(Fenced, match="'log'"):
+                    await client.send("log", b"never")
+        await client.send("log", b"2")
+        assert raw(world.broker, "log") == [b"1", b"2"]
+
+    in_direct_world(test)
+
+
+def test_a_topic_that_was_deleted_is_named_and_ordinary_sends_make_it_anew() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await client.send("log", b"1")
+        world.broker.delete_topic("log")
+        with pytest.raises(Error, match="'log' was deleted"):
+            await client.send("log", b"never")
+        await client.send("log", b"2")
+        assert raw(world.broker, "log") == [b"2"]
+
+    in_direct_world(test)
+
+
+def test_topics_of_our_own_take_no_records() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        with pytest.raises(InvalidTopicName, match="the service's own"):
+            await client.send("__txnbuffer_decisions", b"v")
+        with pytest.raises(InvalidTopicName, match="the service's own"):
+            await commit_one(client, "__txnbuffer_decisions", b"v")
+
+    in_direct_world(test)
+
+
+def test_large_sends_keep_their_order_and_leave_room_for_others() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        many = [b"%d" % number for number in range(5000)]
+        async with client.transaction() as txn:
+            await txn.send_many("log", many)
+            await txn.send("log", b"last")
+        await until(lambda: values(world.broker, "log") == [*many, b"last"])
+        await client.send_many("plain", many)
+        assert raw(world.broker, "plain") == many
+
+    in_direct_world(test)
+
+
+def test_senders_wait_while_the_cluster_takes_no_more() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        await client.send("log", b"first")
+        faults = world.handles[0].faults
+        faults.hold(topic="log")
+        sends = [asyncio.create_task(client.send("log", bytes(1024 * 1024))) for _ in range(20)]
+        await until(lambda: len(faults.held) > 0)
+        await asyncio.sleep(0.05)
+        assert len(raw(world.broker, "log")) < 12
+        faults.release()
+        await asyncio.gather(*sends)
+        assert len(raw(world.broker, "log")) == 21
+
+    in_direct_world(test)
+
+
+def test_a_commit_under_way_at_the_end_is_unknown() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client(patience=0.1)
+        await commit_one(client, "log", b"1")
+        world.before = once(has_commit)
+        txn = await client.transaction().begin()
+        await txn.send("log", b"2")
+        committing = asyncio.create_task(txn.commit())
+        await until(lambda: world.links[0]._cut.is_set())
+        world.reachable = False
+        with pytest.raises(OutcomeUnknown):
+            await committing
+        world.reachable = True
+        await until(lambda: client.session.core.welcomed)
+        assert await ended(client, txn) is Outcome.ABORT
+
+    in_direct_world(test)
+
+
+def test_many_transactions_while_links_break_writers_die_and_owners_change() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        committed: list[int] = []
+
+        async def one(index: int) -> None:
+            async def work(txn: Transaction) -> None:
+                await txn.send("log", b"%d" % index)
+                await txn.send("other", b"%d" % index)
+
+            await client.run(work, attempts=100)
+            committed.append(index)
+
+        async def disturb() -> None:
+            for turn in range(12):
+                await asyncio.sleep(0.03)
+                if turn % 4 == 3:
+                    await world.restart()
+                elif turn % 2:
+                    world.cut()
+                else:
+                    world.handles[0].faults.fail_append(BROKEN, written=turn, topic="log")
+
+        disturbing = asyncio.create_task(disturb())
+        limit = asyncio.Semaphore(50)
+
+        async def limited(index: int) -> None:
+            async with limit:
+                await one(index)
+
+        await asyncio.gather(*(limited(index) for index in range(600)))
+        await disturbing
+        expected = sorted(b"%d" % index for index in range(600))
+        assert len(committed) == 600
+        await until(lambda: sorted(value or b"" for value in values(world.broker, "log")) == expected)
+        await until(lambda: sorted(value or b"" for value in values(world.broker, "other")) == expected)
+
+    in_direct_world(test)

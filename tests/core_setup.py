@@ -1,0 +1,45 @@
+"""Cores of clients for tests: connected, with ids, with a transaction under way."""
+
+from __future__ import annotations
+
+from txnbuffer.client.core import SessionCore
+from txnbuffer.client.outbox import OpenTransaction, Rows
+from txnbuffer.coordinator.messages import Done, Leased
+from txnbuffer.frames import ClientFrame, ServerFrame, Welcome
+
+
+def rows(*values: bytes) -> Rows:
+    return Rows([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
+
+
+def taken(core: SessionCore) -> ClientFrame:
+    """The next frame; there must be one."""
+    frame = core.take_frame()
+    assert frame is not None
+    return frame
+
+
+def welcomed(ids: int = 64, *, apart: bool = False) -> SessionCore:
+    """A core that is connected and has leased ids."""
+    core = SessionCore(apart=apart)
+    core.hello()
+    core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000), credits=10_000))
+    core.receive(ServerFrame(answers=((taken(core).leases[0].request, Leased(1, ids)),)))
+    core.take_frame()
+    return core
+
+
+def register(core: SessionCore, frame: ClientFrame) -> None:
+    """Answer the registrations of a frame."""
+    core.receive(ServerFrame(answers=tuple((request, Done()) for request, _ in frame.registers)))
+
+
+def registered(core: SessionCore, topic: str = "a") -> OpenTransaction:
+    """A transaction with one record, that was sent."""
+    transaction = core.begin()
+    core.send(topic, rows(b"v"), transaction)
+    frame = taken(core)
+    assert frame.sends == ()
+    register(core, frame)
+    assert [send.topic for send in taken(core).sends] == [topic]
+    return transaction
