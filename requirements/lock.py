@@ -2,6 +2,7 @@
 
 build.txt    what builds the package, installed first
 runtime.txt  what the package needs, for those who deploy it
+pulsar.txt   what it needs on a Pulsar cluster, for its container
 dev.txt      all of that, the demo's data, tests and linters: the environment of this repository
 
 Every version is pinned with the hashes of all its files, so one lock serves each supported Python and
@@ -57,7 +58,8 @@ def main() -> None:
     document = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
     project, groups = document["project"], document["dependency-groups"]
     build, runtime = group(groups, "build"), project["dependencies"]
-    extras = [item for extra in project["optional-dependencies"].values() for item in extra]
+    optional = project["optional-dependencies"]
+    extras = [item for extra in optional.values() for item in extra]
     with tempfile.TemporaryDirectory() as scratch:
         venv.create(scratch, with_pip=True)
         tools = Path(scratch, "bin")
@@ -66,6 +68,7 @@ def main() -> None:
         everything = lock(tools / "pip-compile", "dev", build + runtime + extras + group(groups, "dev"))
         lock(tools / "pip-compile", "build", build, constraints=everything)
         lock(tools / "pip-compile", "runtime", runtime, constraints=everything)
+        lock(tools / "pip-compile", "pulsar", runtime + optional["pulsar"], constraints=everything)
 
 
 if __name__ == "__main__":

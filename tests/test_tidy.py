@@ -235,6 +235,7 @@ def test_lock_files_hold_what_the_project_asks_for() -> None:
     runtime = project["project"]["dependencies"]
     wanted = {
         "runtime.txt": runtime,
+        "pulsar.txt": runtime + project["project"]["optional-dependencies"]["pulsar"],
         "build.txt": groups["build"],
         "dev.txt": runtime + groups["build"] + groups["test"] + groups["lint"],
     }
