@@ -84,6 +84,9 @@ class Interfering:
         self.limit = 65_536
         self.reads = 0
 
+    def topics(self) -> list[str]:
+        return self.inner.topics()
+
     def __getattr__(self, name: str) -> Any:
         def call(topic: str, *rest: Any, **options: Any) -> Any:
             self.before(name, topic)

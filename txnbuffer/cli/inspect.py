@@ -19,7 +19,7 @@ from snapshots.table import TopicEntries, scan
 from txnbuffer.cli.opening import address_argument, open_for_reading
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows, text
 from txnbuffer.cli.tail import parse_start
-from txnbuffer.client.reader import position_of
+from txnbuffer.client.reader import beginning_of
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
@@ -45,7 +45,7 @@ def inspect_log(address: str, topic: str | None, start: str, limit: int, output:
         if topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
-            first = position_of(broker, topic, parse_start(start))
+            first = beginning_of(broker, topic, parse_start(start)).position
             show_rows(list(_message_rows(broker, topic, first, limit)), output, empty="no messages there")
 
 

@@ -9,31 +9,54 @@ a long transaction makes that too much to hold.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import Error
+from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader
 from broker_io.position import NO_INDEX, Int64s
-from snapshots.errors import SnapshotMissing
+from snapshots.errors import LOST, SnapshotMissing
 from snapshots.layout import reaches
 from snapshots.loading import load
 from txnbuffer.buffer import reader_floor
-from txnbuffer.buffer.visibility import visible_mask
+from txnbuffer.buffer.visibility import visible_counts, visible_mask
 from txnbuffer.client.records import RecordBatch
-from txnbuffer.columns import present
+from txnbuffer.columns import any_transactional
 from txnbuffer.errors import ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.protocol import MARKER, TXN
 from txnbuffer.recordset import expand
 
 PATIENCE = 10.0
 """Seconds in which a message that was read before must be read again."""
 
+ATTEMPTS = 5
+"""So often a reader begins where a trim falls between loading the topic and reading its log."""
+
 HOLD_BYTES = 64 * 1024 * 1024
 """Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
+
+
+class Beginning(NamedTuple):
+    """The first record wanted: at or behind `position`, published at or after `not_before` (milliseconds)."""
+
+    position: Position
+    not_before: int = 0
+
+    @property
+    def before(self) -> Position:
+        """Right before the position."""
+        start = self.position
+        return start if start == EARLIEST else Position(start.ledger, start.entry - 1)
+
+    def first_of(self, records: PlacedBatch) -> int:
+        """The row of the first record wanted, the number of rows if that is none of these."""
+        first = records.positions.search(self.position)
+        if self.not_before:
+            rows = np.flatnonzero(records.publish_times[first:] >= self.not_before)
+            first = first + int(rows[0]) if len(rows) else len(records)
+        return first
 
 
 class Follower(Protocol):
@@ -59,34 +82,53 @@ class Follower(Protocol):
 
 
 class CommittedFollower:
-    """Hands out what committed, in log order, each record with its seqno.
+    """Hands out what committed, in log order, each record with its seqno."""
 
-    `start` is the position of the first record wanted, whether or not a record stands there.
-    """
-
-    def __init__(self, broker: Broker, topic: str, start: Position) -> None:
+    def __init__(self, broker: Broker, topic: str, beginning: Beginning) -> None:
         self.topic = topic
         self._broker = broker
-        self._start = start
-        end = broker.last_position(topic)
-        loaded = load(broker, topic)
-        # A topic gets its first snapshot before its first transaction, so up to here it has none without one.
-        self._plain_until = None if loaded.registered else end
+        self._beginning = beginning
+        self._attempts = ATTEMPTS
+        self._taken = False
         self._stopped: Error | None = None
         self._blocked = False
         self._rest: tuple[PlacedBatch, Int64s | None] | None = None
-        self._buffer = loaded.buffer
-        self._first_ledger = loaded.first_ledger
-        self._seqno, self._at = loaded.anchor(start)
-        self._held: deque[PlacedBatch] = deque()
-        self._held_bytes = 0
-        self._fold = broker.reader(topic, loaded.resume, inclusive=False)
         self._trail: Reader | None = None
-        self._joined = reaches(self._at, loaded.resume)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Load the topic and open its log; anew as long as a trim falls between the two and attempts are left."""
+        while True:
+            self._attempts -= 1
+            loaded = load(self._broker, self.topic)
+            self._registered = loaded.registered
+            self._buffer = loaded.buffer
+            self._first_ledger = loaded.first_ledger
+            self._seqno, self._at = loaded.anchor(self._beginning.position)
+            if not loaded.registered:
+                self._at = loaded.resume
+            self._held: deque[PlacedBatch] = deque()
+            self._held_bytes = 0
+            self._joined = reaches(self._at, loaded.resume)
+            try:
+                self._check_beginning()
+                self._fold = self._broker.reader(self.topic, loaded.resume, inclusive=False)
+            except PositionTrimmed:
+                if not self._attempts:
+                    raise
+            else:
+                return
+
+    def _check_beginning(self) -> None:
+        """Raises PositionTrimmed if records from the beginning on are gone: the rest would be a hole."""
+        start = self._beginning.position
+        if start > EARLIEST and start.ledger < self._first_ledger:
+            with self._broker.reader(self.topic, start._replace(batch=NO_INDEX)) as reader:
+                reader.read(limit=1)
 
     @property
     def next_position(self) -> Position:
-        return self._at
+        return self._at if self._taken else max(self._at, self._beginning.before)
 
     @property
     def decided_position(self) -> Position:
@@ -110,12 +152,19 @@ class CommittedFollower:
         return RecordBatch.of(self.topic, records, seqnos)
 
     def advance(self, timeout: float) -> bool:
-        placed = None if self._stopped is not None else self._fold.read(timeout=timeout)
+        try:
+            placed = None if self._stopped is not None else self._fold.read(timeout=timeout)
+        except PositionTrimmed as error:
+            self._begin_anew(error)
+            return True
         if placed is None:
             return False
-        if (lost := self._unregistered(placed)) is not None:
-            self._stopped, self._blocked = lost, True
-            return True
+        if not self._registered and any_transactional(placed.messages):
+            try:
+                self._learn_seqno()
+            except Error as error:
+                self._stopped, self._blocked = error, True
+                return True
         try:
             self._buffer.apply_batch(placed)
         except ProtocolStopped as error:
@@ -134,8 +183,17 @@ class CommittedFollower:
         if self._trail is not None:
             self._trail.close()
 
+    def _begin_anew(self, error: PositionTrimmed) -> None:
+        """Begin where the log begins now, as long as that leaves no hole in what was handed out."""
+        if self._taken or not self._attempts:
+            raise error
+        self.close()
+        self._trail = None
+        self._begin()
+
     def _take(self, decided: PlacedBatch) -> None:
         """Number what is visible of decided messages, and keep what is wanted of it to be handed out."""
+        self._taken = True
         visible = self._visible(decided)
         if not self._blocked:
             self._at = decided.positions.last
@@ -145,9 +203,10 @@ class CommittedFollower:
         if self._seqno is not None:
             seqnos = np.arange(self._seqno, self._seqno + len(visible), dtype=np.int64)
             self._seqno += len(visible)
-        wanted = slice(visible.positions.search(self._start), None)
+        wanted = slice(self._beginning.first_of(visible), None)
         if len(visible) > wanted.start:
             self._rest = visible.take(wanted), None if seqnos is None else seqnos[wanted]
+            self._beginning = Beginning(EARLIEST)
 
     def _visible(self, decided: PlacedBatch) -> PlacedBatch:
         """The visible records, up to a record set that can't be unpacked: that one stops the topic."""
@@ -159,19 +218,36 @@ class CommittedFollower:
             return messages
         return records.take(~self._buffer.suppressed.mask(records.positions))
 
-    def _unregistered(self, placed: PlacedBatch) -> Error | None:
-        """What is wrong with transactions in a topic that never had a snapshot."""
-        if self._plain_until is None:
-            return None
-        before = placed.take(slice(placed.positions.search(self._plain_until, right=True)))
-        if not any(present(before.messages.properties.get(name), len(before)).any() for name in (TXN, MARKER)):
-            return None
-        return SnapshotMissing(self.topic, "its log holds transactions, so it had one")
+    def _learn_seqno(self) -> None:
+        """A topic that had no snapshot has transactions now: its first snapshot stood before them, and tells numbers.
+
+        Raises SnapshotMissing if there is none all the same, and what reading the snapshot and the log raises.
+        """
+        loaded = load(self._broker, self.topic)
+        if not loaded.registered:
+            raise SnapshotMissing(self.topic, LOST)
+        self._registered = True
+        seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
+        if seqno is None:
+            return
+        with self._broker.reader(self.topic, at, inclusive=False) as reader:
+            while at < self._at and not reaches(at, self._at):
+                placed = reader.read(timeout=PATIENCE)
+                if placed is None:
+                    return
+                passed = placed.take(slice(placed.positions.search(self._at, right=True)))
+                seqno += int(visible_counts(passed, self._buffer).sum())
+                at = placed.positions.last
+        self._seqno = seqno
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
         """The next messages that are all decided, markers and invisible ones among them."""
-        if not self._held and not self._joined:
-            self._read_trail(limit)
+        while not self._held and not self._joined:
+            try:
+                self._read_trail(limit)
+                break
+            except PositionTrimmed as error:
+                self._begin_anew(error)
         if not self._held or self._buffer.max_read_position is None:
             return None
         head = self._held[0]
@@ -233,54 +309,6 @@ class CommittedFollower:
         if self._trail is not None:
             self._trail.close()
             self._trail = None
-
-
-class UncommittedFollower:
-    """Hands out every record as it stands in the log, whatever became of its transaction."""
-
-    def __init__(self, broker: Broker, topic: str, start: Position) -> None:
-        self.topic = topic
-        self._start = start
-        self._stopped: Error | None = None
-        # A start within a record set is one within its message.
-        self._reader = broker.reader(topic, start if start == EARLIEST else start._replace(batch=NO_INDEX))
-        self._held: PlacedBatch | None = None
-        self._at = EARLIEST
-        self._read_to = EARLIEST
-
-    @property
-    def next_position(self) -> Position:
-        return self._at
-
-    @property
-    def decided_position(self) -> Position:
-        return self._read_to
-
-    def poll(self, limit: int) -> RecordBatch | None:
-        if self._held is None:
-            if self._stopped is not None:
-                raise self._stopped
-            return None
-        batch, rest = self._held.take(slice(limit)), self._held.take(slice(limit, None))
-        self._held = rest if len(rest) else None
-        self._at = batch.positions.last
-        return RecordBatch.of(self.topic, batch, None)
-
-    def advance(self, timeout: float) -> bool:
-        placed = None if self._stopped is not None or self._held is not None else self._reader.read(timeout=timeout)
-        if placed is None:
-            return False
-        self._at = self._read_to = placed.positions.last
-        markers = placed.messages.properties.get(MARKER)
-        if markers is not None:
-            placed = placed.take(np.array([text is None for text in markers.to_list()], np.bool_))
-        records, self._stopped = unpacked(placed)
-        records = records.take(slice(records.positions.search(self._start), None))
-        self._held = records if len(records) else None
-        return True
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 def unpacked(messages: PlacedBatch) -> tuple[PlacedBatch, Error | None]:

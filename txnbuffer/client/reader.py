@@ -10,8 +10,9 @@ from typing import NamedTuple, Self, TypeAlias
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Ledger
-from txnbuffer.client.follower import CommittedFollower, Follower, UncommittedFollower
+from txnbuffer.client.follower import Beginning, CommittedFollower, Follower
 from txnbuffer.client.records import RecordBatch
+from txnbuffer.client.uncommitted import UncommittedFollower
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 
@@ -45,7 +46,8 @@ class CommittedReader:
             for batch in reader: ...
 
     `start` is one `Start` for all topics, or a mapping from topic to `Start`; a position is that of
-    the first record wanted; a time without a zone is local. `isolation` is "read_committed", or
+    the first record wanted; a time, which may be to come, is when the first record wanted was published, local
+    without a zone. `isolation` is "read_committed", or
     "read_uncommitted" for every record as it stands in the log. Raises TopicNotFound, PositionTrimmed,
     SnapshotDamaged and its kin; nothing is handed out before the state of its topic is wholly recovered.
     """
@@ -72,7 +74,7 @@ class CommittedReader:
         try:
             for topic in names:
                 first = start.get(topic, "beginning") if isinstance(start, Mapping) else start
-                self._followers.append(kind(broker, topic, position_of(broker, topic, first)))
+                self._followers.append(kind(broker, topic, beginning_of(broker, topic, first)))
         except BaseException:
             self.close()
             raise
@@ -138,23 +140,23 @@ def _names(broker: Broker, topics: str | Iterable[str]) -> list[str]:
     return names
 
 
-def position_of(broker: Broker, topic: str, start: Start) -> Position:
-    """The position at or behind which the first record is wanted."""
+def beginning_of(broker: Broker, topic: str, start: Start) -> Beginning:
+    """The first record wanted. Raises InvalidRequest, PositionTrimmed."""
     if isinstance(start, Position):
         if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):
             raise PositionTrimmed(f"topic {topic} begins with ledger {first}: {start} is gone; start at the beginning")
-        return start
+        return Beginning(start)
     if start == "beginning":
-        return EARLIEST
-    found: Position | None = None
-    if isinstance(start, datetime):
-        found = broker.position_at(topic, _milliseconds(start))
-    elif start != "end":
-        raise InvalidRequest(f"can't start at {start!r}: give a position, a time, 'beginning' or 'end'")
-    if found is not None:
-        return found
+        return Beginning(EARLIEST)
     last = broker.last_position(topic)
-    return EARLIEST if last is None else Position(last.ledger, last.entry + 1)
+    end = EARLIEST if last is None else Position(last.ledger, last.entry + 1)
+    if start == "end":
+        return Beginning(end)
+    if not isinstance(start, datetime):
+        raise InvalidRequest(f"can't start at {start!r}: give a position, a time, 'beginning' or 'end'")
+    time = _milliseconds(start)
+    found = broker.position_at(topic, time)
+    return Beginning(end, time) if found is None else Beginning(found)
 
 
 def _milliseconds(time: datetime) -> int:

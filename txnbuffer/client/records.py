@@ -34,7 +34,7 @@ class RecordBatch:
     """n visible records of one topic in log order, as columns of length n; iterate it for single records.
 
     `seqnos` int64[n] counts the visible records of the topic from 1; None where records have no
-    number: the topic is not registered for transactions, or the reader is not read_committed.
+    number: the topic has had no transactions yet, or the reader is not read_committed.
     `publish_times` int64[n] in milliseconds; `txns` the texts `most:least`, or None: no transactions.
     """
 

@@ -1,0 +1,301 @@
+"""The committed reader while others trim, register and run late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from snapshot_driver import Interfering, abort_some, keeper
+from writing import TopicWriter
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import PositionTrimmed
+from broker_io.memory import MemoryBroker
+from broker_io.port import Broker
+from broker_io.testing.world import SimulatedClock
+from snapshots.errors import SnapshotMissing
+from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer.client import follower
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.records import Record
+from txnbuffer.model import Position, TxnId
+from txnbuffer.recordset import pack
+
+T = "orders"
+
+
+@pytest.fixture
+def broker() -> Iterator[MemoryBroker]:
+    with MemoryBroker() as broker:
+        yield broker
+
+
+def drain(reader: CommittedReader) -> list[tuple[int | None, str]]:
+    records: list[Record] = []
+    while (batch := reader.read()) is not None:
+        records += batch
+    return [(record.seqno, (record.value or b"").decode()) for record in records]
+
+
+def owned(broker: Broker, topic: str = T) -> tuple[BufferKeeper, TopicWriter]:
+    owner = keeper(broker, part_size=2)
+    owner.register(topic)
+    return owner, TopicWriter(broker, topic)
+
+
+def trimming(broker: MemoryBroker, owner: BufferKeeper, log: TopicWriter, *, times: int) -> Interfering:
+    """A broker that loses the first ledgers each time somebody begins to read the topic."""
+    between = Interfering(broker)
+    left = [times]
+
+    def before(name: str, topic: str) -> None:
+        if (name, topic) == ("reader", T) and left[0]:
+            left[0] -= 1
+            broker.roll(T)
+            log.plain("new")
+            owner.pump()
+            for _ in range(2):
+                owner.snapshot(T)
+            assert owner.trim(T, 10**6) > 1
+
+    between.before = before
+    return between
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_trim_before_the_first_read_is_no_hole_for_who_begins_at_the_beginning(
+    broker: MemoryBroker, times: int
+) -> None:
+    owner, log = owned(broker)
+    log.plain("a", "b")
+    owner.pump()
+    with CommittedReader(trimming(broker, owner, log, times=times), T) as reader:
+        assert drain(reader) == [(times + 2, "new")]
+
+
+def test_a_topic_that_is_trimmed_again_and_again_is_given_up(broker: MemoryBroker) -> None:
+    owner, log = owned(broker)
+    log.plain("a")
+    owner.pump()
+    between = trimming(broker, owner, log, times=100)
+    with pytest.raises(PositionTrimmed), CommittedReader(between, T) as reader:
+        drain(reader)
+    assert broker.ledgers(T)[0].ledger < 20
+
+
+def test_a_trim_before_the_first_read_is_a_hole_for_who_begins_at_a_position(broker: MemoryBroker) -> None:
+    owner, log = owned(broker)
+    start = log.plain("a", "b").first
+    owner.pump()
+    with (
+        pytest.raises(PositionTrimmed),
+        CommittedReader(trimming(broker, owner, log, times=1), T, start=start) as reader,
+    ):
+        drain(reader)
+
+
+def test_a_trim_below_the_position_wanted_is_no_hole(broker: MemoryBroker) -> None:
+    owner, log = owned(broker)
+    log.plain("a", "b")
+    owner.pump()
+    broker.roll(T)
+    start = log.plain("c").first
+    with CommittedReader(trimming(broker, owner, log, times=1), T, start=start) as reader:
+        broker.trim(T, start.ledger)
+        with pytest.raises(PositionTrimmed):
+            drain(reader)
+    broker.roll(T)
+    end = log.plain("e").first
+    with CommittedReader(broker, T, start=Position(end.ledger, 0)) as reader:
+        broker.trim(T, end.ledger)
+        assert [value for _, value in drain(reader)] == ["e"]
+
+
+def test_what_is_trimmed_behind_a_reader_that_has_begun_is_a_hole(broker: MemoryBroker) -> None:
+    _, log = owned(broker)
+    log.plain("a")
+    with CommittedReader(broker, T) as reader:
+        assert drain(reader) == [(1, "a")]
+        for value in "bcd":
+            broker.roll(T)
+            log.plain(value)
+        broker.trim(T, 10**6)
+        with pytest.raises(PositionTrimmed):
+            drain(reader)
+
+
+@pytest.mark.parametrize("start", ["beginning", "end"])
+def test_records_have_numbers_once_the_topic_is_registered(broker: MemoryBroker, start: str) -> None:
+    log = TopicWriter(broker, T)
+    log.plain("a", "b")
+    broker.roll(T)
+    log.plain("c")
+    with CommittedReader(broker, T, start=start) as reader:
+        assert drain(reader) == [(None, value) for value in "abc" if start == "beginning"]
+        owner, log = owned(broker)
+        log.plain("d")
+        assert drain(reader) == [(None, "d")]  # nothing has shown yet that it is
+        log.records(1, "e")
+        log.records(2, "never")
+        log.abort(2)
+        log.commit(1)
+        log.plain("f")
+        assert drain(reader) == [(5, "e"), (6, "f")]
+        broker.roll(T)
+        log.plain("g")
+        owner.pump()
+        owner.snapshot(T)
+        assert drain(reader) == [(7, "g")]
+
+
+def test_transactions_of_a_topic_that_nobody_registered_are_refused(broker: MemoryBroker) -> None:
+    log = TopicWriter(broker, T)
+    log.plain("a")
+    with CommittedReader(broker, T) as reader:
+        assert drain(reader) == [(None, "a")]
+        log.records(1, "b")
+        log.commit(1)
+        for _ in range(2):
+            with pytest.raises(SnapshotMissing):
+                drain(reader)
+
+
+def test_a_snapshot_that_cannot_be_read_stops_a_reader_that_needs_it(broker: MemoryBroker) -> None:
+    log = TopicWriter(broker, T)
+    with CommittedReader(broker, T) as reader:
+        owned(broker)
+        with broker.writer(SNAPSHOT_TOPIC, exclusive=True) as writer:
+            torn = Message(b"orders-end", b"torn", {"tb.v": "1", "tb.kind": "end", "tb.epoch": "9"})
+            writer.append(Batch.of([torn])).result()
+        log.records(1, "b")
+        log.commit(1)
+        for _ in range(2):
+            with pytest.raises(Exception, match="orders-end"):
+                drain(reader)
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_nothing_of_before_a_time_to_come_is_handed_out(isolation: str) -> None:
+    clock = SimulatedClock()
+    with MemoryBroker(clock=clock) as broker:
+        _, log = owned(broker)
+        log.plain("old")
+        later = datetime.fromtimestamp(clock.now_ms() / 1000 + 10, UTC)
+        with CommittedReader(broker, T, start=later, isolation=isolation, clock=clock) as reader:
+            assert reader.lag()[T].behind == 0
+            log.plain("early")
+            assert drain(reader) == []
+            clock.sleep(9)
+            log.plain("earlier", "still")
+            clock.sleep(1)
+            log.plain("on time")
+            log.plain("after")
+            found = drain(reader)
+            assert [value for _, value in found] == ["on time", "after"]
+            if isolation == "read_committed":
+                assert [seqno for seqno, _ in found] == [5, 6]
+
+
+def test_the_lag_of_several_topics_counts_what_was_not_handed_out(broker: MemoryBroker) -> None:
+    _, log = owned(broker)
+    other = TopicWriter(broker, "other")
+    log.records(1, "a", "b")
+    log.commit(1)
+    other.plain("x", "y", "z")
+    with CommittedReader(broker, [T, "other"], isolation="read_uncommitted") as reader:
+        behind = {T: 3, "other": 3}
+        assert {topic: lag.behind for topic, lag in reader.lag().items()} == behind
+        while (batch := reader.read(limit=1)) is not None:
+            behind[batch.topic] -= 1
+            if batch.topic == T and behind[T] == 1:
+                behind[T] = 0  # nothing but the marker is left
+            assert {topic: lag.behind for topic, lag in reader.lag().items()} == behind
+        assert behind == {T: 0, "other": 0}
+
+
+def test_a_reader_that_begins_at_the_end_is_not_behind(broker: MemoryBroker) -> None:
+    TopicWriter(broker, T).plain("a", "b")
+    for isolation in ("read_committed", "read_uncommitted"):
+        with CommittedReader(broker, T, start="end", isolation=isolation) as reader:
+            assert reader.lag()[T].behind == 0
+
+
+def test_records_of_a_set_that_were_sent_twice_are_handed_out_once(broker: MemoryBroker) -> None:
+    _, log = owned(broker)
+    rows = [Message(None, str(n).encode()) for n in range(1, 6)]
+    with broker.writer(T) as writer:
+        for size in (3, 5):
+            writer.append(Batch.of([pack(Batch.of(rows[:size]), TxnId(0, 1), 1)])).result()
+    log._written[1] = 5
+    log.commit(1)
+    with CommittedReader(broker, T) as reader:
+        assert drain(reader) == [(n, str(n)) for n in range(1, 6)]
+
+
+def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    loads: list[str] = []
+    load = follower.load
+
+    def counting(broker: Broker, topic: str) -> object:
+        loads.append(topic)
+        return load(broker, topic)
+
+    monkeypatch.setattr(follower, "load", counting)
+    return loads
+
+
+def aborts_in_two_ledgers(broker: MemoryBroker) -> tuple[BufferKeeper, TopicWriter, CommittedReader]:
+    """Four aborts in ledger 1, four in ledger 2 behind a transaction that stays open; a reader that has read all."""
+    owner, log = owned(broker)
+    reader = CommittedReader(broker, T)
+    abort_some(log, 1, 2, 3, 4)
+    broker.roll(T)
+    log.plain("a")
+    log.records(100, "b")
+    abort_some(log, 5, 6, 7, 8)
+    assert drain(reader) == [(1, "a")]
+    broker.roll(T)
+    return owner, log, reader
+
+
+def test_a_reader_judges_what_it_holds_by_aborts_whose_ledgers_are_gone(broker: MemoryBroker) -> None:
+    owner, log, reader = aborts_in_two_ledgers(broker)
+    with reader:
+        log.commit(100)
+        log.plain("c")
+        owner.pump()
+        for _ in range(2):
+            owner.snapshot(T)
+        assert owner.trim(T, 10**6) == broker.ledgers(T)[-1].ledger
+        owner.snapshot(T)
+        assert drain(reader) == [(2, "b"), (3, "c")]
+
+
+def test_a_reader_lets_go_of_aborts_whose_ledgers_are_gone(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, log, reader = aborts_in_two_ledgers(broker)
+    loads = counted_loads(monkeypatch)
+    with reader:
+        log.commit(100)
+        assert drain(reader) == [(2, "b")]
+        for value in "cd":
+            broker.roll(T)
+            log.plain(value)
+            assert [found for _, found in drain(reader)] == [value]
+        assert loads == []  # nothing is gone, so there is nothing to be had
+        (followed,) = reader._followers
+        assert isinstance(followed, follower.CommittedFollower)
+        assert len(followed._buffer.aborted) == 8
+        owner.pump()
+        for _ in range(2):
+            owner.snapshot(T)
+        owner.trim(T, broker.ledgers(T)[2].ledger)
+        log.plain("e")
+        assert drain(reader) == [(5, "e")]
+        assert loads == [T]
+        # The newest part is of ledger 2 and not sealed: the owner keeps it for now, and so does a reader.
+        assert followed._buffer.aborted.ids() == owner.buffer(T).aborted.ids()
+        assert len(followed._buffer.aborted) < 8
