@@ -145,6 +145,17 @@ def test_h4_a_decided_marker_holds_whatever_its_epoch() -> None:
     assert visible(log, folded(log).buffer) == [first]
 
 
+@pytest.mark.parametrize("zombie", [0, 1, 8])
+def test_h4_a_one_phase_marker_is_void_however_old_its_epoch(zombie: int) -> None:
+    log = Log()
+    log.record(X, 1)
+    log.mark(marker(epoch=9))
+    log.end(X, COMMIT, 1, epoch=zombie, decided=False)
+    owner = folded(log)
+    assert X in owner.buffer.ongoing
+    assert owner.buffer.counters.void == 1
+
+
 def test_h4_epochs_are_compared_within_one_coordinator() -> None:
     log = Log()
     first = log.record(X, 1)
