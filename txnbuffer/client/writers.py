@@ -19,7 +19,7 @@ from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, Writer
 from broker_io.position import Positions
 
-MESSAGES_UNDER_WAY = 10_000
+MESSAGES_UNDER_WAY = 3_000
 """Messages of a topic that its writer holds; the rest waits here, because a writer that is full blocks the loop."""
 SLICE = 500
 """Messages that are handed to a writer before the loop has another turn."""
