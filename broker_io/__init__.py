@@ -1,4 +1,4 @@
-"""Brokers of topics behind one port: in memory, in files, of a running service, and (later) of Pulsar."""
+"""Brokers of topics behind one port: in memory, in files, of a running service, and of a Pulsar cluster."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
     from broker_io.remote.service import LogService as LogService
 
+CLUSTERS = ("pulsar", "pulsar+ssl")
+
 
 def open_broker(address: str, **options: Any) -> Broker:
-    """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`.
+    """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`,
+    or `pulsar://HOST:PORT/TENANT/NAMESPACE` (`pulsar+ssl://…`; without a namespace `public/default`).
 
     `options` are those of the backend: `file:` takes what `FileBroker.open` takes, `memory:` what
-    `MemoryBroker` takes, `txnbuf:` what `RemoteBroker` takes. Raises InvalidAddress, MissingDependency, and
-    what the backend raises.
+    `MemoryBroker` takes, `txnbuf:` what `RemoteBroker` takes, `pulsar:` what `PulsarBroker` takes.
+    Raises InvalidAddress, MissingDependency, and what the backend raises.
     """
     check_address(address)
     scheme, _, rest = address.partition(":")
@@ -29,15 +32,22 @@ def open_broker(address: str, **options: Any) -> Broker:
         from broker_io.memory import open_memory
 
         return open_memory(rest, **options)
+    if scheme in CLUSTERS:
+        return _open_cluster(address, options)
     return _open_remote(rest, address, options)
 
 
 def check_address(address: str) -> None:
     """Raises InvalidAddress for what has the form of no broker's address; opens nothing."""
     scheme, colon, rest = address.partition(":")
-    if not colon or scheme not in ("file", "memory", "txnbuf") or (scheme == "file" and not rest):
+    if scheme in CLUSTERS:
+        from broker_io.pulsar.address import parse_address
+
+        parse_address(address)
+    elif not colon or scheme not in ("file", "memory", "txnbuf") or (scheme == "file" and not rest):
         raise InvalidAddress(
-            f"{address!r} is no broker address: write memory:, memory:NAME, file:DIR or txnbuf://HOST:PORT"
+            f"{address!r} is no broker address: write memory:, memory:NAME, file:DIR, txnbuf://HOST:PORT or "
+            "pulsar://HOST:PORT/TENANT/NAMESPACE"
         )
 
 
@@ -48,6 +58,14 @@ def _open_remote(rest: str, address: str, options: dict[str, Any]) -> Broker:
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{address} needs a package ({error}): pip install grpcio") from None
     return RemoteBroker(target_of(rest, address), **options)
+
+
+def _open_cluster(address: str, options: dict[str, Any]) -> Broker:
+    try:
+        from broker_io.pulsar.broker import PulsarBroker
+    except ModuleNotFoundError as error:
+        raise MissingDependency(f"{address} needs a package ({error}): pip install 'txnbuffer[pulsar]'") from None
+    return PulsarBroker(address, **options)
 
 
 def serve_broker(broker: Broker, **options: Any) -> LogService:

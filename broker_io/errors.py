@@ -106,6 +106,12 @@ class MalformedMessage(CallerError):
     """Bytes that are no message of the log service; whoever sent them speaks another protocol."""
 
 
+class NotAuthorized(CallerError):
+    """Credentials that are wrong, or may not do what was asked."""
+
+    grpc_status = "PERMISSION_DENIED"
+
+
 class NotOffered(CallerError):
     """Something of the broker port that this backend can't do."""
 
@@ -141,6 +147,17 @@ class ServiceUnavailable(PeerError):
     """No service answers at the address, or not in time, or the connection broke; trying again can help."""
 
     retryable = True
+
+
+class ClusterRefused(PeerError):
+    """A cluster refuses a request; `status` is that of its REST interface, or 0, and `reason` what it says."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, message: str, status: int, reason: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
 
 
 class AppendUnknown(PeerError):
@@ -194,6 +211,17 @@ class Locked(EnvironmentFault):
     """Another process owns the directory."""
 
     grpc_status = "ALREADY_EXISTS"
+
+
+class UnsafePolicy(EnvironmentFault):
+    """A policy of the cluster would drop messages that are still needed; nothing was written."""
+
+
+class TooManyFiles(EnvironmentFault):
+    """The process or the machine has no file descriptor left; nothing was changed and nothing has stopped."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class MissingDependency(EnvironmentFault):

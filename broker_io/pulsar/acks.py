@@ -1,0 +1,65 @@
+"""Acknowledgements on their way from the client library's thread to the futures of appends.
+
+Whoever waits for a future may call anything from its callbacks; a call into the client library from its own thread
+would stop all of it for ever. So that thread only notes what it hears, and futures are resolved in one of ours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+from broker_io.position import Positions
+
+
+class Resolver:
+    """One thread that does what it is given, one after the other; started when there is something."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pulsar acknowledgements", daemon=True)
+                self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._queue.put(work)
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def wait(self, seconds: float) -> None:
+        """Return once all that was put before is done."""
+        if self._thread is None or self.is_current():
+            return
+        done = threading.Event()
+        self._queue.put(done.set)
+        done.wait(seconds)
+
+    def stop(self) -> None:
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            self._queue.put(None)
+            if not self.is_current():
+                thread.join()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+
+def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
+    """Resolve a future unless whoever waited has cancelled it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

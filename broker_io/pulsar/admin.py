@@ -1,0 +1,160 @@
+"""Pulsar's admin REST interface: one question after the other over connections that are kept."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import tenacity
+
+from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
+from broker_io.pulsar.credentials import Bearer, Credentials
+
+T = TypeVar("T")
+
+CALL_SECONDS = 30.0
+"""How long the cluster may take to answer a question."""
+FAULT_SECONDS = 5.0
+"""For how long a question is asked again that the cluster has an internal error about."""
+MOST_REDIRECTS = 5
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+
+_REDIRECTS = (301, 302, 307, 308)
+_AWAY = (408, 429, 502, 503, 504)
+
+
+class _Faulty(ServiceUnavailable):
+    """An internal error of the cluster: passing, as a rule, while a topic moves."""
+
+
+class Patience:
+    """Does again, within `seconds`, what failed because the cluster was away; `check` raises once nobody waits."""
+
+    def __init__(self, seconds: float, check: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self._check = check
+
+    def __call__(self, attempt: Callable[[], T]) -> T:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(ServiceUnavailable),
+            wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+            stop=self._over,
+            before_sleep=lambda _: self._check(),
+            reraise=True,
+        )
+        return retrying(attempt)
+
+    def _over(self, state: tenacity.RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        bound = min(FAULT_SECONDS, self.seconds) if isinstance(error, _Faulty) else self.seconds
+        return (state.seconds_since_start or 0.0) > bound
+
+
+class Admin:
+    """Questions to the interface at `url`; safe from any thread."""
+
+    def __init__(self, url: str, credentials: Credentials, patience: Patience) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise InvalidAddress(f"{url!r} is no address of an admin interface: write http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self._patience = patience
+        self._bearer = Bearer(credentials)
+        self._tls = credentials.tls_context() if parts.scheme == "https" else None
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._idle: list[tuple[str, http.client.HTTPConnection]] = []
+
+    def ask(self, method: str, path: str, body: Any = None, *, patiently: bool = True) -> Any:
+        """The decoded answer, None if it is empty. `path` is that behind `/admin/v2/`.
+
+        Raises ClusterRefused with the status, NotAuthorized, and ServiceUnavailable; while the cluster is away it is
+        asked again unless not `patiently`.
+        """
+        if not patiently:
+            return self._ask(method, path, body)
+        return self._patience(lambda: self._ask(method, path, body))
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _ask(self, method: str, path: str, body: Any) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        place = f"{self.url}/admin/v2/{path}"
+        for _ in range(MOST_REDIRECTS):
+            status, content, location = self._call(method, place, data)
+            if status not in _REDIRECTS or not location:
+                return self._told(method, path, status, content)
+            place = location
+        raise ServiceUnavailable(f"{self.url} sends {method} {path} from broker to broker: is its topic moving?")
+
+    def _told(self, method: str, path: str, status: int, content: bytes) -> Any:
+        if 200 <= status < 300:
+            try:
+                return json.loads(content) if content else None
+            except ValueError:
+                return content.decode(errors="replace")
+        reason = _reason(content)
+        what = f"{self.url} answers {method} {path} with {status} ({reason})"
+        if status in (401, 403):
+            raise NotAuthorized(f"{what}: give credentials that may do this")
+        if status in _AWAY:
+            raise ServiceUnavailable(f"{what}: the cluster is busy or starting")
+        if status >= 500:
+            raise _Faulty(f"{what}: see the log of the broker")
+        raise ClusterRefused(what, status, reason)
+
+    def _call(self, method: str, place: str, data: bytes | None) -> tuple[int, bytes, str | None]:
+        parts = urlsplit(place)
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        headers = {"Content-Type": "application/json", "Accept": "*/*", **self._bearer.headers()}
+        connection, used = self._connection(parts.scheme, parts.netloc)
+        while True:
+            try:
+                connection.request(method, target, data, headers)
+                response = connection.getresponse()
+                content = response.read()
+                break
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if not used:
+                    raise ServiceUnavailable(
+                        f"no admin interface answers at {parts.scheme}://{parts.netloc} ({error!r}): is the cluster "
+                        "running, and admin_url right?"
+                    ) from None
+                connection, used = self._connect(parts.scheme, parts.netloc), False  # a kept one may have ended
+        if response.will_close:
+            connection.close()
+        else:
+            with self._lock:
+                self._idle.append((parts.netloc, connection))
+        return response.status, content, response.getheader("Location")
+
+    def _connection(self, scheme: str, netloc: str) -> tuple[http.client.HTTPConnection, bool]:
+        with self._lock:
+            for index, (kept, connection) in enumerate(self._idle):
+                if kept == netloc:
+                    del self._idle[index]
+                    return connection, True
+        return self._connect(scheme, netloc), False
+
+    def _connect(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
+        if scheme == "https":
+            context = self._tls or self._credentials.tls_context()
+            return http.client.HTTPSConnection(netloc, timeout=CALL_SECONDS, context=context)
+        return http.client.HTTPConnection(netloc, timeout=CALL_SECONDS)
+
+
+def _reason(content: bytes) -> str:
+    """What an answer says in its body, which is JSON, or a page of a web server."""
+    try:
+        return str(json.loads(content)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return content[:80].decode(errors="replace").replace("\n", " ").strip() or "no reason given"

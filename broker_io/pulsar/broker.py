@@ -1,0 +1,245 @@
+"""The broker of a Pulsar cluster: one namespace of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import pulsar
+
+from broker_io.errors import ClusterRefused, Fenced, InvalidAddress, NotOffered, StillHeld, TopicNotFound
+from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
+from broker_io.position import EARLIEST, NO_INDEX, Position
+from broker_io.pulsar.address import from_local_name, parse_address, path_of
+from broker_io.pulsar.cluster import INCARNATION, Cluster
+from broker_io.pulsar.credentials import Credentials
+from broker_io.pulsar.failures import of_append
+from broker_io.pulsar.policies import check_policies, hold, policies_of
+from broker_io.pulsar.reader import PulsarReader
+from broker_io.pulsar.upkeep import Upkeep
+from broker_io.pulsar.writer import PulsarWriter
+
+OWN_PREFIX = "__txnbuffer"
+OVERHEAD_BYTES = 64 * 1024
+"""Room that Pulsar's own limit leaves for its metadata around our properties, and for compression that fails."""
+AHEAD, AHEAD_OF_LARGE = 1000, 100
+"""Messages that a reader is sent before it asks; those of our own topics are large."""
+LOOK_SECONDS = 0.1
+
+Modes = pulsar.ProducerAccessMode
+
+
+class PulsarBroker:
+    """The persistent topics of the namespace at `pulsar://HOST:PORT/TENANT/NAMESPACE`; safe from any thread.
+
+    `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). Who we
+    are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
+    certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
+    others are compacted by nobody. While the cluster is away, questions wait up to `patience` seconds; opening the
+    broker does not. `client_log` is a file for what the client library has to say.
+
+    Raises InvalidAddress, ServiceUnavailable if nobody answers, NotAuthorized.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        admin_url: str | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        oauth2: Mapping[str, str] | None = None,
+        tls_trust: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        patience: float = 60.0,
+        compacted_prefix: str = OWN_PREFIX,
+        batching: bool = True,
+        max_message_bytes: int = MAX_MESSAGE_BYTES - OVERHEAD_BYTES,
+        client_log: str | None = None,
+    ) -> None:
+        place = parse_address(address)
+        credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key)
+        self._cluster = Cluster(place, admin_url, credentials, patience, client_log)
+        self._compacted_prefix = compacted_prefix
+        self._batching = batching
+        self._max_message_bytes = max_message_bytes
+        self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._upkeep = Upkeep(self._cluster)
+        try:
+            self._greet(address)
+        except BaseException:
+            self._cluster.close()
+            raise
+
+    def _greet(self, address: str) -> None:
+        question = f"namespaces/{self._cluster.namespace}/subscriptionExpirationTime"
+        try:
+            self._cluster.admin.ask("GET", question, patiently=False)
+        except ClusterRefused as error:
+            if error.status != 404:
+                raise
+            raise InvalidAddress(
+                f"{address!r}: {error.reason}; run `pulsar-admin namespaces create {self._cluster.namespace}`"
+            ) from None
+
+    def topics(self) -> list[str]:
+        self._cluster.check()
+        found = self._cluster.admin.ask("GET", f"persistent/{self._cluster.namespace}")
+        prefix = f"persistent://{self._cluster.namespace}/"
+        names = (from_local_name(url.removeprefix(prefix)) for url in found)
+        return sorted(name for name in names if name is not None)
+
+    def create_topic(self, topic: str) -> None:
+        self._cluster.check()
+        path = path_of(self._cluster.namespace, check_topic_name(topic))
+        try:
+            self._cluster.admin.ask("PUT", path, {INCARNATION: self._cluster.new_mark()})
+        except ClusterRefused as error:
+            if error.status != 409:  # it is there already
+                raise
+        hold(self._cluster.admin, path)
+
+    def delete_topic(self, topic: str) -> None:
+        self._cluster.incarnation(topic)
+        gone = TopicNotFound(f"topic {topic!r} was deleted: open it anew if it was made again")
+        for handle in self._handles(topic):  # the client library would make the topic again
+            handle.end(gone)
+        self._cluster.ask("DELETE", topic, "?force=true", patiently=False)  # not asked twice: it may be made anew
+
+    def incarnation(self, topic: str) -> str:
+        return self._cluster.incarnation(topic)
+
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> PulsarWriter:
+        incarnation = self._cluster.incarnation(topic)
+        self._make_safe(topic)
+        if not exclusive:
+            return self._writer(topic, incarnation, Modes.Shared)
+        older = [handle for handle in self._handles(topic) if isinstance(handle, PulsarWriter)]
+        if wait is None:
+            writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing)
+        else:
+            writer = self._wait_for_owner(topic, incarnation, wait)
+        for each in older:  # the cluster fences exclusive ones; shared ones would come back when this one is gone
+            each.end(of_append("ProducerFenced", topic))
+        return writer
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> PulsarReader:
+        self._cluster.check()
+        ahead = AHEAD_OF_LARGE if self._is_compacted(check_topic_name(topic)) else AHEAD
+        reader = PulsarReader(self._cluster, topic, start, inclusive=inclusive, compacted=compacted, ahead=ahead)
+        self._add(reader)
+        return reader
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        return self._cluster.state(topic).ledgers
+
+    def first_position(self, topic: str) -> Position | None:
+        if not any(ledger.entries for ledger in self.ledgers(topic)):
+            return None
+        with self.reader(topic) as reader:
+            batch = reader.read(limit=1)
+            return None if batch is None else batch.positions.first
+
+    def last_position(self, topic: str) -> Position | None:
+        return self._cluster.last_position(topic)
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        found = self._cluster.ask("GET", topic, f"messageid/{min(max(time_ms, 0), 2**62)}")
+        state = self._cluster.state(topic)
+        start = Position(found["ledgerId"], found["entryId"], NO_INDEX)
+        if state.last.entry < 0 or start > state.last or start.entry < 0:
+            return None
+        with self.reader(topic, start) as reader:
+            while (batch := reader.read(limit=100)) is not None:
+                late = (batch.publish_times >= time_ms).nonzero()[0]
+                if len(late):
+                    return batch.positions[int(late[0])]
+        return None
+
+    def roll(self, topic: str) -> None:
+        self._upkeep.roll(topic)
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        self._upkeep.trim(topic, first_ledger)
+
+    def compact(self, topic: str) -> None:
+        self._cluster.incarnation(topic)
+        if not self._is_compacted(topic):
+            raise NotOffered(
+                f"topic {topic!r} is not written for compaction, which would drop members of batches: only topics "
+                f"that begin with {self._compacted_prefix!r} are"
+            )
+        raw = [handle for handle in self._handles(topic) if isinstance(handle, PulsarReader) and not handle.compacted]
+        floor = min((reader.position.ledger for reader in raw), default=None)
+        self._upkeep.compact(topic, floor)
+
+    def close(self) -> None:
+        if self._cluster.closed:
+            return
+        for handle in self._handles():
+            handle.close()
+        self._cluster.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _is_compacted(self, topic: str) -> bool:
+        return topic.startswith(self._compacted_prefix)
+
+    def _handles(self, topic: str | None = None) -> list[PulsarReader | PulsarWriter]:
+        with self._lock:
+            return [handle for handle in self._open if topic is None or handle.topic == topic]
+
+    def _add(self, handle: PulsarReader | PulsarWriter) -> None:
+        with self._lock:
+            self._open.add(handle)
+
+    def _make_safe(self, topic: str) -> None:
+        """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy."""
+        cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
+        hold(cluster.admin, path)
+        policies = policies_of(cluster.admin, cluster.namespace, path)
+        compacted = self._is_compacted(topic)
+        check_policies(topic, cluster.namespace, policies, cluster.state(topic), compacted=compacted)
+
+    def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode) -> PulsarWriter:
+        batching = self._batching and not self._is_compacted(topic)
+        writer = self._cluster.opened(
+            topic,
+            "writer",
+            lambda: PulsarWriter(
+                self._cluster,
+                topic,
+                incarnation,
+                mode=mode,
+                batching=batching,
+                max_message_bytes=self._max_message_bytes,
+            ),
+        )
+        self._add(writer)
+        return writer
+
+    def _wait_for_owner(self, topic: str, incarnation: str, seconds: float) -> PulsarWriter:
+        """A writer that fences nobody. Raises StillHeld."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._writer(topic, incarnation, Modes.Exclusive)
+            except Fenced:
+                missing = deadline - time.monotonic()
+            if missing <= 0:
+                raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait on")
+            time.sleep(min(missing, LOOK_SECONDS))

@@ -1,0 +1,129 @@
+"""One process's connection to a cluster, and the questions about topics that readers and writers share."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pulsar
+
+from broker_io.errors import Closed, ClusterRefused, Error, TopicNotFound
+from broker_io.port import check_topic_name
+from broker_io.position import Position
+from broker_io.pulsar.acks import Resolver
+from broker_io.pulsar.address import ClusterAddress, path_of, url_of
+from broker_io.pulsar.admin import Admin, Patience
+from broker_io.pulsar.credentials import Credentials
+from broker_io.pulsar.failures import of_opening
+from broker_io.pulsar.state import HOLD, TopicState, read_state
+
+T = TypeVar("T")
+
+INCARNATION = "txnbuffer.incarnation"
+"""The property that tells a topic of ours from one made anew under its name."""
+LAST = "txnbuffer.last"
+"""The property that keeps the last position where trimming leaves no message."""
+
+
+class Cluster:
+    """Belongs to one broker. `patience`: seconds for which the cluster may be away before who asks it is told."""
+
+    def __init__(
+        self, address: ClusterAddress, admin_url: str | None, credentials: Credentials, patience: float, log: str | None
+    ) -> None:
+        self.service = address.service
+        self.namespace = address.namespace
+        self.closed = False
+        self.patiently = Patience(patience, self.check)
+        self.admin = Admin(admin_url or address.admin, credentials, self.patiently)
+        self.acks = Resolver()
+        self.client = pulsar.Client(
+            address.service,
+            authentication=credentials.for_client(),
+            operation_timeout_seconds=max(1, round(min(patience, 30.0))),
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, log or os.devnull),
+            **_tls_options(credentials, tls=address.tls),
+        )
+        self._shutdown = weakref.finalize(self, self.client.shutdown)  # a client with sends under way aborts at exit
+
+    def check(self) -> None:
+        if self.closed:
+            raise Closed(f"the connection to {self.service} was closed in this process: open it again")
+
+    def close(self) -> None:
+        self.closed = True
+        self._shutdown()
+        self.acks.stop()
+        self.admin.close()
+
+    def url(self, topic: str) -> str:
+        return url_of(self.namespace, topic)
+
+    def ask(self, method: str, topic: str, question: str = "", body: Any = None, *, patiently: bool = True) -> Any:
+        """Ask about a topic. Raises TopicNotFound if it isn't there."""
+        self.check()
+        path = path_of(self.namespace, check_topic_name(topic))
+        try:
+            return self.admin.ask(method, f"{path}/{question}" if question else path, body, patiently=patiently)
+        except ClusterRefused as error:
+            if error.status == 404:
+                raise TopicNotFound(f"there is no topic {topic!r}: create it first") from None
+            raise
+
+    def incarnation(self, topic: str) -> str:
+        """Ours have one of their own; of others the time of their making tells them apart."""
+        mark = (self.ask("GET", topic, "properties") or {}).get(INCARNATION)
+        if mark is not None:
+            return str(mark)
+        return f"{self.ask('GET', topic, 'internal-info')['creationDate']} {self.url(topic)}"
+
+    def state(self, topic: str) -> TopicState:
+        return read_state(self.ask("GET", topic, "internalStats"))
+
+    def last_position(self, topic: str) -> Position | None:
+        found = self.ask("GET", topic, "lastMessageId")
+        if found["entryId"] >= 0:
+            return Position(found["ledgerId"], found["entryId"], found["batchIndex"])
+        # The message itself is gone, if there ever was one: the best of what remembers it.
+        state = self.state(topic)
+        kept = (self.ask("GET", topic, "properties") or {}).get(LAST)
+        known = [state.last, state.cursors.get(HOLD, state.last)]
+        known = [place for place in known if place.entry >= 0]
+        if kept is not None:
+            known.append(Position.parse(kept))
+        return max(known, default=None)
+
+    def new_mark(self) -> str:
+        return uuid.uuid4().hex
+
+    def opened(self, topic: str, what: str, opening: Callable[[], T]) -> T:
+        """What the client library opens at a topic."""
+
+        def attempt() -> T:
+            self.check()
+            try:
+                return opening()
+            except pulsar.PulsarException as error:
+                self.check()
+                raise of_opening(error, topic, what) from None
+
+        return self.patiently(attempt)
+
+
+def _tls_options(credentials: Credentials, *, tls: bool) -> dict[str, Any]:
+    if not tls:
+        return {}
+    return {"tls_trust_certs_file_path": credentials.tls_trust, "tls_validate_hostname": True}
+
+
+class Handle:
+    """A reader or a writer: ends with its topic, or with its broker."""
+
+    topic: str
+
+    def end(self, error: Error) -> None:
+        """Every later call fails with this error."""
+        raise NotImplementedError

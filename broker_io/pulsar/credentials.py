@@ -1,0 +1,135 @@
+"""Who we are to a cluster, for its clients and for its REST interface alike."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulsar
+
+from broker_io.errors import CallerError, NotAuthorized, ServiceUnavailable
+
+OAUTH2_SECONDS = 20.0
+RENEW_EARLY = 30.0
+"""Seconds before its end at which a token is asked for anew."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """At most one of `token`, `token_file`, `oauth2` and a client certificate says who we are.
+
+    `oauth2` has `issuer_url` and `private_key` (a path, `file:` or `data:` URL of the credentials), `audience` and
+    `scope` where wanted. `tls_trust` is a file of the certificates to trust, `tls_cert` and `tls_key` the client's
+    own; all are PEM.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    oauth2: Mapping[str, str] | None = field(default=None, repr=False)
+    tls_trust: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    def __post_init__(self) -> None:
+        ways = [self.token, self.token_file, self.oauth2, self.tls_cert]
+        if sum(way is not None for way in ways) > 1:
+            raise CallerError("more than one of token, token_file, oauth2 and tls_cert is given: choose one")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise CallerError("tls_cert and tls_key belong together: give both")
+        if self.oauth2 is not None and not {"issuer_url", "private_key"} <= {*self.oauth2}:
+            raise CallerError("oauth2 needs issuer_url and private_key")
+
+    def current_token(self) -> str | None:
+        """The token, read anew from its file each time, as whoever renews it writes it there."""
+        if self.token_file is None:
+            return self.token
+        try:
+            with open(self.token_file, encoding="ascii") as file:
+                return file.read().strip()
+        except (OSError, UnicodeError) as error:
+            raise CallerError(f"the token file {self.token_file} can't be read ({error})") from None
+
+    def for_client(self) -> pulsar.Authentication | None:
+        """What the client library takes."""
+        if self.oauth2 is not None:
+            return pulsar.AuthenticationOauth2(json.dumps(dict(self.oauth2)))
+        if self.tls_cert is not None:
+            return pulsar.AuthenticationTLS(self.tls_cert, self.tls_key)
+        if self.current_token() is None:
+            return None
+        return pulsar.AuthenticationToken(lambda: self.current_token() or "")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises CallerError for files that can't be read."""
+        try:
+            context = ssl.create_default_context(cafile=self.tls_trust)
+            if self.tls_cert is not None:
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise CallerError(f"the TLS files {self.tls_trust}, {self.tls_cert} can't be used ({error})") from None
+        return context
+
+
+class Bearer:
+    """The Authorization header of REST calls; tokens of OAuth 2.0 are fetched and kept while they last."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._token: str | None = None
+        self._until = 0.0
+
+    def headers(self) -> dict[str, str]:
+        token = self._credentials.current_token() if self._credentials.oauth2 is None else self._fetched()
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def _fetched(self) -> str:
+        with self._lock:
+            if self._token is None or time.monotonic() > self._until:
+                self._token, seconds = _fetch_token(self._credentials.oauth2 or {})
+                self._until = time.monotonic() + max(seconds - RENEW_EARLY, 1.0)
+            return self._token
+
+
+def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
+    """A token by the client credentials flow, and the seconds it lasts."""
+    issuer = oauth2["issuer_url"].rstrip("/")
+    try:
+        secret = json.loads(_content(oauth2["private_key"]))
+        place = _get_json(f"{issuer}/.well-known/openid-configuration")["token_endpoint"]
+        form = {
+            "grant_type": "client_credentials",
+            "client_id": secret["client_id"],
+            "client_secret": secret["client_secret"],
+            **{name: oauth2[name] for name in ("audience", "scope") if oauth2.get(name)},
+        }
+        answer = _get_json(place, urllib.parse.urlencode(form).encode())
+        return str(answer["access_token"]), float(answer.get("expires_in", 3600))
+    except urllib.error.HTTPError as error:
+        raise NotAuthorized(f"{issuer} gives no token ({error}): look at the credentials of oauth2") from None
+    except urllib.error.URLError as error:
+        raise ServiceUnavailable(f"the issuer of tokens {issuer} does not answer ({error.reason})") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotAuthorized(f"no token from {issuer} ({error!r}): look at the parameters of oauth2") from None
+
+
+def _get_json(url: str, form: bytes | None = None) -> Any:
+    if not url.startswith(("https://", "http://")):
+        raise ValueError(f"{url!r} is no address of a web server")
+    with urllib.request.urlopen(url, form, timeout=OAUTH2_SECONDS) as answer:  # noqa: S310 - looked at above
+        return json.load(answer)
+
+
+def _content(place: str) -> bytes:
+    if place.startswith("data:"):
+        return base64.b64decode(place.partition(",")[2])
+    with open(place.removeprefix("file://").removeprefix("file:"), "rb") as file:
+        return file.read()

@@ -1,0 +1,53 @@
+"""What the client library fails with, as errors of the one tree."""
+
+from __future__ import annotations
+
+import pulsar
+
+from broker_io.errors import (
+    AppendUnknown,
+    ClusterRefused,
+    Error,
+    Fenced,
+    MessageTooLarge,
+    NotAuthorized,
+    ServiceUnavailable,
+    TopicNotFound,
+)
+
+FENCED = ("ProducerFenced", "ProducerBusy")
+AWAY = (
+    "Timeout", "TimeOut", "NotConnected", "ConnectError", "LookupError", "ServiceUnitNotReady",
+    "TooManyLookupRequestException", "BrokerMetadataError", "BrokerPersistenceError", "AlreadyClosed", "ReadError",
+    "Interrupted",
+)  # fmt: skip
+AUTHORITY = ("AuthenticationError", "AuthorizationError", "ErrorGettingAuthenticationData")
+
+
+def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
+    """Why a reader or a writer of a topic could not be opened."""
+    name = type(error).__name__
+    if name in FENCED:
+        return Fenced(f"topic {topic!r} is held by an exclusive writer ({name}): wait until it closes")
+    if name in AUTHORITY:
+        return NotAuthorized(f"these credentials may not open a {what} of topic {topic!r} ({error})")
+    if name == "TopicNotFound":
+        return TopicNotFound(f"there is no topic {topic!r}: create it first")
+    if name in AWAY:
+        return ServiceUnavailable(f"the cluster opens no {what} of topic {topic!r} ({error}): is it running?")
+    return ClusterRefused(f"the cluster opens no {what} of topic {topic!r} ({error})", 0, str(error))
+
+
+def of_append(result: str, topic: str) -> Error:
+    """Why an append failed; whether it stands in the log is unknown but for MessageTooLarge."""
+    if result in FENCED:
+        return Fenced(f"another exclusive writer opened topic {topic!r}: what was under way may stand in the log")
+    if result == "MessageTooBig":
+        return MessageTooLarge(
+            f"the cluster refuses a message of topic {topic!r} as too large: lower max_message_bytes to its limit"
+        )
+    if result in AUTHORITY:
+        return NotAuthorized(f"these credentials may not write to topic {topic!r} ({result})")
+    return AppendUnknown(
+        f"an append to topic {topic!r} failed ({result}): it may stand in the log or not; open another writer"
+    )

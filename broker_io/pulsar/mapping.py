@@ -1,0 +1,116 @@
+"""A message of the port as a message of Pulsar, and back.
+
+key         `partition_key`: the key itself where it is UTF-8, not empty, and does not begin with `tb.base64:`;
+            else `tb.base64:` and the key in base64. No key: no partition key.
+value       the payload; no value: the null value, which is Pulsar's delete
+properties  the properties
+event time  the event time, two's complement below 1970; none: none
+
+So what other programs write is read as it is, also a partition key that Java wrote as bytes: that is text in base64
+here. Ordering keys, schemas and producers' names are not looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import _pulsar
+import numpy as np
+
+from broker_io.batch import Batch, Blobs, property_column
+from broker_io.errors import Damaged, MessageTooLarge
+
+PREFIX = "tb.base64:"
+_PREFIX = PREFIX.encode()
+_MASK = 2**64 - 1
+_SIGN = 2**63
+
+
+def key_to_text(key: bytes) -> str:
+    """The partition key of a key."""
+    if key and not key.startswith(_PREFIX):
+        try:
+            return key.decode()
+        except UnicodeDecodeError:
+            pass
+    return PREFIX + base64.b64encode(key).decode()
+
+
+def key_of_text(text: str) -> bytes | None:
+    """The key of a partition key, which is empty where there is none."""
+    if text.startswith(PREFIX):
+        try:
+            key = base64.b64decode(text[len(PREFIX) :], validate=True)
+        except (binascii.Error, ValueError):
+            return text.encode()
+        return key if key_to_text(key) == text else text.encode()
+    return text.encode() if text else None
+
+
+def encode_messages(batch: Batch, limit: int) -> list[Any]:
+    """Pulsar's messages of a batch that was checked. Raises MessageTooLarge for a key that outgrows the limit here."""
+    keys = [None if key is None else key_to_text(key) for key in batch.keys.to_list()]
+    _check_keys(batch, keys, limit)
+    names = [*batch.properties]
+    texts = [column.to_list() for column in batch.properties.values()]
+    times = [0] * len(batch) if batch.event_times is None else batch.event_times.tolist()
+    rows = zip(*texts, strict=True) if texts else [()] * len(batch)
+    builder_of = _pulsar.MessageBuilder
+    messages = []
+    for key, value, time, row in zip(keys, batch.values.to_list(), times, rows, strict=True):
+        builder = builder_of()
+        if value is None:
+            builder.set_null_value()
+        else:
+            builder.content(value)
+        if key is not None:
+            builder.partition_key(key)
+        if time:
+            builder.event_timestamp(time & _MASK)
+        for name, text in zip(names, row, strict=True):
+            if text is not None:
+                builder.property(name, text)
+        messages.append(builder.build())
+    return messages
+
+
+def _check_keys(batch: Batch, keys: list[str | None], limit: int) -> None:
+    for index, text in enumerate(keys):
+        if text is not None and text.startswith(PREFIX):
+            size = int(batch.take(slice(index, index + 1)).sizes()[0]) + len(text) - len(batch.keys[index] or b"")
+            if size > limit:
+                raise MessageTooLarge(
+                    f"message {index} of the batch has {size} bytes with its key in base64, more than the limit of "
+                    f"{limit}: split it; nothing of the batch was appended"
+                )
+
+
+def decode_messages(messages: Sequence[Any]) -> Batch:
+    """The columns of messages that were read. Raises Damaged for a key or property that is no text."""
+    try:
+        keys = [key_of_text(message.partition_key()) for message in messages]
+        rows = [message.properties() for message in messages]
+    except UnicodeDecodeError as error:
+        raise Damaged(_topic_of(messages), 0, f"a key or property among these messages is no UTF-8 ({error})") from None
+    values = [None if message.has_null_value() else message.data() for message in messages]
+    names = dict.fromkeys(name for row in rows if row for name in row)
+    times = [message.event_timestamp() for message in messages]
+    return Batch(
+        Blobs.of(keys),
+        Blobs.of(values),
+        {name: property_column([row.get(name) for row in rows]) for name in names},
+        np.array([time - 2 * _SIGN if time >= _SIGN else time for time in times], np.int64) if any(times) else None,
+    )
+
+
+def _topic_of(messages: Sequence[Any]) -> str:
+    first = messages[0].message_id()
+    return f"{messages[0].topic_name()} from {first.ledger_id()}:{first.entry_id()}"
+
+
+def is_hole(message: Any) -> bool:
+    """Whether this stands where compaction dropped a member of a batch: nothing but a place."""
+    return not (message.partition_key() or message.length() or message.has_null_value() or message.properties())

@@ -1,0 +1,245 @@
+"""Reading a topic of a cluster, without a hole that nobody notices."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from broker_io.batch import PlacedBatch
+from broker_io.errors import Closed, Error, PositionTrimmed, TopicNotFound
+from broker_io.position import EARLIEST, LATEST, Position, Positions
+from broker_io.pulsar.cluster import Cluster, Handle
+from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
+from broker_io.pulsar.mapping import decode_messages, is_hole
+from broker_io.pulsar.source import Source, place_of
+from broker_io.pulsar.state import COMPACTION, TopicState
+
+BATCH_BYTES = 16 * 1024 * 1024
+"""About the most that one batch holds."""
+SLICE_SECONDS = 0.5
+"""A longer wait looks up so often."""
+FIRST_DOUBT, LONGEST_DOUBT = 1.0, 10.0
+"""Seconds of silence after which the cluster is asked whether there is more."""
+RECONNECT_SECONDS = 5.0
+"""How long even a read without patience waits for a reader that is about to come back, or to be given what is there."""
+FRESH_SECONDS = 5.0
+"""What a reader skips that was opened no longer ago is nothing that readers are given."""
+COMPACTED_TRIES = 2
+
+
+class PulsarReader(Handle):
+    """Belongs to one thread at a time."""
+
+    def __init__(
+        self, cluster: Cluster, topic: str, start: Position, *, inclusive: bool, compacted: bool, ahead: int
+    ) -> None:
+        self.topic = topic
+        self.compacted = compacted
+        self._cluster = cluster
+        self._ahead = ahead
+        self._dead: Error | None = None
+        self._incarnation = cluster.incarnation(topic)
+        state = cluster.state(topic)
+        if start >= LATEST:
+            start, inclusive = cluster.last_position(topic) or EARLIEST, False
+            if state.find(start.ledger) is None:  # all that was below is gone, and not asked for
+                start = EARLIEST
+        elif start != EARLIEST and is_gone(start, state, compacted=compacted, horizon=state.cursors.get(COMPACTION)):
+            raise self._trimmed(start, state)
+        self._start = start
+        self._inclusive = inclusive
+        self._last = start
+        self._met = False
+        self._given = False  # whether the message at `last` was seen, which a fresh source must give again
+        self._held: Any | None = None
+        self._bytes = 0
+        self._tries = (EARLIEST, 0)
+        self._tail = (-1, -1)
+        self._doubt = FIRST_DOUBT
+        self._source: Source = None  # type: ignore[assignment]  # opened right below
+        self._open_source()
+
+    @property
+    def position(self) -> Position:
+        """That of the last message that was looked at, or the start."""
+        return self._last
+
+    def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
+        limit = max(limit, 1)
+        deadline = time.monotonic() + timeout
+        patience = max(deadline, time.monotonic() + RECONNECT_SECONDS)
+        wait = 0.0
+        while True:
+            self._check()
+            batch = self._take(limit, wait)
+            if batch is not None:
+                self._doubt, self._quiet_since = FIRST_DOUBT, time.monotonic()
+                return batch
+            now = time.monotonic()
+            if now - self._quiet_since > self._doubt:
+                self._ask_cluster()
+            if now < deadline:
+                wait = min(deadline - now, SLICE_SECONDS)
+            elif now < patience and self._may_have_more():
+                wait = min(patience - now, SLICE_SECONDS)
+            else:
+                return None
+
+    def close(self) -> None:
+        self.end(Closed(f"this reader of topic {self.topic!r} is closed: open another one"))
+
+    def end(self, error: Error) -> None:
+        if self._dead is None:
+            self._dead = error
+            self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        self._cluster.check()
+        if self._dead is not None:
+            raise self._dead
+
+    def _take(self, limit: int, wait: float) -> PlacedBatch | None:
+        """What has come, of one ledger; waits for the first message only."""
+        messages: list[Any] = []
+        places: list[Position] = []
+        size = 0
+        while len(messages) < limit and size < BATCH_BYTES:
+            message = self._next(0 if messages else round(wait * 1000))
+            if message is None:
+                break
+            place = place_of(message)
+            if not follows(self._last, place) or not self._met:
+                if messages:
+                    self._held = message  # whatever it is, what came before is good
+                    break
+                if not self._admit(place):
+                    continue
+            self._last, self._given = place, True
+            if self.compacted and place.batch >= 0 and is_hole(message):
+                continue
+            messages.append(message)
+            places.append(place)
+            size += message.length()
+        if not messages:
+            return None
+        times = np.fromiter((message.publish_timestamp() for message in messages), np.int64, len(messages))
+        return PlacedBatch(Positions.of(places), times, decode_messages(messages))
+
+    def _next(self, milliseconds: int) -> Any | None:
+        held, self._held = self._held, None
+        if held is not None:
+            return held
+        try:
+            return self._source.next(milliseconds)
+        except Closed:
+            self._check()
+            raise
+
+    def _may_have_more(self) -> bool:
+        """Whether a read that may not wait has to, as what it asks for is there and only not here yet."""
+        if not self._source.is_connected():
+            return True
+        return self._source.has_more() is not False
+
+    # --- what comes, and whether something is missing before it ---
+
+    def _admit(self, place: Position) -> bool:
+        """Whether a message that doesn't plainly follow is next; if not it is left out. Raises PositionTrimmed."""
+        if self._met and place <= self._last:
+            return False
+        if not self._met:
+            return self._admit_first(place)
+        if self.compacted and place.ledger == self._last.ledger:
+            return True
+        self._check_topic()
+        if self.compacted:
+            return True
+        state = self._cluster.state(self.topic)
+        if is_next_ledger(self._last, place, state) or self._is_tail(self._last, place):
+            return True
+        if state.find(self._last.ledger) is None:
+            raise self._trimmed(self._last, state)
+        if time.monotonic() - self._opened_at < FRESH_SECONDS and self._begun:
+            return True  # a reader that was opened just now skips it too: nothing stands there for readers
+        self._open_source()
+        return False
+
+    def _admit_first(self, place: Position) -> bool:
+        start = self._start
+        if start == EARLIEST:
+            self._met = True
+            return True
+        if place < start:
+            return False
+        self._met = self._begun = True
+        if place == start:
+            self._given = True
+            self._last = place
+            return self._inclusive
+        if self.compacted or place[:2] == start[:2]:
+            return True
+        self._check_topic()
+        state = self._cluster.state(self.topic)
+        if not self._is_tail(start, place) and (self._given or state.find(start.ledger) is None):
+            raise self._trimmed(start, state)
+        return True
+
+    def _is_tail(self, last: Position, place: Position) -> bool:
+        """Whether, when the cluster was asked in a silence, a ledger began right behind another's last message."""
+        return self._tail == (last.ledger, place.ledger) and place.entry == 0
+
+    def _check_topic(self) -> None:
+        """The library goes on by itself where a topic was deleted and made anew."""
+        if self._cluster.incarnation(self.topic) != self._incarnation:
+            raise TopicNotFound(f"topic {self.topic!r} was deleted: open a reader of the new one")
+
+    def _trimmed(self, after: Position, state: TopicState) -> PositionTrimmed:
+        return PositionTrimmed(
+            f"topic {self.topic!r}: messages from {after} on are gone, ledger {state.ledgers[0].ledger} is the first: "
+            "start at EARLIEST or later"
+        )
+
+    # --- silence ---
+
+    def _ask_cluster(self) -> None:
+        """Look whether the end lies ahead of a reader that gives nothing: it may be dead without a word."""
+        self._quiet_since = time.monotonic()
+        self._doubt = min(2 * self._doubt, LONGEST_DOUBT)
+        self._check_topic()
+        state = self._cluster.state(self.topic)
+        if state.last.entry < 0 or state.last[:2] <= self._last[:2]:
+            if self._last.ledger != state.newest and state.empty_between(self._last.ledger, state.newest + 1):
+                self._tail = (self._last.ledger, state.newest)
+            return
+        if self.compacted and self._tries_at(state.last) > COMPACTED_TRIES:
+            return  # what is ahead was compacted away
+        trimmed = state.find(self._last.ledger) is None and self._tail != (self._last.ledger, state.ledgers[0].ledger)
+        if self._given and trimmed and not self.compacted:
+            raise self._trimmed(self._last, state)
+        self._open_source()
+
+    def _tries_at(self, end: Position) -> int:
+        """How often a fresh source was asked for what lies before this end, with this time."""
+        self._tries = (end, self._tries[1] + 1 if self._tries[0] == end else 1)
+        return self._tries[1]
+
+    def _open_source(self) -> None:
+        """Read on from the last message that was seen, which comes again and shows that nothing is missing."""
+        if self._source is not None:
+            self._source.close()
+        if self._met:
+            self._start, self._inclusive, self._met = self._last, not self._given, False
+        self._source = Source(self._cluster, self.topic, self._start, compacted=self.compacted, ahead=self._ahead)
+        self._begun = False
+        self._opened_at = self._quiet_since = time.monotonic()

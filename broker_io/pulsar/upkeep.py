@@ -1,0 +1,100 @@
+"""Rolling, trimming and compacting topics of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from broker_io.errors import ClusterRefused, ServiceUnavailable
+from broker_io.position import Position
+from broker_io.pulsar.cluster import LAST, Cluster
+from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
+
+TRIM_SECONDS = 3.0
+"""How long trimming waits for ledgers to go; other subscriptions may keep them for ever."""
+LOOK_SECONDS = 0.05
+RETRIGGER_SECONDS = 0.5
+
+
+class Upkeep:
+    """What changes a topic's ledgers, by the REST interface."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def roll(self, topic: str) -> None:
+        """Unload the topic: it comes back with a new ledger, and takes its readers and writers with it."""
+        newest = self._cluster.state(topic).ledgers[-1]
+        if not newest.entries:
+            return
+
+        def attempt() -> None:
+            self._cluster.ask("PUT", topic, "unload")
+            if self._cluster.state(topic).newest == newest.ledger:
+                raise ServiceUnavailable(f"topic {topic!r} was unloaded and has no new ledger yet")
+
+        self._cluster.patiently(attempt)
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        state = self._cluster.state(topic)
+        numbers = [ledger.ledger for ledger in state.ledgers]
+        first = next((number for number in numbers if number >= first_ledger), numbers[-1])
+        if first == numbers[0]:
+            return
+        if not any(ledger.entries for ledger in state.ledgers if ledger.ledger >= first):
+            last = self._cluster.last_position(topic)  # nothing will be left that tells it
+            if last is not None:
+                self._cluster.ask("PUT", topic, "properties", {LAST: str(last)})
+        self._move_hold(topic, first)
+        self._wait(lambda: self._trimmed(topic, first), TRIM_SECONDS, RETRIGGER_SECONDS)
+
+    def _move_hold(self, topic: str, first: int) -> None:
+        place = {"ledgerId": first, "entryId": 0, "partitionIndex": -1, "batchIndex": -1}
+        self._cluster.ask("POST", topic, f"subscription/{HOLD}/resetcursor", place)
+
+    def _trimmed(self, topic: str, first: int) -> bool:
+        self._cluster.ask("POST", topic, "trim")
+        return self._cluster.state(topic).ledgers[0].ledger >= first
+
+    def compact(self, topic: str, floor: int | None) -> None:
+        """Compact all there is, and drop the ledgers behind; from `floor` on they are kept.
+
+        The ledger of the last message stays, so that the end of the topic remains known.
+        """
+        end = self._cluster.state(topic).last
+        if end.entry < 0:
+            return
+        self._cluster.patiently(lambda: self._compacted(topic, end))
+        state = self._cluster.state(topic)
+        horizon = state.cursors[COMPACTION]
+        first = min(horizon.ledger, state.last.ledger if state.last.entry >= 0 else state.newest)
+        if floor is not None:
+            first = min(first, max(floor, state.ledgers[0].ledger))
+        self.trim(topic, first)
+
+    def _compacted(self, topic: str, end: Position) -> None:
+        """Raises ServiceUnavailable if compaction did not reach the end, as when the topic moved meanwhile."""
+        try:
+            self._cluster.ask("PUT", topic, "compaction")
+        except ClusterRefused as error:
+            if error.status != 409:  # it is under way: wait for that one, and then see how far it came
+                raise
+        status = self._cluster.ask("GET", topic, "compaction")
+        while status["status"] == "RUNNING":
+            time.sleep(LOOK_SECONDS)
+            self._cluster.check()
+            status = self._cluster.ask("GET", topic, "compaction")
+        if self._horizon(self._cluster.state(topic)) < end:
+            raise ServiceUnavailable(
+                f"compaction of topic {topic!r} ended with {status['status']} before {end} ({status.get('lastError')})"
+            )
+
+    def _horizon(self, state: TopicState) -> Position:
+        return state.cursors.get(COMPACTION, Position(-1, -1))
+
+    def _wait(self, done: Callable[[], bool], seconds: float, pause: float) -> None:
+        deadline = time.monotonic() + seconds
+        pause_now = LOOK_SECONDS
+        while not done() and time.monotonic() < deadline:
+            time.sleep(pause_now)
+            pause_now = min(2 * pause_now, pause)

@@ -1,0 +1,68 @@
+"""The contract, kept by a Pulsar cluster: by topics of applications, and by those that are compacted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from pulsar_cluster import Cluster
+
+from broker_io import open_broker
+from broker_io.port import Broker
+from broker_io.pulsar.broker import OVERHEAD_BYTES
+from broker_io.testing.contract import BrokerContract
+from broker_io.testing.contract.base import Base
+from broker_io.testing.contract.contents import ContentsContract
+from broker_io.testing.contract.following import FollowingContract
+from broker_io.testing.contract.ledgers import LedgersContract
+from broker_io.testing.contract.owning import OwningContract
+from broker_io.testing.contract.reading import ReadingContract
+from broker_io.testing.contract.topics import TopicsContract
+from broker_io.testing.contract.trimming import TrimmingContract
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(cluster: Cluster) -> Iterator[str]:
+    """One for all of these tests, each of which makes topics of its own."""
+    name = cluster.namespace()
+    yield name
+    cluster.drop(name)
+
+
+class OnCluster(Base):
+    max_message_bytes = 5 * 1024 * 1024 - OVERHEAD_BYTES
+    keeps_empty_values = False
+    destructive_compaction = True
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture
+    def broker(self, cluster: Cluster, shared_namespace: str) -> Iterator[Broker]:
+        self.address = f"{cluster.url}/{shared_namespace}"
+        self.admin = cluster.admin
+        with self.open() as broker:
+            yield broker
+
+    def open(self) -> Broker:
+        return open_broker(self.address, admin_url=self.admin, **self.options)
+
+    def reopen(self, broker: Broker) -> Broker:
+        broker.close()
+        return self.open()
+
+
+class TestCompactedTopics(OnCluster, BrokerContract):
+    options: ClassVar = {"compacted_prefix": "contract-"}
+
+
+class TestDataTopics(
+    OnCluster,
+    TopicsContract,
+    ContentsContract,
+    ReadingContract,
+    FollowingContract,
+    LedgersContract,
+    TrimmingContract,
+    OwningContract,
+):
+    """Batched; compaction is not offered for them."""
