@@ -31,6 +31,7 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidRequest",
     "MalformedFrame",
+    "MutationsTrimmed",
     "OutOfOrder",
     "OutcomeForgotten",
     "OutcomeUnknown",
@@ -41,9 +42,11 @@ __all__ = [
     "ProtocolStopped",
     "RegistrationFailed",
     "SendUnknown",
+    "SeqnoGap",
     "ServiceUnavailable",
     "StaleGeneration",
     "StorageError",
+    "TailStalled",
     "TooManyTransactions",
     "TransactionAborted",
     "UndecodableMarker",
@@ -107,6 +110,12 @@ class OutOfOrder(ProtocolStopped):
         super().__init__(position, f"the log is applied up to {applied}; read on behind that position", topic)
 
 
+class TailStalled(PeerError):
+    """A topic holds messages that do not come; another reader may get them."""
+
+    retryable = True
+
+
 class PartMismatch(StorageError):
     """Parts that are not the ones which the state of a buffer names."""
 
@@ -121,6 +130,24 @@ class InvalidRequest(CallerError):
 
 class InvalidConfiguration(CallerError):
     """A configuration that names an unknown key or gives an impossible value."""
+
+
+# What a mutation manager meets
+
+
+class SeqnoGap(StorageError):
+    """Mutations whose seqnos don't follow those before them: something would be missing without a word."""
+
+
+class MutationsTrimmed(CallerError):
+    """Mutations are asked for that the log has no longer."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+    def __init__(self, asked: int, first: int) -> None:
+        super().__init__(f"mutation {asked} is trimmed, the first one left is {first}; begin anew from 0")
+        self.asked = asked
+        self.first = first
 
 
 # What a coordinator answers

@@ -1,0 +1,193 @@
+"""The naive side of the mutation manager's tests: the whole topic as a list, and a log that answers from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from broker_io.position import Position
+from txnbuffer.mutations import (
+    Cursor,
+    Effect,
+    Mutation,
+    MutationBatch,
+    MutationManager,
+    ReadLog,
+    Slice,
+    StopReading,
+    Wake,
+)
+from txnbuffer.mutations.snapshot import SNAPSHOT_BYTES, Snapshot, index_bytes
+
+
+class Topic:
+    """All mutations that were ever visible, numbered from 1, as a plain list."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mutation] = []
+
+    @property
+    def high(self) -> int:
+        return len(self.rows)
+
+    def add(self, pairs: Sequence[tuple[bytes | None, bytes | None]]) -> MutationBatch:
+        """More mutations, as a batch to queue."""
+        first = self.high + 1
+        rows = [
+            Mutation(seqno, position_of(seqno), key, value, {"n": str(seqno % 3)}, 0, seqno)
+            for seqno, (key, value) in enumerate(pairs, first)
+        ]
+        self.rows += rows
+        return MutationBatch.of(rows)
+
+    def between(self, first: int, last: int) -> list[Mutation]:
+        return self.rows[first - 1 : last]
+
+    def batch(self, first: int, last: int) -> MutationBatch:
+        return MutationBatch.of(self.between(first, last))
+
+    def unique(self, first: int, last: int) -> list[Mutation]:
+        """What a snapshot from one seqno to another holds: of each key the newest, and all without a key."""
+        newest = {row.key: row.seqno for row in self.between(first, last)}
+        return [row for row in self.between(first, last) if row.key is None or newest[row.key] == row.seqno]
+
+
+def position_of(seqno: int) -> Position:
+    return Position(seqno // 10, seqno % 10)
+
+
+class Reads:
+    """The reads of the log that a manager waits for, and the cursors that it woke."""
+
+    def __init__(self, topic: Topic, manager: MutationManager) -> None:
+        self.topic = topic
+        self.manager = manager
+        self.open: dict[int, ReadLog] = {}
+        self.woken: list[str] = []
+
+    def collect(self) -> list[Effect]:
+        effects = self.manager.take_effects()
+        for effect in effects:
+            match effect:
+                case ReadLog():
+                    assert effect.first <= effect.last <= self.topic.high
+                    assert effect.max_bytes > 0
+                    if effect.anchor is not None:
+                        assert effect.anchor.seqno <= effect.first
+                        assert effect.anchor.position == position_of(effect.anchor.seqno)
+                    self.open[effect.ticket] = effect
+                case StopReading(ticket):
+                    del self.open[ticket]
+                case Wake(cursor):
+                    self.woken.append(cursor)
+        return effects
+
+    def answer(self, rows: int = 1_000_000) -> bool:
+        """Answer the oldest read with at most so many mutations; whether there was one."""
+        self.collect()
+        if not self.open:
+            return False
+        read = self.open.pop(min(self.open))
+        self.manager.backfilled(read.ticket, self.topic.batch(read.first, min(read.last, read.first + rows - 1)))
+        self.collect()
+        return True
+
+
+class Reader:
+    """Reads a cursor and compares every snapshot with the naive topic."""
+
+    def __init__(self, topic: Topic, cursor: Cursor, at_least: int = 0) -> None:
+        self.topic = topic
+        self.cursor = cursor
+        self.complete = cursor.after
+        self.at_least = at_least
+        self.snapshots: list[tuple[int, int]] = []
+        self._begun: tuple[int, int] | None = None
+        self._rows: list[Mutation] = []
+
+    @property
+    def rows(self) -> list[Mutation]:
+        """Those of the snapshot that is not complete yet."""
+        return self._rows
+
+    def take(self, limit: int = 1_000_000, max_bytes: int = 2**62) -> int:
+        """How many mutations came."""
+        slices = self.cursor.take(limit, max_bytes)
+        for one in slices:
+            self.check(one)
+        count = sum(len(one.rows) for one in slices)
+        assert count <= limit
+        return count
+
+    def check(self, one: Slice) -> None:
+        assert one.begins == (self._begun is None)
+        assert len(one.rows)
+        if self._begun is None:
+            assert one.start == self.complete + 1
+            assert one.end >= self.at_least
+            self._begun = (one.start, one.end)
+        assert self._begun == (one.start, one.end)
+        self._rows += one.rows
+        assert self.cursor.after >= one.rows.last
+        if one.ends:
+            assert self._rows == self.topic.unique(one.start, one.end)
+            self.snapshots.append(self._begun)
+            self.complete = one.end
+            self._begun = None
+            self._rows = []
+
+    def drain(self, reads: Reads) -> None:
+        """Take all there is, with the log answering."""
+        for _ in range(10_000):
+            if self.take() == 0 and not reads.answer():
+                return
+        raise AssertionError("a cursor never comes to its end")
+
+
+def check_chain(manager: MutationManager) -> None:
+    """What holds of the snapshots in memory between two calls."""
+    snapshots = list(manager.chain)
+    assert snapshots[0] is manager.chain.oldest
+    assert snapshots[-1] is manager.chain.open
+    assert not snapshots[-1].closed
+    pins = [cursor.pin for cursor in manager.cursors.values() if cursor.pin is not None]
+    for snapshot in snapshots:
+        assert snapshot.pins == sum(pin is snapshot for pin in pins)
+        assert snapshot.persistence == (manager.persistence is snapshot)
+        assert snapshot.bytes == counted_bytes(snapshot)
+        assert snapshot.rows == 0 or snapshot.start <= snapshot.end
+        keys = [row.key for chunk in snapshot.chunks for row in chunk.living() if row.key is not None]
+        assert len(keys) == len(set(keys))
+        if snapshot.closed:
+            assert snapshot.rows > 0
+    assert all(pin in snapshots for pin in pins)
+    for older, newer in itertools.pairwise(snapshots):
+        assert older.closed
+        assert (older.newer, newer.older) == (newer, older)
+        assert newer.start == older.end + 1
+    oldest = snapshots[0]
+    assert oldest is manager.chain.open or oldest.pins or oldest.persistence
+    opened = manager.chain.open
+    assert not (opened.rows and (opened.pins or opened.persistence)), "a cursor stands in an open snapshot"
+    assert manager.chain.account.bytes == sum(snapshot.bytes for snapshot in snapshots)
+    backfills = [cursor.backfill.bytes for cursor in manager.cursors.values() if cursor.backfill is not None]
+    own = [
+        cursor.reading.bytes
+        for cursor in manager.cursors.values()
+        if cursor.reading is not None and cursor.reading is not cursor.pin
+    ]
+    assert manager.backfills.bytes == sum(backfills) + sum(own)
+    parts = manager.chain.account.bytes + manager.backfills.bytes + manager.leaving.bytes
+    assert manager.account.bytes == parts
+    assert manager.leaving.bytes >= 0
+
+
+def counted_bytes(snapshot: Snapshot) -> int:
+    """Bytes of a snapshot, counted anew."""
+    assert [chunk.bytes for chunk in snapshot.chunks] == [chunk.rows.nbytes() for chunk in snapshot.chunks]
+    index = snapshot._index
+    return (
+        SNAPSHOT_BYTES
+        + sum(chunk.rows.nbytes() for chunk in snapshot.chunks)
+        + index_bytes(index, sum(len(key or b"") for key in index))
+    )

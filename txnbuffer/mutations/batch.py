@@ -1,0 +1,182 @@
+"""Mutations as columns: what is queued, what cursors hand out, and what a read of the log brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_io.batch import NO_TIME, Batch, Blobs, Labels, Message, Numbers, PropertyColumn, Which
+from broker_io.position import Int64s, Position, Positions
+from txnbuffer.columns import used
+
+BATCH_BYTES = 1600
+"""What the objects around the columns of one batch weigh."""
+
+PROPERTY_BYTES = 400
+TEXT_BYTES = 56
+
+
+class Mutation(NamedTuple):
+    """One visible record with its seqno. `key` None: it has none; `value` None: the key is deleted.
+
+    Times are in milliseconds since 1970, the event time 0 where there is none.
+    """
+
+    seqno: int
+    position: Position
+    key: bytes | None
+    value: bytes | None
+    properties: Mapping[str, str] = {}
+    event_time: int = NO_TIME
+    publish_time: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MutationBatch:
+    """n mutations of one topic in log order, as columns of length n; iterate it for single ones.
+
+    `seqnos` int64[n], ascending; `publish_times` int64[n] in milliseconds.
+    """
+
+    seqnos: Int64s
+    positions: Positions
+    publish_times: Int64s
+    messages: Batch
+
+    @classmethod
+    def of(cls, mutations: Iterable[Mutation]) -> MutationBatch:
+        rows = list(mutations)
+        return cls(
+            np.array([row.seqno for row in rows], np.int64),
+            Positions.of([row.position for row in rows]),
+            np.array([row.publish_time for row in rows], np.int64),
+            Batch.of([Message(row.key, row.value, row.properties, row.event_time) for row in rows]),
+        )
+
+    @classmethod
+    def concat(cls, batches: Sequence[MutationBatch]) -> MutationBatch:
+        if len(batches) == 1:
+            return batches[0]
+        places = [batch.positions for batch in batches]
+        return cls(
+            np.concatenate([batch.seqnos for batch in batches]),
+            Positions(
+                np.concatenate([place.ledgers for place in places]),
+                np.concatenate([place.entries for place in places]),
+                np.concatenate([place.indexes for place in places]),
+            ),
+            np.concatenate([batch.publish_times for batch in batches]),
+            Batch.concat([batch.messages for batch in batches]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.seqnos)
+
+    def __iter__(self) -> Iterator[Mutation]:
+        rows = zip(self.seqnos.tolist(), self.positions, self.messages, self.publish_times.tolist(), strict=True)
+        for seqno, position, (key, value, properties, event_time), publish_time in rows:
+            yield Mutation(seqno, position, key, value, properties, event_time, publish_time)
+
+    @property
+    def first(self) -> int:
+        """The first seqno."""
+        return int(self.seqnos[0])
+
+    @property
+    def last(self) -> int:
+        """The last seqno."""
+        return int(self.seqnos[-1])
+
+    def dense(self) -> bool:
+        """Whether no seqno between the first and the last is missing."""
+        return self.last - self.first + 1 == len(self) and bool((np.diff(self.seqnos) == 1).all())
+
+    def take(self, which: Which) -> MutationBatch:
+        return MutationBatch(
+            self.seqnos[which], self.positions.take(which), self.publish_times[which], self.messages.take(which)
+        )
+
+    def owned(self) -> MutationBatch:
+        """The same mutations in memory of their own, so that they keep no larger buffer alive."""
+        messages = self.messages
+        properties = {name: _owned_property(column) for name, column in messages.properties.items()}
+        times = messages.event_times
+        return MutationBatch(
+            _owned(self.seqnos),
+            Positions(_owned(self.positions.ledgers), _owned(self.positions.entries), _owned(self.positions.indexes)),
+            _owned(self.publish_times),
+            Batch(
+                _owned_blobs(messages.keys),
+                _owned_blobs(messages.values),
+                properties,
+                None if times is None else _owned(times),
+            ),
+        )
+
+    def nbytes(self) -> int:
+        """Bytes of memory that these columns take if they are `owned`."""
+        messages = self.messages
+        total = BATCH_BYTES + self.seqnos.nbytes + self.publish_times.nbytes
+        total += 3 * self.positions.entries.nbytes + _blob_bytes(messages.keys) + _blob_bytes(messages.values)
+        if messages.event_times is not None:
+            total += messages.event_times.nbytes
+        return total + sum(_property_bytes(column) for column in messages.properties.values())
+
+    def fitting(self, start: int, limit: int, max_bytes: int) -> int:
+        """How many rows from `start` on hold at most `max_bytes` of keys and values: 1 to `limit`."""
+        keys, values = self.messages.keys.offsets, self.messages.values.offsets
+        ends = keys[start + 1 : start + limit + 1].astype(np.int64) + values[start + 1 : start + limit + 1]
+        room = max_bytes + int(keys[start]) + int(values[start])
+        return max(1, int(np.searchsorted(ends, room, side="right")))
+
+    def parts(self, max_bytes: int) -> Iterator[MutationBatch]:
+        """The same mutations in runs with keys and values of at most `max_bytes`, but for single ones."""
+        if self.payload() <= max_bytes:
+            yield self
+            return
+        start = 0
+        while start < len(self):
+            stop = start + self.fitting(start, len(self) - start, max_bytes)
+            yield self.take(slice(start, stop))
+            start = stop
+
+    def payload(self) -> int:
+        """Bytes of keys and values."""
+        keys, values = self.messages.keys.offsets, self.messages.values.offsets
+        return int(keys[-1]) - int(keys[0]) + int(values[-1]) - int(values[0])
+
+
+def _owned(column: Int64s) -> Int64s:
+    return column if column.flags.owndata else column.copy()
+
+
+def _owned_blobs(blobs: Blobs) -> Blobs:
+    packed = blobs.packed()
+    if packed is blobs and isinstance(blobs.data, bytes) and blobs.offsets.flags.owndata:
+        return blobs
+    offsets = packed.offsets if packed.offsets.flags.owndata else packed.offsets.copy()
+    return Blobs(bytes(packed.data), offsets, None if packed.absent is None else packed.absent.copy())
+
+
+def _owned_property(column: PropertyColumn) -> PropertyColumn:
+    if isinstance(column, Labels):
+        small = used(column)
+        return Labels(small.codes if small.codes.flags.owndata else small.codes.copy(), small.values)
+    if isinstance(column, Numbers):
+        return Numbers(_owned(column.values), None if column.present is None else column.present.copy())
+    return Labels.of(column.to_list())
+
+
+def _blob_bytes(blobs: Blobs) -> int:
+    return len(blobs.data) + blobs.offsets.nbytes + (0 if blobs.absent is None else blobs.absent.nbytes)
+
+
+def _property_bytes(column: PropertyColumn) -> int:
+    if isinstance(column, Labels):
+        return PROPERTY_BYTES + column.codes.nbytes + sum(TEXT_BYTES + len(text) for text in column.values)
+    if isinstance(column, Numbers):
+        return PROPERTY_BYTES + column.values.nbytes + (0 if column.present is None else column.present.nbytes)
+    raise TypeError(f"{type(column).__name__} is no column of owned mutations")

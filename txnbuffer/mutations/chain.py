@@ -1,0 +1,211 @@
+"""The snapshots of one topic in memory, oldest first, each following the one before without a gap.
+
+- The last one is open: mutations are queued there, and a newer mutation of a key replaces the older.
+- When a cursor enters an open snapshot that has mutations it is closed, and a new one opens. In an empty one
+  cursors wait: with the next mutations it is closed at once, and all of them begin it.
+- The oldest snapshot goes as soon as no cursor stands in it.
+- Two neighbours that are closed and hold no cursor become one, of which the newest mutation of each key stays,
+  unless it would outgrow `limit` bytes.
+- A snapshot may be evicted: it keeps its place and its range, and its mutations are read from the log.
+
+All of a topic's snapshots have one owner, so two of them are taken together without a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from txnbuffer.mutations.account import Account
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.snapshot import Snapshot
+
+
+@dataclass(slots=True)
+class ChainCounters:
+    """Since the chain began: mutations queued, and how they went again."""
+
+    queued: int = 0
+    deduplicated: int = 0
+    snapshots_removed: int = 0
+    snapshots_collapsed: int = 0
+    snapshots_evicted: int = 0
+    items_expelled: int = 0
+    bytes_removed: int = 0
+    bytes_expelled: int = 0
+    bytes_evicted: int = 0
+
+
+class Chain:
+    """`high` is the last seqno queued. `limit`: an open snapshot of so many bytes is closed; a soft bound."""
+
+    __slots__ = ("account", "counters", "leaving", "limit", "oldest", "open")
+
+    def __init__(self, high: int, limit: int, account: Account, leaving: Account) -> None:
+        self.account = account
+        self.leaving = leaving
+        self.limit = limit
+        self.counters = ChainCounters()
+        self.open = self.oldest = Snapshot(high + 1, account, leaving)
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        snapshot: Snapshot | None = self.oldest
+        while snapshot is not None:
+            yield snapshot
+            snapshot = snapshot.newer
+
+    @property
+    def high(self) -> int:
+        return self.open.end
+
+    def append(self, rows: MutationBatch) -> bool:
+        """Queue mutations that follow `high`; whether cursors waited for them."""
+        if self.open.rows and self.open.bytes >= self.limit:
+            self.settle(self.close())
+        waited_for = self.open.pins > 0 or self.open.persistence
+        self.counters.queued += len(rows)
+        self.counters.deduplicated += self.open.append(rows, last=waited_for)
+        if waited_for:
+            self.close()
+        return waited_for
+
+    def close(self) -> Snapshot:
+        """Close the open snapshot, which has mutations, and open another one; the closed one."""
+        closed = self.open
+        closed.seal()
+        closed.closed = True
+        self.open = Snapshot(closed.end + 1, self.account, self.leaving)
+        self.open.older = closed
+        closed.newer = self.open
+        return closed
+
+    # Cursors
+
+    def pin(self, snapshot: Snapshot) -> None:
+        """A cursor enters a snapshot: nothing more is taken into it."""
+        if snapshot is self.open and snapshot.rows:
+            self.close()
+        if snapshot.closed:
+            snapshot.seal()
+        snapshot.pins += 1
+
+    def unpin(self, snapshot: Snapshot) -> None:
+        """A cursor leaves a snapshot."""
+        snapshot.pins -= 1
+        self.settle(snapshot)
+
+    def find(self, seqno: int) -> Snapshot | None:
+        """The snapshot in whose range a seqno lies, or None if it lies before the oldest one; the open one if above."""
+        if seqno < self.oldest.start:
+            return None
+        snapshot = self.open  # from the newest on, as most who ask are nearly up to date
+        while snapshot.start > seqno and snapshot.older is not None:
+            snapshot = snapshot.older
+        return snapshot
+
+    def place(self, after: int, floor: int) -> tuple[int, Snapshot]:
+        """The snapshot where a cursor goes on in memory that has all up to `after`, and up to which seqno it has
+        to read the log before, `after` if it need not. What it reads first must not end below `floor`.
+        """
+        snapshot = self.find(after + 1) or self.oldest
+        passed = snapshot.rows > 0 and after == snapshot.end
+        if not (snapshot.evicted or passed) and after >= snapshot.freed and snapshot.end >= floor:
+            return after, snapshot
+        last = max(after, floor)
+        snapshot = self.find(last + 1) or self.oldest
+        while snapshot.newer is not None and (snapshot.evicted or snapshot.freed >= snapshot.end):
+            snapshot = snapshot.newer
+        if snapshot is self.open and snapshot.rows and last >= snapshot.end:
+            self.close()
+            snapshot = self.open
+        return max(last, snapshot.freed), snapshot
+
+    # What becomes of snapshots without cursors
+
+    def settle(self, snapshot: Snapshot) -> None:
+        """A snapshot was closed or lost a cursor: free what nobody needs, take neighbours together."""
+        self.free()
+        if not snapshot.linked or snapshot is self.open:
+            return
+        if snapshot.newer is not None:
+            self._collapse(snapshot, snapshot.newer, self.limit)
+        if snapshot.older is not None:
+            self._collapse(snapshot.older, snapshot, self.limit)
+
+    def free(self) -> None:
+        """Let go of the oldest snapshots that no cursor needs, and of what all cursors in the next have passed."""
+        oldest = self.oldest
+        while oldest is not self.open and not oldest.pins and not oldest.persistence and oldest.newer is not None:
+            self.oldest = oldest.newer
+            self.oldest.older = None
+            self.counters.snapshots_removed += 1
+            self.counters.bytes_removed += oldest.free()
+            oldest = self.oldest
+        if oldest.pins and oldest.passed == oldest.pins:
+            self.expel(oldest.end)
+
+    def expel(self, upto: int) -> None:
+        """Let go of the chunks of the oldest snapshot that hold nothing above a seqno."""
+        before = self.oldest.bytes
+        self.counters.items_expelled += self.oldest.free_head(upto)
+        self.counters.bytes_expelled += before - self.oldest.bytes
+
+    def collapse_all(self) -> None:
+        """Take together what may be, also where only the mutations replaced by it keep it below `limit`."""
+        snapshot = self.oldest
+        while snapshot.newer is not None:
+            newer = snapshot.newer
+            if not self._collapse(snapshot, newer, self.limit, try_overlap=True):
+                snapshot = newer
+
+    def drop_indexes(self) -> None:
+        """Let go of what closed snapshots keep to be collapsed faster."""
+        for snapshot in self:
+            if snapshot.closed:
+                snapshot.seal()
+
+    def evict(self, goal: int) -> None:
+        """Evict snapshots without cursors, the newest first, until so many bytes are won.
+
+        The newest is what cursors that are behind need last. The open one, which is closed for it, comes at the end.
+        """
+        target = self.account.bytes - goal
+        snapshot = self.open.older
+        while snapshot is not None and self.account.bytes > target:
+            older = snapshot.older
+            self._evict(snapshot)
+            snapshot = older
+        if self.account.bytes > target and self.open.rows:
+            self._evict(self.close())
+            self.free()
+
+    def _evict(self, snapshot: Snapshot) -> None:
+        if snapshot.pins or snapshot.evicted:
+            return
+        self.counters.snapshots_evicted += 1
+        self.counters.bytes_evicted += snapshot.evict()
+        if snapshot.newer is not None:
+            self._collapse(snapshot, snapshot.newer, self.limit)
+        if snapshot.older is not None:
+            self._collapse(snapshot.older, snapshot, self.limit)
+
+    def _collapse(self, older: Snapshot, newer: Snapshot, limit: int, *, try_overlap: bool = False) -> bool:
+        if not (_free_to_collapse(older) and _free_to_collapse(newer)) or older.evicted != newer.evicted:
+            return False
+        if older.evicted:
+            older.absorb_evicted(newer)
+        else:
+            together = older.bytes - older.index_bytes + newer.bytes - newer.index_bytes
+            if together > limit and not (try_overlap and together - older.overlap(newer) <= limit):
+                return False
+            self.counters.deduplicated += older.absorb(newer)
+        older.newer = newer.newer
+        if newer.newer is not None:
+            newer.newer.older = older
+        newer.free()
+        self.counters.snapshots_collapsed += 1
+        return True
+
+
+def _free_to_collapse(snapshot: Snapshot) -> bool:
+    return snapshot.closed and not snapshot.pins and not snapshot.persistence

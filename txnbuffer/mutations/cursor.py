@@ -1,0 +1,323 @@
+"""A cursor: what somebody who wants the mutations of a topic reads, one snapshot after the other.
+
+Where they come from is not for its reader to see. Inside, a cursor stands in a snapshot in memory, or reads
+from a backfill of its own, or both: while it is behind memory it holds its place there and reads the log up to
+that place. If the place was lost meanwhile, to win back memory, it looks for another one when the backfill
+ends, and reads the log again up to there, and so on until memory has all that is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from txnbuffer.mutations.backfill import Backfill
+from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.mutations.chunk import Chunk
+from txnbuffer.mutations.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from txnbuffer.mutations.manager import MutationManager
+
+UNLIMITED = 2**62
+
+
+class SnapshotStart(NamedTuple):
+    """What follows, up to the end, holds each key once, with its newest mutation of the seqnos `start` to `end`."""
+
+    start: int
+    end: int
+
+
+class SnapshotEnd(NamedTuple):
+    """The snapshot that ends with this seqno is complete."""
+
+    end: int
+
+
+Item: TypeAlias = SnapshotStart | Mutation | SnapshotEnd
+
+
+class Slice(NamedTuple):
+    """Mutations of the snapshot `start` to `end`, the first of it if it `begins`, the last of it if it `ends`.
+
+    The memory of `rows` is the manager's until the next `take`. There is at least one row, but after `next()`
+    gave the last mutation of a snapshot and not its end.
+    """
+
+    start: int
+    end: int
+    begins: bool
+    ends: bool
+    rows: MutationBatch
+
+
+class Cursor:
+    """Hands out the mutations above `after`, which moves with it.
+
+    Made by `MutationManager.register`. `end`: it is `finished` with the snapshot that holds that seqno.
+    """
+
+    __slots__ = (
+        "_chunk", "_handed", "_manager", "_pending", "_range", "_reading", "_row", "after", "backfill", "drops", "end",
+        "error", "floor", "items_sent", "name", "pin", "registered", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, manager: MutationManager, name: str, after: int, end: int | None, floor: int) -> None:
+        self._manager = manager
+        self.name = name
+        self.after = after
+        self.end = end
+        self.floor = floor
+        self.pin: Snapshot | None = None
+        self.backfill: Backfill | None = None
+        self.error: Exception | None = None
+        self.registered = True
+        self.waiting = False
+        self.drops = 0
+        self.items_sent = 0
+        self._reading: Snapshot | None = None
+        self._chunk = 0
+        self._row = 0
+        self._range: tuple[int, int] | None = None
+        self._handed: list[Chunk] = []
+        self._pending: Slice | None = None
+
+    # What its reader uses
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will never give anything again, having come to its end, or being closed."""
+        return not self.registered or (self._pending is None and self._complete)
+
+    @property
+    def snapshot(self) -> tuple[int, int] | None:
+        """Start and end of the snapshot that was begun and not completed, None between two."""
+        return self._range
+
+    def has_next(self) -> bool:
+        """Whether `next` and `take` would give something. Asking makes a backfill go on. Raises as `take`."""
+        return self._pending is not None or self._advance(enter=False)
+
+    def next(self) -> Item | None:
+        """The next item, None if there is none yet: the start of a snapshot, its mutations, its end.
+
+        Raises as `take`.
+        """
+        pending = self._pending
+        if pending is None:
+            slices = self.take(1)
+            if not slices:
+                return None
+            pending = slices[0]
+        start, end, begins, ends, rows = pending
+        if begins:
+            self._pending = pending._replace(begins=False)
+            return SnapshotStart(start, end)
+        if not len(rows):
+            self._pending = None
+            return SnapshotEnd(end)
+        rest = rows.take(slice(1, None))
+        self._pending = pending._replace(rows=rest) if len(rest) or ends else None
+        return next(iter(rows.take(slice(0, 1))))
+
+    def take(self, limit: int, max_bytes: int = UNLIMITED) -> list[Slice]:
+        """The next mutations, at most `limit`, and with keys and values of at most `max_bytes`, but for one.
+
+        Empty if there are none yet: a `Wake` follows when there are. What the call before gave may be reused.
+        Raises what `MutationManager.backfill_failed` was told, for ever.
+        """
+        if limit < 1:
+            raise ValueError(f"a take of {limit} mutations takes nothing: ask for 1 or more")
+        self._give_back()
+        slices: list[Slice] = []
+        if self._pending is not None:
+            slices.append(self._pending)
+            self._pending = None
+        while limit > 0 and max_bytes > 0 and self._advance(enter=True) and self._reading is not None:
+            one = self._slice(self._reading, limit, max_bytes)
+            limit -= len(one.rows)
+            max_bytes -= one.rows.payload()
+            slices.append(one)
+        return slices
+
+    def close(self) -> None:
+        """Give up the place; closing again changes nothing."""
+        if self.registered:
+            self.registered = False
+            self._pending = None
+            self._give_back()
+            self._manager.forget(self)
+
+    # What the manager uses
+
+    def enter(self) -> None:
+        """Take a place."""
+        if not self._complete:
+            self._place()
+
+    @property
+    def reading(self) -> Snapshot | None:
+        """The snapshot in the middle of which it stands, in memory or its own."""
+        return self._reading
+
+    def drop(self) -> bool:
+        """Give up the place in memory and read the log instead, when more is asked for; whether there was one."""
+        pin = self.pin
+        if pin is None:
+            return False
+        if self._reading is pin:
+            self._reading = None
+        if self._range is not None and self._reading is None and self.backfill is None:
+            self.floor = self._range[1]
+            self.backfill = self._manager.new_backfill(self.after + 1, self.floor, self.floor)
+        self.drops += 1
+        self._leave()
+        return True
+
+    def release(self) -> None:
+        """Let go of the place in memory and of the backfill."""
+        if self._reading is not None and self._reading is not self.pin:
+            self._reading.free()
+        self._reading = None
+        if self.backfill is not None:
+            self._manager.end_backfill(self.backfill)
+            self.backfill = None
+        self._leave()
+
+    # Moving
+
+    @property
+    def _complete(self) -> bool:
+        return self.end is not None and self.after >= max(self.end, self.floor) and self._range is None
+
+    def _advance(self, *, enter: bool) -> bool:
+        """Come to where the next mutation stands; whether there is one. An open snapshot is closed only to `enter`."""
+        while self._reading is None:
+            if not self.registered or self._complete:
+                return False
+            if self.backfill is not None:
+                if not self._from_backfill(self.backfill):
+                    return False
+            elif self.pin is None:
+                self._place()
+            elif not self._from_memory(self.pin, enter):
+                return self.pin.newer is not None or self._wait()
+        return True
+
+    def _from_backfill(self, backfill: Backfill) -> bool:
+        """Whether to go on, rather than wait for the log."""
+        snapshot = backfill.pop()
+        if snapshot is not None:
+            self._read(snapshot)
+        elif backfill.exhausted:
+            self.backfill = None
+        else:
+            if self.error is None:
+                self._manager.demand(self, backfill)
+            if self.error is not None:
+                raise self.error
+            return self._wait()
+        return True
+
+    def _from_memory(self, pin: Snapshot, enter: bool) -> bool:
+        """Whether to go on, rather than stay: in an empty open snapshot, or before one that is not to be closed."""
+        if self.after < pin.end:
+            self._read(pin)
+            return True
+        newer = pin.newer
+        if newer is None:  # it stands in the open snapshot, which is empty
+            return False
+        if newer.evicted:
+            self._leave()
+            return True
+        if newer.closed or not newer.rows or enter:
+            self._move(newer)
+            return True
+        return False
+
+    def _place(self) -> None:
+        """Find a place in memory, and read the log up to there if something is missing before it."""
+        last, place = self._manager.chain.place(self.after, self.floor)
+        if self.end is not None:
+            last = min(last, max(self.end, self.floor))
+        if self.end is None or place.start <= max(self.end, self.floor):
+            self._manager.chain.pin(place)
+            self.pin = place
+        if last > self.after:
+            self.backfill = self._manager.new_backfill(self.after + 1, last, self.floor)
+
+    def _move(self, newer: Snapshot) -> None:
+        self._manager.chain.pin(newer)
+        self._leave()
+        self.pin = newer
+
+    def _leave(self) -> None:
+        pin = self.pin
+        if pin is not None:
+            self.pin = None
+            if self._at_end_of(pin):
+                pin.passed -= 1
+            self._manager.chain.unpin(pin)
+
+    def _at_end_of(self, pin: Snapshot) -> bool:
+        return pin.rows > 0 and self.after >= pin.end
+
+    def _wait(self) -> bool:
+        self.waiting = True
+        return False
+
+    # Reading
+
+    def _read(self, snapshot: Snapshot) -> None:
+        self._reading = snapshot
+        self._chunk, self._row = snapshot.find(self.after)
+
+    def _slice(self, snapshot: Snapshot, limit: int, max_bytes: int) -> Slice:
+        begins = self._range is None
+        if self._range is None:
+            self._range = (self.after + 1, snapshot.end)
+        start, end = self._range
+        chunk = snapshot.chunks[self._chunk - snapshot.base]
+        rows = chunk.rows
+        count = min(limit, len(rows) - self._row)
+        if max_bytes < chunk.bytes:
+            count = rows.fitting(self._row, count, max_bytes)
+        whole = self._row + count == len(rows)
+        if count < len(rows):
+            rows = rows.take(slice(self._row, self._row + count))
+        self._row += count
+        self.items_sent += count
+        self.after = rows.last
+        chunk.hand()
+        self._handed.append(chunk)
+        if whole:
+            self._chunk += 1
+            self._row = 0
+            if self._chunk - snapshot.base == len(snapshot.chunks):
+                self._finish(snapshot)
+                return Slice(start, end, begins, True, rows)
+        return Slice(start, end, begins, False, rows)
+
+    def _finish(self, snapshot: Snapshot) -> None:
+        """The snapshot is complete: hold nothing that is not needed, and close no open snapshot for it."""
+        self._reading = None
+        self._range = None
+        self.floor = 0
+        if snapshot is not self.pin:
+            snapshot.free()
+            if self._complete:
+                self._leave()
+            return
+        snapshot.passed += 1
+        newer = snapshot.newer
+        if self._complete:
+            self._leave()
+        elif newer is not None and not newer.evicted and (newer.closed or not newer.rows):
+            self._move(newer)
+        else:
+            self._manager.chain.free()
+
+    def _give_back(self) -> None:
+        for chunk in self._handed:
+            chunk.give_back()
+        self._handed.clear()

@@ -1,0 +1,268 @@
+"""The mutation manager of one topic: what became visible, for everybody who wants it, in order and without repeats.
+
+Mutations are queued once and read by any number of cursors. Snapshots in memory serve those that are nearly up
+to date; the others read the log. It does neither clock nor input or output: it says which reads of the log it
+wants (`take_effects`), and is given what they brought (`backfilled`). One thread owns it.
+
+The persistence cursor is part of it and never dropped: `persist` takes it through all snapshots and
+adds them to the index, by which a backfill finds its place in the log. It needs the bounds of snapshots and not their
+mutations, so however late it is it keeps no mutations in memory once these are evicted.
+"""
+
+from __future__ import annotations
+
+from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
+from txnbuffer.mutations.account import Account
+from txnbuffer.mutations.backfill import Backfill
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.chain import Chain
+from txnbuffer.mutations.cursor import Cursor
+from txnbuffer.mutations.effects import Effect, ReadLog, StopReading, Wake
+from txnbuffer.mutations.index import Anchor, IndexEntry, SnapshotIndex
+from txnbuffer.mutations.statistics import (
+    PERSISTENCE,
+    CursorStatistics,
+    ManagerStatistics,
+    of_cursor,
+    of_manager,
+    of_persistence,
+)
+
+MAX_SNAPSHOT_BYTES = 8 * 1024 * 1024
+BACKFILL_BYTES = 16 * 1024 * 1024
+
+
+class MutationManager:
+    """Mutations up to `high` are in the log and none in memory yet; those below `first_seqno` are gone.
+
+    `max_snapshot_bytes` and `backfill_bytes` (for each cursor) are soft: one batch may go beyond. The
+    second has to be twice the first, so that what is left of a snapshot always fits. Bytes are added to
+    `account`.
+    """
+
+    def __init__(
+        self,
+        high: int = 0,
+        *,
+        first_seqno: int = 1,
+        index: SnapshotIndex | None = None,
+        max_snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
+        backfill_bytes: int = BACKFILL_BYTES,
+        account: Account | None = None,
+    ) -> None:
+        self.account = Account(account)
+        self.leaving = Account(self.account)
+        self.index = index or SnapshotIndex()
+        self.first_seqno = first_seqno
+        self.backfill_bytes = backfill_bytes
+        self.chain = Chain(high, max_snapshot_bytes, Account(self.account), self.leaving)
+        self.cursors: dict[str, Cursor] = {}
+        self.cursors_dropped = 0
+        self.backfills = Account(self.account)
+        self.persistence = self.chain.open
+        self.persistence.persistence = True
+        self._requests: dict[int, Cursor] = {}
+        self._last_ticket = 0
+        self._effects: list[Effect] = []
+
+    @property
+    def high(self) -> int:
+        """The last seqno queued."""
+        return self.chain.high
+
+    # Inputs
+
+    def queue_many(self, rows: MutationBatch) -> None:
+        """Queue mutations that follow `high` without a gap. Raises SeqnoGap, and queues none, if they do not."""
+        if not len(rows):
+            return
+        if rows.first != self.high + 1 or not rows.dense():
+            raise SeqnoGap(f"mutations {rows.first} to {rows.last} ({len(rows)}) were queued behind {self.high}")
+        for part in rows.parts(self.chain.limit):
+            if self.chain.append(part.owned()):
+                self._wake_waiting()
+
+    def register(self, name: str, after: int, *, end: int | None = None, snapshot_end: int = 0) -> Cursor:
+        """A cursor for whoever has all mutations up to `after`; it takes the place of another one of that name.
+
+        `end`: the last seqno wanted; the snapshot that holds it is given whole. `snapshot_end`: the end of the
+        snapshot in the middle of which `after` stands, so that the first one given does not end before. Raises
+        InvalidRequest if either lies above `high`, MutationsTrimmed if what follows `after` is gone; 0 asks for
+        whatever there is.
+        """
+        if not 0 <= after <= self.high or snapshot_end > self.high:
+            asked = max(after, snapshot_end)
+            raise InvalidRequest(f"cursor {name!r} is to start at {asked}, but the topic ends at {self.high}")
+        if name == PERSISTENCE:
+            raise InvalidRequest(f"{name!r} is the name of the persistence cursor: choose another")
+        if after == 0:
+            after = self.first_seqno - 1
+        elif after + 1 < self.first_seqno:
+            raise MutationsTrimmed(after + 1, self.first_seqno)
+        cursor = Cursor(self, name, after, end, snapshot_end if snapshot_end > after else 0)
+        cursor.enter()
+        if (former := self.cursors.get(name)) is not None:
+            former.close()
+        self.cursors[name] = cursor
+        return cursor
+
+    def persist(self) -> list[IndexEntry]:
+        """Take the persistence cursor to the end, closing the open snapshot; what this added to the index."""
+        if self.chain.open.rows:
+            self.chain.close()
+        added: list[IndexEntry] = []
+        left = snapshot = self.persistence
+        while snapshot.newer is not None:
+            entry = IndexEntry(
+                snapshot.start, snapshot.end, snapshot.first_position, snapshot.last_position, snapshot.rows
+            )
+            self.index.add(entry)
+            added.append(entry)
+            snapshot = snapshot.newer
+        if added:
+            left.persistence = False
+            snapshot.persistence = True
+            self.persistence = snapshot
+            self.chain.settle(left)
+        return added
+
+    def trim(self, first_seqno: int) -> None:
+        """The log begins with a seqno: nothing below it can be read any more."""
+        if first_seqno > self.first_seqno:
+            self.first_seqno = first_seqno
+            self.index.trim(first_seqno)
+
+    def backfilled(self, ticket: int, rows: MutationBatch) -> None:
+        """The answer to a `ReadLog`; one that nobody waits for is passed over.
+
+        Raises SeqnoGap, which the cursor then raises too, if the mutations are not those asked for.
+        """
+        cursor = self._requests.pop(ticket, None)
+        if cursor is None or cursor.backfill is None:
+            return
+        backfill = cursor.backfill
+        backfill.ticket = None
+        if not len(rows) or rows.first != backfill.next or rows.last > backfill.last or not rows.dense():
+            got = f"{rows.first} to {rows.last} ({len(rows)})" if len(rows) else "none"
+            cursor.error = SeqnoGap(f"of mutations {backfill.next} to {backfill.last} the log gave {got}")
+            self._wake(cursor)
+            raise cursor.error
+        backfill.feed(rows)
+        if backfill.ready:
+            self._wake(cursor)
+        self.demand(cursor, backfill)
+
+    def backfill_failed(self, ticket: int, error: Exception) -> None:
+        """A `ReadLog` can't be answered: its cursor raises `error` from now on, once it gave what it has."""
+        cursor = self._requests.pop(ticket, None)
+        if cursor is not None and cursor.backfill is not None:
+            cursor.backfill.ticket = None
+            self._fail(cursor, error)
+
+    def take_effects(self) -> list[Effect]:
+        """What has to be done since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # Winning back memory; each returns nothing, `account` tells what it won
+
+    def free_passed(self) -> None:
+        """Let go of what all cursors have passed, and of indexes that only make collapsing faster."""
+        chain = self.chain
+        inside = [cursor.after for cursor in self.cursors.values() if cursor.pin is chain.oldest]
+        if inside:
+            chain.expel(min(inside))
+        chain.drop_indexes()
+
+    def collapse(self) -> None:
+        """Take neighbouring snapshots without cursors together wherever that makes one of the usual size."""
+        self.chain.collapse_all()
+        self.chain.drop_indexes()
+
+    def evict(self, goal: int) -> None:
+        """Let go of mutations that the log has and no cursor stands at, until so many bytes are won."""
+        self.chain.evict(goal)
+
+    def drop_cursors(self, goal: int) -> None:
+        """Send cursors to the log, the slowest first, until so many bytes are won.
+
+        The persistence cursor never, and none that stands beside or behind it: that would free nothing.
+        """
+        memory = self.chain.account
+        target = memory.bytes - goal
+        slowest = sorted(self.cursors.values(), key=lambda cursor: cursor.pin.start if cursor.pin else -1)
+        for cursor in slowest:
+            if memory.bytes <= target:
+                return
+            if cursor.pin is not None and cursor.pin.start < self.persistence.start:
+                self.drop_cursor(cursor)
+
+    def drop_cursor(self, cursor: Cursor) -> None:
+        """Send one cursor to the log; its reader does not notice."""
+        if cursor.drop():
+            self.cursors_dropped += 1
+            self._wake(cursor)
+
+    # What cursors ask for
+
+    def new_backfill(self, first: int, last: int, floor: int) -> Backfill:
+        return Backfill(first, last, floor, self.backfill_bytes, self.backfills, self.leaving)
+
+    def demand(self, cursor: Cursor, backfill: Backfill) -> None:
+        """Ask the log for what there is room for."""
+        wanted = backfill.wanted()
+        if not wanted:
+            return
+        if backfill.next < self.first_seqno:
+            self._fail(cursor, MutationsTrimmed(backfill.next, self.first_seqno))
+            return
+        self._last_ticket += 1
+        backfill.ticket = self._last_ticket
+        self._requests[backfill.ticket] = cursor
+        anchor = self.anchor(backfill.next)
+        self._effects.append(ReadLog(backfill.ticket, cursor.name, backfill.next, backfill.last, anchor, wanted))
+
+    def end_backfill(self, backfill: Backfill) -> None:
+        """Nobody reads from it any more."""
+        if backfill.ticket is not None:
+            del self._requests[backfill.ticket]
+            self._effects.append(StopReading(backfill.ticket))
+        backfill.close()
+
+    def forget(self, cursor: Cursor) -> None:
+        """A cursor was closed."""
+        cursor.release()
+        if self.cursors.get(cursor.name) is cursor:
+            del self.cursors[cursor.name]
+
+    # What is asked
+
+    def anchor(self, seqno: int) -> Anchor | None:
+        """The highest mutation known at or below a seqno, where a read that is to reach it can begin."""
+        snapshot = self.chain.find(seqno)
+        if snapshot is not None and snapshot.rows:
+            return Anchor(snapshot.start, snapshot.first_position)
+        return self.index.anchor(seqno)
+
+    def statistics(self) -> ManagerStatistics:
+        return of_manager(self)
+
+    def cursor_statistics(self) -> list[CursorStatistics]:
+        """Of each cursor, in the order of their registration, the persistence cursor first."""
+        return [of_persistence(self), *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
+
+    # Word to those who wait
+
+    def _wake_waiting(self) -> None:
+        for cursor in self.cursors.values():
+            if cursor.waiting and cursor.backfill is None:
+                self._wake(cursor)
+
+    def _wake(self, cursor: Cursor) -> None:
+        if cursor.waiting:
+            cursor.waiting = False
+            self._effects.append(Wake(cursor.name))
+
+    def _fail(self, cursor: Cursor, error: Exception) -> None:
+        cursor.error = error
+        self._wake(cursor)

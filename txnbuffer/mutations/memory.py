@@ -1,0 +1,110 @@
+"""The memory of all managers of a process, kept below a bound.
+
+Beyond the upper mark memory is won back until the lower mark is met: by one means for all topics, the biggest
+first, then by the next, so that no cursor is sent to the log for what could be had for nothing:
+
+1. let go of what every cursor has passed, and of indexes that make collapsing faster;
+2. take neighbouring snapshots together, where newer mutations replace older ones;
+3. evict mutations that the log has and no cursor stands at;
+4. send cursors to the log, the slowest first.
+
+What was let go while a reader still holds it is on its way to be freed, and counts as won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from txnbuffer.mutations.account import Account
+from txnbuffer.mutations.manager import MAX_SNAPSHOT_BYTES, MutationManager
+
+UPPER_MARK = 0.9
+LOWER_MARK = 0.6
+SNAPSHOTS_PER_TOPIC = 10
+MIN_SNAPSHOT_BYTES = 64 * 1024
+
+Means: TypeAlias = Callable[[MutationManager, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Bytes won by each means; `missing` is what is still to be won to meet the lower mark."""
+
+    passed: int = 0
+    collapsed: int = 0
+    evicted: int = 0
+    dropped: int = 0
+    missing: int = 0
+
+
+class MemoryBudget:
+    """`account` sums the bytes of all managers that are made with it; `budget` is their bound in bytes."""
+
+    __slots__ = ("account", "budget", "lower", "managers", "upper")
+
+    def __init__(self, budget: int, *, upper: float = UPPER_MARK, lower: float = LOWER_MARK) -> None:
+        if not 0 < lower <= upper <= 1:
+            raise ValueError(f"marks {lower} and {upper}: the lower one is above 0, the upper one at most 1")
+        self.account = Account()
+        self.managers: dict[str, MutationManager] = {}
+        self.upper = upper
+        self.lower = lower
+        self.resize(budget)
+
+    def resize(self, budget: int) -> None:
+        """Give all managers another bound, and their snapshots the size that fits it."""
+        self.budget = budget
+        self._fit()
+
+    def add(self, topic: str, manager: MutationManager) -> None:
+        """Watch over a manager, which was made with this `account`."""
+        self.managers[topic] = manager
+        self._fit()
+
+    def remove(self, topic: str) -> None:
+        """Forget a manager, all of whose cursors were closed."""
+        manager = self.managers.pop(topic)
+        self.account.add(-manager.account.bytes)
+        manager.account.parent = None
+        self._fit()
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """The size of snapshots at which each topic can have ten of them."""
+        share = self.budget // max(1, len(self.managers)) // SNAPSHOTS_PER_TOPIC
+        return min(max(share, MIN_SNAPSHOT_BYTES), MAX_SNAPSHOT_BYTES)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether `recover` has something to do."""
+        return self.account.bytes > self.budget * self.upper
+
+    def recover(self) -> Recovery:
+        """Win memory back if there is more than the upper mark allows."""
+        if not self.pressed:
+            return Recovery()
+        passed = self._use(lambda manager, _: manager.free_passed())
+        collapsed = self._use(lambda manager, _: manager.collapse())
+        evicted = self._use(MutationManager.evict)
+        dropped = self._use(MutationManager.drop_cursors)
+        return Recovery(passed, collapsed, evicted, dropped, max(0, self._missing()))
+
+    def _missing(self) -> int:
+        leaving = sum(manager.leaving.bytes for manager in self.managers.values())
+        return self.account.bytes - leaving - int(self.budget * self.lower)
+
+    def _use(self, means: Means) -> int:
+        before = self._missing()
+        biggest = sorted(self.managers.values(), key=lambda manager: manager.chain.account.bytes, reverse=True)
+        for manager in biggest:
+            missing = self._missing()
+            if missing <= 0:
+                break
+            means(manager, missing)
+        return before - self._missing()
+
+    def _fit(self) -> None:
+        for manager in self.managers.values():
+            manager.chain.limit = self.snapshot_bytes

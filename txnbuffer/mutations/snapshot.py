@@ -1,0 +1,281 @@
+"""A snapshot: a run of seqnos in which each key stands once, with its newest mutation.
+
+A snapshot without mutations is only its dummy: the place where a cursor stands that has taken nothing
+from it. With the first mutation it has a start, which cursors tell whoever they hand it to. Mutations
+without a key are never replaced; deletions are mutations like any other.
+
+One thread owns all snapshots of a topic, so taking two neighbours into one needs no lock on either.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
+
+import numpy as np
+
+from broker_io.position import EARLIEST
+from txnbuffer.mutations.account import Account
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.mutations.chunk import Chunk
+
+SNAPSHOT_BYTES = 600
+"""What a snapshot weighs besides its chunks and its index."""
+
+ENTRY_BYTES = 33 + 32
+"""The objects of one entry of the index: head of the key, and its seqno."""
+
+TOGETHER = 32
+"""So many tiny chunks in a row become one."""
+
+_first = attrgetter("first")
+
+
+class Snapshot:
+    """Seqnos `start` to `end`, `start` - 1 while it is empty.
+
+    `rows` mutations stand in it. It is kept in `chunks`; those up to `freed` were let go, `base` chunks in
+    number. `evicted`: all its mutations were let go before the cursors behind it had them, and the log gives
+    them. `pins` cursors stand in it, `passed` of them at its end; `persistence`: so does the persistence cursor.
+    """
+
+    __slots__ = (
+        "_account", "_index", "_index_bytes", "_indexed", "_key_bytes", "_leaving", "base", "bytes", "chunks", "closed",
+        "end", "evicted", "first_position", "freed", "last_position", "linked", "newer", "older", "passed",
+        "persistence", "pins", "rows", "start",
+    )  # fmt: skip
+
+    def __init__(self, start: int, account: Account, leaving: Account) -> None:
+        self.start = start
+        self.end = start - 1
+        self.first_position = self.last_position = EARLIEST
+        self.rows = 0
+        self.chunks: list[Chunk] = []
+        self.base = 0
+        self.freed = start - 1
+        self.evicted = self.closed = self.persistence = False
+        self.linked = True
+        self.pins = self.passed = 0
+        self.older: Snapshot | None = None
+        self.newer: Snapshot | None = None
+        self.bytes = 0
+        self._account = account
+        self._leaving = leaving
+        self._index: dict[bytes | None, int] = {}
+        self._indexed = True
+        self._index_bytes = 0
+        self._key_bytes = 0
+        self._count(SNAPSHOT_BYTES)
+
+    def append(self, rows: MutationBatch, *, last: bool = False) -> int:
+        """Queue mutations that follow those in it; how many were replaced. They are `owned`.
+
+        `last`: nothing will be added before it is closed.
+        """
+        if not self.rows:
+            self.first_position = rows.positions.first
+        self.end = rows.last
+        self.last_position = rows.positions.last
+        if last and not self.rows:
+            rows, replaced = _unique(rows)
+            self._add(rows)
+            return replaced
+        return self._put(rows)
+
+    def absorb(self, newer: Snapshot) -> int:
+        """Take the next snapshot into this one; how many mutations were replaced. Neither is evicted."""
+        self._ensure_index()
+        replaced = sum(self._put(chunk.living().owned()) for chunk in newer.chunks)
+        self.end = newer.end
+        self.last_position = newer.last_position
+        return replaced
+
+    def overlap(self, newer: Snapshot) -> int:
+        """Bytes of mutations that `absorb` would let go, about: the share of the keys that are in both."""
+        self._ensure_index()
+        common = sum(len(self._index.keys() & set(chunk.living().messages.keys.to_list())) for chunk in newer.chunks)
+        return common * sum(chunk.bytes for chunk in self.chunks) // max(1, self.rows)
+
+    def seal(self) -> None:
+        """Nothing is added any more: let go of the index and of replaced mutations."""
+        if not self._indexed:
+            return
+        self.drop_index()
+        for chunk in self.chunks:
+            self._count(-chunk.pack())
+        self._join(0)
+
+    def drop_index(self) -> None:
+        self._index = {}
+        self._indexed = False
+        self._count(-self._index_bytes)
+        self._index_bytes = 0
+
+    @property
+    def index_bytes(self) -> int:
+        return self._index_bytes
+
+    def evict(self) -> int:
+        """Let go of all mutations, as the log has them; the bytes won."""
+        before = self.bytes
+        self.drop_index()
+        self.free_head(self.end)
+        self.evicted = True
+        return before - self.bytes
+
+    def absorb_evicted(self, newer: Snapshot) -> None:
+        """Take the next snapshot into this one where both are evicted; a key of both counts twice."""
+        self.end = self.freed = newer.end
+        self.last_position = newer.last_position
+        self.rows += newer.rows
+
+    def free_head(self, upto: int) -> int:
+        """Let go of the chunks that hold nothing above a seqno; how many mutations they had."""
+        gone = bisect_right(self.chunks, upto, key=attrgetter("last"))
+        freed = self.chunks[:gone]
+        if freed:
+            self.base += gone
+            self.freed = self.end if gone == len(self.chunks) else freed[-1].last
+            del self.chunks[:gone]
+            self._count(-sum(chunk.bytes for chunk in freed))
+            for chunk in freed:
+                chunk.leave(self._leaving)
+        return sum(chunk.live for chunk in freed)
+
+    def free(self) -> int:
+        """Let go of everything; the bytes won."""
+        won = self.bytes
+        self._count(-won)
+        self.linked = False
+        for chunk in self.chunks:
+            chunk.leave(self._leaving)
+        self.chunks = []
+        self._index = {}
+        return won
+
+    def find(self, after: int) -> tuple[int, int]:
+        """Where the first mutation above a seqno stands: number of its chunk, `base` counted, and row."""
+        number = bisect_right(self.chunks, after, key=attrgetter("last"))
+        row = int(np.searchsorted(self.chunks[number].rows.seqnos, after, side="right"))
+        return self.base + number, row
+
+    def rows_above(self, after: int) -> int:
+        """How many of its mutations stand above a seqno; of an evicted snapshot all or none."""
+        if self.evicted or after < self.start:
+            return self.rows if after < self.end else 0
+        number = bisect_right(self.chunks, after, key=attrgetter("last"))
+        if number == len(self.chunks):
+            return 0
+        row = int(np.searchsorted(self.chunks[number].rows.seqnos, after, side="right"))
+        return len(self.chunks[number].rows) - row + sum(chunk.live for chunk in self.chunks[number + 1 :])
+
+    # The index
+
+    def _put(self, rows: MutationBatch) -> int:
+        index = self._index
+        keys = rows.messages.keys.to_list()
+        latest: dict[bytes | None, int] = dict(zip(keys, rows.seqnos.tolist(), strict=True))
+        keyless = latest.pop(None, None) is not None
+        replaced = 0
+        if keyless or len(latest) < len(keys):
+            rows, replaced = _unique(rows)
+        common = index.keys() & latest.keys()
+        if common:
+            replaced += len(common)
+            self._replace(sorted(map(index.__getitem__, common)))
+            self._key_bytes -= sum(map(len, filter(None, common)))
+        index.update(latest)
+        self._key_bytes += sum(map(len, filter(None, latest)))
+        self._count_index()
+        self._add(rows)
+        return replaced
+
+    def _ensure_index(self) -> None:
+        if self._indexed:
+            return
+        self._indexed = True
+        for chunk in self.chunks:
+            rows = chunk.living()
+            keys = rows.messages.keys.to_list()
+            self._index.update(zip(keys, rows.seqnos.tolist(), strict=True))
+        self._index.pop(None, None)
+        self._key_bytes = sum(map(len, filter(None, self._index)))
+        self._count_index()
+
+    def _count_index(self) -> None:
+        size = index_bytes(self._index, self._key_bytes)
+        self._count(size - self._index_bytes)
+        self._index_bytes = size
+
+    # Chunks
+
+    def _add(self, rows: MutationBatch) -> None:
+        chunk = Chunk(rows)
+        self.chunks.append(chunk)
+        self.rows += len(rows)
+        self._count(chunk.bytes)
+        if len(self.chunks) % TOGETHER == 0:
+            self._join(len(self.chunks) - TOGETHER)
+
+    def _replace(self, seqnos: list[int]) -> None:
+        """Take out what newer mutations replace; chunks of which little is left are packed or go."""
+        self.rows -= len(seqnos)
+        stop = len(seqnos)
+        while stop:  # from the back, so that a chunk that goes moves none that is still to come
+            number = bisect_right(self.chunks, seqnos[stop - 1], key=_first) - 1
+            chunk = self.chunks[number]
+            start = bisect_left(seqnos, chunk.first, 0, stop)
+            chunk.replace(seqnos[start:stop])
+            stop = start
+            if not chunk.live:
+                self._count(-chunk.bytes)
+                del self.chunks[number]
+            elif chunk.live * 2 <= len(chunk.rows):
+                self._count(-chunk.pack())
+
+    def _join(self, start: int) -> None:
+        """Make one chunk of each run of tiny ones from a chunk on: little batches weigh more than what they hold."""
+        joined: list[Chunk] = []
+        run: list[Chunk] = []
+        for chunk in [*self.chunks[start:], None]:
+            if chunk is not None and chunk.tiny and len(run) < TOGETHER:
+                run.append(chunk)
+                continue
+            if len(run) > 1:
+                one = Chunk(MutationBatch.concat([part.living() for part in run]).owned())
+                one.first = run[0].first
+                self._count(one.bytes - sum(part.bytes for part in run))
+                joined.append(one)
+            else:
+                joined += run
+            run = []
+            if chunk is not None:
+                if chunk.tiny:
+                    run.append(chunk)
+                else:
+                    joined.append(chunk)
+        self.chunks[start:] = joined
+
+    def _count(self, more: int) -> None:
+        self.bytes += more
+        self._account.add(more)
+
+
+def index_bytes(index: dict[bytes | None, int], key_bytes: int) -> int:
+    """Bytes of memory that an index takes whose keys have so many bytes together."""
+    return sys.getsizeof(index) + key_bytes + len(index) * ENTRY_BYTES if index else 0
+
+
+def _unique(rows: MutationBatch) -> tuple[MutationBatch, int]:
+    """The newest mutation of each key, and how many others there were."""
+    keys = rows.messages.keys
+    texts = keys.to_list()
+    latest: dict[bytes | None, int] = dict(zip(texts, range(len(rows)), strict=True))
+    keyless = latest.pop(None, None) is not None
+    if len(latest) == len(rows):
+        return rows, 0
+    alive = keys.absent_mask().copy() if keyless else np.zeros(len(rows), np.bool_)
+    alive[np.fromiter(latest.values(), np.int64, len(latest))] = True
+    kept = int(alive.sum())
+    return (rows, 0) if kept == len(rows) else (rows.take(alive).owned(), len(rows) - kept)
