@@ -179,6 +179,12 @@ class BufferKeeper:
         """How a topic is followed. Raises NotRegistered, or what stopped the topic."""
         return self._tail(topic)
 
+    def stop(self, topic: str, error: Error) -> None:
+        """A topic can't be followed any further: its error stands in `problems`."""
+        self.problems[topic] = error
+        if (tail := self._tails.pop(topic, None)) is not None:
+            tail.close()
+
     def due(self) -> list[str]:
         """The topics whose snapshot is due."""
         now = self._clock.monotonic()
@@ -260,9 +266,7 @@ class BufferKeeper:
         except OwnershipLost:
             raise
         except Error as error:
-            self.problems[topic] = error.of_topic(topic) if isinstance(error, ProtocolStopped) else error
-            if (tail := self._tails.pop(topic, None)) is not None:
-                tail.close()
+            self.stop(topic, error.of_topic(topic) if isinstance(error, ProtocolStopped) else error)
             return None
 
     def _recover_topic(self, table: SnapshotTable, topic: str) -> list[Effect]:

@@ -19,7 +19,10 @@ STEP_MESSAGES = 4096
 
 
 class Numbering:
-    """Gives seqnos behind `renumber` (exclusive), in step with a buffer that was applied up to `resume`."""
+    """Gives seqnos behind `renumber` (exclusive), in step with a buffer that was applied up to `resume`.
+
+    `trails`: what is to be numbered is read from the log again.
+    """
 
     def __init__(
         self,
@@ -37,20 +40,26 @@ class Numbering:
         self._topic = topic
         self._buffer = buffer
         self._renumber = renumber
-        self._trails = renumber != resume
+        self.trails = renumber != resume
         self._reader: Reader | None = None
         self._held: deque[PlacedBatch] = deque()
         self._held_bytes = 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether something is decided that has to be read from the log again to be numbered."""
+        limit = self._buffer.max_read_position
+        return self.trails and limit is not None and not reaches(self._renumber, limit)
+
     def applied(self, placed: PlacedBatch) -> None:
         """The buffer has applied these messages, the next of the tail."""
-        if not self._trails:
+        if not self.trails:
             self._held.append(placed)
             self._held_bytes += _weight(placed)
             if self._held_bytes > self.held_limit:
                 self.advance()
-                self._trails = self._held_bytes > self.held_limit
-            if self._trails:
+                self.trails = self._held_bytes > self.held_limit
+            if self.trails:
                 self._held.clear()
                 self._held_bytes = 0
 
@@ -61,7 +70,7 @@ class Numbering:
 
     def step(self) -> bool:
         """Number some of what is decided by now, a bounded amount; False if nothing was left to do."""
-        if self._trails:
+        if self.trails:
             return self._read()
         while self._held:
             placed = self._held[0]
@@ -89,8 +98,8 @@ class Numbering:
         """Number one batch of the log behind the last number; False if nothing more is decided there."""
         limit = self._buffer.max_read_position
         if limit is None or reaches(self._renumber, limit):
-            self._trails = not reaches(self._renumber, self._buffer.applied)
-            if not self._trails:
+            self.trails = not reaches(self._renumber, self._buffer.applied)
+            if not self.trails:
                 self.close()
             return False
         if self._reader is None:

@@ -64,14 +64,14 @@ class Tail:
         """Apply everything up to the present end of the log; nothing is visible before. Raises as `read` does."""
         end = self._broker.last_position(self.topic)
         effects: list[Effect] = []
-        if end is not None and end > self._at:
+        if end is not None and end > self.at:
             self.buffer.replay_until(end)
             started, messages = self._clock.monotonic(), self.due.messages
             while self.buffer.replaying:
                 found = self.read(REPLAY_TIMEOUT)
                 if found is None:
                     raise StorageError(
-                        f"topic {self.topic}: the log ends at {end}, but nothing came behind {self._at} within "
+                        f"topic {self.topic}: the log ends at {end}, but nothing came behind {self.at} within "
                         f"{REPLAY_TIMEOUT:.0f} s; look whether the broker is well and start again"
                     )
                 effects += found
@@ -95,7 +95,8 @@ class Tail:
         return effects
 
     @property
-    def _at(self) -> Position:
+    def at(self) -> Position:
+        """Where to read on: everything up to here is applied."""
         applied = self.buffer.applied
         return self._resume if applied is None else max(applied, self._resume)
 

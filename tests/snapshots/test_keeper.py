@@ -258,7 +258,7 @@ def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
     writer.commit(500)
     owner.pump()
     assert_true(owner, broker, T)
-    assert not owner._tails[T].numbering._trails
+    assert not owner._tails[T].numbering.trails
     writer.plain("d")
     owner.pump()
     assert_true(owner, broker, T)

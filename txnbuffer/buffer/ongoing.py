@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 
@@ -48,6 +49,10 @@ class Ongoing:
     def __iter__(self) -> Iterator[OpenTxn]:
         """Oldest first."""
         return (entry for entry in self._queue if not entry.ended)
+
+    def began_by(self, position: Position) -> Iterator[OpenTxn]:
+        """Those whose first record stands at or below a position, oldest first."""
+        return itertools.takewhile(lambda entry: entry.first <= position, self)
 
     def get(self, txn: TxnId) -> OpenTxn | None:
         return self._by_id.get(txn)

@@ -5,6 +5,8 @@ Every question that waits for something says in words what it waits for, and for
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -59,13 +61,14 @@ class Admin:
     async def list_topics(self, question: dict[str, Any]) -> list[Answer]:
         """All topics that the service has open, sorted by name."""
         _known(question)
-        return [self._summary(topic) for _, topic in sorted(self._engine.topics.by_name.items())]
+        return await self._summaries([topic for _, topic in sorted(self._engine.topics.by_name.items())])
 
     async def describe(self, question: dict[str, Any]) -> Answer:
         """One topic, `topic`, and what holds its readers back."""
         _known(question, "topic")
         topic = self._topic(question.get("topic"))
-        answer = self._summary(topic) | {"waits_for": await self._waits_for(topic)}
+        (summary,) = await self._summaries([topic])
+        answer = summary | {"waits_for": await self._waits_for(topic)}
         if topic.tail is None:
             return answer
         buffer = topic.tail.buffer
@@ -137,19 +140,34 @@ class Admin:
             raise TopicNotFound(f"the service has no topic {name!r} open; `txnbuf list` shows those it has")
         return topic
 
+    async def _summaries(self, topics: list[Topic]) -> list[Answer]:
+        stored = await asyncio.to_thread(self._stored, [topic.name for topic in topics])
+        return [self._summary(topic) | facts for topic, facts in zip(topics, stored, strict=True)]
+
+    def _stored(self, names: list[str]) -> list[Answer]:
+        """What the broker says of topics; nothing of one that it can't tell of. In another thread."""
+        broker, found = self._engine.broker, []
+        for name in names:
+            facts: Answer = {"ledgers": None, "bytes": None, "end": None}
+            with contextlib.suppress(Error):
+                ledgers = broker.ledgers(name)
+                facts["ledgers"], facts["bytes"] = len(ledgers), sum(ledger.bytes for ledger in ledgers)
+                facts["end"] = _text(broker.last_position(name))
+            found.append(facts)
+        return found
+
     def _summary(self, topic: Topic) -> Answer:
-        broker, buffer = self._engine.broker, None if topic.tail is None else topic.tail.buffer
-        ledgers = broker.ledgers(topic.name)
+        buffer = None if topic.tail is None else topic.tail.buffer
         return {
             "topic": topic.name,
             "transactions": buffer is not None,
-            "ledgers": len(ledgers),
-            "bytes": sum(ledger.bytes for ledger in ledgers),
-            "end": _text(broker.last_position(topic.name)),
+            "ledgers": None,
+            "bytes": None,
+            "end": None,
             "max_read_position": None if buffer is None else _text(buffer.max_read_position),
             "open": 0 if buffer is None else len(buffer.ongoing),
             "aborts": 0 if buffer is None else len(buffer.aborted),
-            "problem": _text(topic.problem),
+            "problem": _text(topic.why_not),
         }
 
     async def _waits_for(self, topic: Topic) -> str:

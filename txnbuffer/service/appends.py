@@ -21,12 +21,19 @@ PATIENCE = 0.5
 """Seconds until what a nearly full disk refused is tried again."""
 
 Landed = Callable[[Topic, Flight, Positions], None]
+Died = Callable[[Topic, Error], None]
 
 
 class Appends:
-    """`landed` is called on the loop for each append, those of a topic in order; `wake` makes a turn of the loop."""
+    """`landed` is called on the loop for each append, those of a topic in order; `wake` makes a turn of the loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, landed: Landed, wake: Callable[[], None]) -> None:
+    `died` is told when the writer of a shared topic has failed, which ends nothing else.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, landed: Landed, wake: Callable[[], None], died: Died | None = None
+    ) -> None:
+        self._died = died
         self.failure: Error | None = None
         self.waiting_bytes = 0
         self._loop = loop
@@ -86,7 +93,7 @@ class Appends:
             if topic.refused or isinstance(error, DiskWatermark):
                 self._refused(topic, flight, error)
             elif error is not None:
-                self._flight_failed(flight, error)
+                self._flight_failed(topic, flight, error)
             else:
                 self._flight_landed(topic, flight, future.result())
 
@@ -97,7 +104,7 @@ class Appends:
         try:
             future = topic.writer.append(flight.batch)
         except Error as error:
-            self._flight_failed(flight, error)
+            self._flight_failed(topic, flight, error)
             return
         topic.flights.append(flight)
         self._under_way += 1
@@ -121,10 +128,12 @@ class Appends:
     def _refused(self, topic: Topic, flight: Flight, error: BaseException | None) -> None:
         """The disk is nearly full and nothing was written: where order counts everything is tried again later."""
         if not topic.patient:
-            self._flight_failed(flight, error or DiskWatermark("the disk is nearly full"))
+            self._flight_failed(topic, flight, error or DiskWatermark("the disk is nearly full"))
             return
         if error is None:
-            self._flight_failed(Flight(topic.refused, flight.batch), Error("a later append overtook a refused one"))
+            self._flight_failed(
+                topic, Flight(topic.refused, flight.batch), Error("a later append overtook a refused one")
+            )
             topic.refused = []
             return
         topic.held = True
@@ -134,10 +143,12 @@ class Appends:
             topic.refused = []
             self._loop.call_later(PATIENCE, self.release, topic)
 
-    def _flight_failed(self, flight: Flight, error: BaseException) -> None:
+    def _flight_failed(self, topic: Topic, flight: Flight, error: BaseException) -> None:
         if not isinstance(error, Error):
             error = Error(f"an append failed: {error!r}")
-        if isinstance(error, DiskFailed):
+        if self._died is not None and topic.shared:
+            self._died(topic, error)
+        elif isinstance(error, DiskFailed):
             self.failure = error
         for part in flight.parts:
             self._failed(part, error)

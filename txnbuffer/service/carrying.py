@@ -22,10 +22,15 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.model import TxnId
 from txnbuffer.protocol import encode_marker
 from txnbuffer.service.appends import Appends
+from txnbuffer.service.counting import Counting
+from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.parts import MessagesPart
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
+
+MUCH = 100
+"""With so many messages that wait to be appended to a topic, nothing more is asked about it."""
 
 
 class Counts:
@@ -36,7 +41,10 @@ class Counts:
 
 
 class Carrying:
-    """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything."""
+    """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
+
+    `marking` and `counting` are there where others write the topics too.
+    """
 
     def __init__(
         self,
@@ -51,6 +59,8 @@ class Carrying:
         stop: Callable[[str], None],
     ) -> None:
         self.counts = Counts()
+        self.marking: MarkerWriters | None = None
+        self.counting: Counting | None = None
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -69,7 +79,7 @@ class Carrying:
                     case Answers():
                         self._answers(effect)
                     case CheckCounts(topic, least):
-                        self._check_counts(topic, least)
+                        self._ask_counts(topic, least)
                     case AppendMarker():
                         self._append_marker(effect)
                     case AppendDecisions():
@@ -100,7 +110,9 @@ class Carrying:
             self.counts.committed += committed
             self.counts.aborted += len(ends) - committed
             self._coordinator.ended(topic.name, ends, self._now())
-        if topic.checks:
+        if self.counting is not None:
+            self.counting.applied(topic)
+        elif topic.checks:
             waiting, topic.checks = topic.checks, {}
             self._check_counts(topic.name, tuple(waiting))
 
@@ -110,6 +122,29 @@ class Carrying:
         for topic in self._topics.by_name.values():
             if topic.tail is not None and len(topic.tail.buffer.ongoing):
                 self._coordinator.ask(topic.name, [entry.txn for entry in topic.tail.buffer.ongoing], now)
+
+    def ask_again(self) -> None:
+        """Ask about what was ongoing already at the last such call, but not where markers can't be written now."""
+        now = self._now()
+        for topic in self._topics.by_name.values():
+            if topic.tail is None:
+                continue
+            buffer, up_to = topic.tail.buffer, topic.asked_up_to
+            topic.asked_up_to = buffer.applied
+            if up_to is not None and len(topic.waiting) < MUCH and len(buffer.ongoing):
+                older = [entry.txn for entry in buffer.ongoing.began_by(up_to)]
+                self._coordinator.ask(topic.name, older, now)
+
+    def _ask_counts(self, name: str, least: tuple[int, ...]) -> None:
+        topic = self._topics.get(name)
+        if self.counting is None or topic is None or topic.tail is None:
+            self._check_counts(name, least)
+        else:
+            self.counting.ask(topic, least)
+
+    def count(self, topic: Topic, least: tuple[int, ...]) -> None:
+        """Tell how many records of each transaction the buffer of a topic has now."""
+        self._check_counts(topic.name, least)
 
     def _check_counts(self, name: str, least: tuple[int, ...]) -> None:
         topic = self._topics.get(name)
@@ -136,6 +171,8 @@ class Carrying:
         landed = partial(self._marker_landed, token)
         failed = partial(self._marker_failed, token)
         self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
+        if self.marking is not None:
+            self.marking.need(topic)
 
     def _marker_landed(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())

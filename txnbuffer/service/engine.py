@@ -3,6 +3,9 @@
 In a turn of the loop all that arrived is taken: appends that became durable, frames of clients; then what
 the coordinator asks for is done, and what waits is appended together. Nothing is awaited for a record or a
 transaction. The gRPC service is a shell around it, and so is a client in the same process.
+
+Beside a cluster (`shared`) applications write the topics themselves: the engine reads them, and writes markers
+and what is its own.
 """
 
 from __future__ import annotations
@@ -12,26 +15,33 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import Any
 
+from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error
 from broker_io.port import Broker
+from broker_io.position import Position
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Answers, Opened, Result
-from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.carrying import Carrying
 from txnbuffer.service.connection import Connection
+from txnbuffer.service.counting import Counting
+from txnbuffer.service.decision_log import newest_owner
+from txnbuffer.service.following import Following
 from txnbuffer.service.intake import OPENING, Intake
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import Limits
-from txnbuffer.service.opening import take_over
+from txnbuffer.service.marking import MarkerWriters
+from txnbuffer.service.opening import Identity, Standing, take_over
 from txnbuffer.service.registering import Registering
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
@@ -40,6 +50,10 @@ from txnbuffer.service.topics import Topics, as_error
 
 TICK = 1.0
 """Seconds between two looks at the time."""
+STOPPING = 10.0
+"""Seconds that a cluster has to acknowledge what is under way when the engine stops."""
+BESIDE = Config(one_phase=False, verify_counts=False)
+"""How a coordinator decides where others write the topics too."""
 
 
 class Engine:
@@ -62,6 +76,7 @@ class Engine:
         self.sends: Sends
         self.appends: Appends
         self.notes: list[str] = []
+        self.following: Following | None = None
         self._frames: deque[tuple[Connection, ClientFrame]] = deque()
         self._connections: set[Connection] = set()
         self._asked: dict[int, asyncio.Future[Result]] = {}
@@ -78,38 +93,56 @@ class Engine:
         broker: Broker,
         *,
         owner: str = "txnbuffer",
+        address: str = "",
+        shared: bool = False,
+        standing: Standing | None = None,
         config: Config | None = None,
         limits: Limits | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
         retention: RetentionConfig | None = None,
         clock: Clock | None = None,
     ) -> Engine:
-        """Take over everything in the broker. Raises what stands in the way."""
+        """Take over everything in the broker. Raises what stands in the way.
+
+        `address`: HOST:PORT where clients find this engine. `shared`: applications write the topics themselves.
+        `standing`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
+        """
         engine = cls(broker, limits or Limits(), retention or RetentionConfig(), clock or SystemClock())
-        await engine._start(owner, config or Config(), policy)
+        config = config or (BESIDE if shared else Config())
+        if shared and config.one_phase:
+            raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
+        await engine._start(Identity(owner, address), config, policy, standing, shared=shared)
         return engine
 
-    async def _start(self, owner: str, config: Config, policy: SnapshotPolicy) -> None:
+    async def _start(
+        self, identity: Identity, config: Config, policy: SnapshotPolicy, standing: Standing | None, *, shared: bool
+    ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
         self._executor = ThreadPoolExecutor(1, "txnbuffer-keeper")
         try:
             opened = await loop.run_in_executor(
-                self._executor, take_over, self.broker, owner, config, policy, self.clock
+                self._executor, take_over, self.broker, identity, config, policy, self.clock, standing
             )
         except BaseException:
             self._executor.shutdown(wait=False)
             raise
-        self.coordinator, writer, keeper = opened
+        self.coordinator, writer, keeper = opened.coordinator, opened.decisions, opened.keeper
         self.notes = keeper.notes
         decisions = Topic(DECISIONS, patient=True)
         decisions.writer, decisions.held = writer, False
         self._decisions = decisions
+        if shared:
+            self.following = Following(loop, self.broker, self._schedule)
         topics = self.topics = Topics(
-            self.broker, keeper, self._applied, create=self.limits.create_topics, executor=self._executor
+            self.broker,
+            keeper,
+            self._applied,
+            create=self.limits.create_topics,
+            executor=self._executor,
+            following=self.following,
         )
-        topics.load()
-        self.appends = Appends(loop, topics.landed, self._schedule)
+        self.appends = Appends(loop, topics.landed, self._schedule, self._writer_died)
         self.sends = Sends(self.coordinator, self.limits.max_message_bytes)
         self.registering = Registering(self.coordinator, topics, self.appends, self.now, self.run, self._schedule)
         self.intake = Intake(self.coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
@@ -124,6 +157,9 @@ class Engine:
             self.registering.register,
             self._stopped,
         )
+        topics.load()
+        if self.following is not None:
+            self._read_others(self.following, opened.at)
         self.keeping = Keeping(topics)
         self.retention = Retention(topics, self.keeping, self._retention_config, self.clock, self._group_floor)
         self.run(self._watch_time())
@@ -176,7 +212,8 @@ class Engine:
         self.intake.draining = True
         for connection in self.connections:
             connection.close(CoordinatorStopped("the service stops: connect again later"))
-        while not self.ended.done() and not self.appends.idle:
+        deadline = self.clock.monotonic() + (STOPPING if self.following is not None else inf)
+        while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
         tasks = list(self._tasks)
         for task in tasks:
@@ -185,6 +222,8 @@ class Engine:
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
+        if self.following is not None:
+            await asyncio.to_thread(self.following.stop)
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)
         self._executor.shutdown()
@@ -221,6 +260,8 @@ class Engine:
             return
         try:
             self.appends.take_done()
+            if self.following is not None:
+                self.following.take()
             self._take_frames()
             self.carrying.carry_out()
             self.appends.flush()
@@ -252,6 +293,21 @@ class Engine:
             self.intake.gone(connection, self.now())
             self._share_credits()
             self._schedule()
+
+    def _read_others(self, following: Following, at: Position) -> None:
+        """Beside a cluster: markers need writers, counts need tails, and the next owner's entry ends this one."""
+        self.carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release)
+        self.carrying.counting = Counting(self.broker, self.run, self.carrying.count)
+        following.follow(DECISIONS, at, self._decisions_came, self.fail)
+
+    def _decisions_came(self, placed: PlacedBatch) -> None:
+        epoch = newest_owner(placed)
+        if epoch is not None:
+            self.coordinator.newer_epoch_seen(epoch, "the decision log")
+
+    def _writer_died(self, topic: Topic, error: Error) -> None:
+        if self.carrying.marking is not None:
+            self.carrying.marking.died(topic, error)
 
     def _applied(self, topic: Topic, effects: list[Any]) -> None:
         self.carrying.applied(topic, effects)
@@ -303,7 +359,7 @@ class Engine:
         while True:
             await asyncio.sleep(TICK)
             self.coordinator.tick(self.now())
-            self.carrying.ask()
+            self.carrying.ask_again()
             self.sends.sweep()
             self._schedule()
 

@@ -27,6 +27,10 @@ MAX_NAME_BYTES = 400
 """UTF-8 of the name of a producer or a consumer group, which the decision log keeps as long as there is one."""
 MAX_SHOWN = 100
 """Characters of a wrong name that its refusal quotes."""
+STRAIGHT = (
+    "this service stands beside a cluster and takes no records: write them straight to the cluster, as a client "
+    "does that was connected by the cluster's address"
+)
 MAX_BACKLOG = 64
 """Frames that a client may send before it is welcomed."""
 
@@ -155,12 +159,18 @@ class Intake:
     def _check_new(self, name: str) -> None:
         """Raises InvalidTopicName or TopicNotFound for a topic that can't be opened."""
         check_name(name)
+        if self._topics.following is not None:
+            return  # asking a cluster takes its time: registration finds out
         if not self._limits.create_topics and name not in self._topics.broker.topics():
             raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
 
     def _send(self, connection: Connection, send: Send) -> None:
         connection.sends += 1
         number = connection.sends
+        if self._topics.following is not None:
+            connection.fail(number, InvalidRequest(STRAIGHT))
+            connection.settle(number, 0)
+            return
         topic = self._topics.get(send.topic)
         if topic is None:
             try:

@@ -27,7 +27,7 @@ class Keeping:
         """Keep the snapshots young, for ever."""
         while True:
             await asyncio.sleep(PAUSE if self.problem is None else AFTER_FAILURE)
-            self._number()
+            await self._number()
             due = self._topics.keeper.due()
             for start in range(0, len(due), AT_ONCE):
                 await self.snapshot(due[start : start + AT_ONCE])
@@ -38,9 +38,9 @@ class Keeping:
         async with topics.keeping:
             try:
                 await topics.work(keeper.settle)
-                captured = keeper.begin(names)
+                captured = await topics.apart(names, keeper.begin, names)
                 await topics.work(keeper.write, captured)
-                keeper.finish(captured)
+                await topics.apart(names, keeper.finish, captured)
             except (DiskFailed, OwnershipLost):
                 raise
             except Error as error:
@@ -49,8 +49,20 @@ class Keeping:
                 self.problem = None
                 self.written += len(captured)
 
-    def _number(self) -> None:
+    async def _number(self) -> None:
         """Give seqnos where they trail, a step a topic."""
-        for topic in self._topics.by_name.values():
-            if topic.tail is not None:
-                topic.tail.numbering.step()
+        for topic in [*self._topics.by_name.values()]:
+            if topic.tail is None:
+                continue
+            numbering = topic.tail.numbering
+            if not numbering.behind:
+                numbering.step()
+                continue
+            try:
+                await self._topics.apart([topic.name], numbering.step)
+            except (DiskFailed, OwnershipLost):
+                raise
+            except Error as error:
+                if not topic.shared:
+                    raise
+                self.problem = error

@@ -35,6 +35,8 @@ def metrics(engine: Engine) -> Iterator[Metric]:
     yield Metric("topics", "gauge", "Topics that are open for writing.", len(engine.topics.by_name))
     yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(tails))
     yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
+    waiting = sum(topic.problem is None and topic.why_not is not None for topic in engine.topics.by_name.values())
+    yield Metric("topics_retrying", "gauge", "Topics that fail at the moment and are tried again.", waiting)
     yield Metric("transactions_open", "gauge", "Transactions that are open.", open_ones)
     yield Metric("transactions_unsettled", "gauge", "Transactions that are not wholly done.", len(transactions))
     yield Metric(

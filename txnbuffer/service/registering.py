@@ -60,8 +60,8 @@ class Registering:
             self._wake()
             return
         async with topic.lock:
-            topic.held = True
-            while topic.flights:
+            topic.held = topic.held or not topic.shared
+            while topic.flights and not topic.shared:
                 await asyncio.sleep(QUIET)
             try:
                 await self._topics.register(topic)
@@ -75,7 +75,8 @@ class Registering:
                     self._appends.release(topic)
             else:
                 self._coordinator.topic_snapshotted(name, self._now())
-                self._appends.release(topic)
+                if topic.writer is not None:
+                    self._appends.release(topic)
         self._wake()
 
     def _give_up(self, topic: Topic, error: Error) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from broker_io.environment import Clock
 from broker_io.errors import DiskFailed, Error
-from broker_io.port import Ledger
+from broker_io.port import Broker, Ledger
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.keeping import Keeping
@@ -48,38 +48,45 @@ class Retention:
             await self._guarded(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
-                    if topic.writer is not None and topic.problem is None:
+                    if topic.problem is None and (topic.shared or topic.writer is not None):
                         await self._guarded(self.check(topic))
 
     async def check(self, topic: Topic) -> None:
         """Drop what a topic need not keep."""
-        broker, name = self._topics.broker, topic.name
-        first = await self._topics.work(self._first_wanted, name)
-        oldest = broker.ledgers(name)[0].ledger
+        name = topic.name
+        first, oldest = await self._topics.work(self._first_wanted, name)
         if first <= oldest:
             return
         if topic.tail is not None:
             await self._keeping.snapshot([name])
-            first = min(first, topic.tail.floor())
+            first = min(first, await self._topics.apart([name], topic.tail.floor))
         if (needed := self._floor(name)) is not None:
             first = min(first, needed)
         if first > oldest:
             async with self._topics.keeping:
-                before = len(broker.ledgers(name))
-                await self._topics.work(broker.trim, name, first)
-                self.trimmed += before - len(broker.ledgers(name))
+                self.trimmed += await self._topics.work(self._trim, name, first)
 
     async def compact(self) -> None:
         """Compact the decision log if that is worth it."""
-        broker = self._topics.broker
+        await asyncio.to_thread(self._compact, self._topics.broker)
+
+    def _compact(self, broker: Broker) -> None:
         if _size(broker.ledgers(DECISIONS)) >= max(COMPACT_BYTES, 2 * self._compacted):
-            await asyncio.to_thread(broker.compact, DECISIONS)
+            broker.compact(DECISIONS)
             self._compacted = _size(broker.ledgers(DECISIONS))
 
-    def _first_wanted(self, name: str) -> int:
-        """The first ledger that age and size want to keep. In the worker thread."""
+    def _trim(self, name: str, first: int) -> int:
+        """Drop ledgers; how many are gone."""
+        broker = self._topics.broker
+        before = len(broker.ledgers(name))
+        broker.trim(name, first)
+        return before - len(broker.ledgers(name))
+
+    def _first_wanted(self, name: str) -> tuple[int, int]:
+        """The first ledger that age and size want to keep, and the first that there is. In the worker thread."""
         broker, config = self._topics.broker, self._config
         ledgers = broker.ledgers(name)
+        oldest = ledgers[0].ledger
         wanted = ledgers[0].ledger
         if config.seconds:
             kept_from = broker.position_at(name, self._clock.now_ms() - int(config.seconds * 1000))
@@ -95,7 +102,7 @@ class Retention:
                 if excess < 0:
                     break
                 wanted = max(wanted, ledger.ledger + 1)
-        return wanted
+        return wanted, oldest
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

@@ -183,7 +183,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
     damaged = 0
     while True:
         await asyncio.sleep(1.0)
-        found = {name: topic.problem for name, topic in engine.topics.by_name.items() if topic.problem is not None}
+        found = {name: topic.why_not for name, topic in engine.topics.by_name.items() if topic.why_not is not None}
         problems: dict[str, object] = {f"topic {name}": problem for name, problem in found.items()}
         problems |= {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}
         for what, problem in problems.items():

@@ -13,9 +13,10 @@ import numpy as np
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import Error
 from broker_io.port import Writer
-from broker_io.position import Positions
+from broker_io.position import Position, Positions
 from snapshots.tailing import Tail
 from txnbuffer.errors import UnregisteredTopic
+from txnbuffer.service.following import Follower
 from txnbuffer.service.limits import MAX_PROPERTIES
 
 FLIGHT_BYTES = 8 * 1024 * 1024
@@ -43,23 +44,34 @@ class Flight(NamedTuple):
 class Topic:
     """`tail` is None while the topic has no transactions. `held`: nothing is appended for now.
 
-    `problem`: why nothing can be appended any more. `patient`: what a nearly full disk refuses (`refused`) is
-    tried again, in order, instead of failing.
+    `problem`: why nothing can be appended any more; `trouble`: why nothing is written at the moment. `patient`: what
+    a nearly full disk refuses (`refused`) is tried again, in order, instead of failing. `shared`: others write it
+    too; then `follower` reads it, and the writer is for markers.
     """
 
-    def __init__(self, name: str, *, patient: bool = False) -> None:
+    def __init__(self, name: str, *, patient: bool = False, shared: bool = False) -> None:
         self.name = name
         self.patient = patient
+        self.shared = shared
         self.refused: list[Part] = []
         self.writer: Writer | None = None
         self.tail: Tail | None = None
         self.held = True
         self.lock = asyncio.Lock()
         self.problem: Error | None = None
+        self.trouble: Error | None = None
+        self.follower: Follower | None = None
         self.waiting: deque[Part] = deque()
         self.flights: deque[Flight] = deque()
         self.checks: dict[int, None] = {}
         """Transactions to be counted once the buffer has all that they sent."""
+        self.asked_up_to: Position | None = None
+        """What began behind it has been ongoing for less than a look at the time."""
+
+    @property
+    def why_not(self) -> Error | None:
+        """What keeps this topic from going on, for good or for now."""
+        return self.problem or self.trouble or (None if self.follower is None else self.follower.problem)
 
     def refusal(self) -> Error:
         """Why no transaction can be written here."""

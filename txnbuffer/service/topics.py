@@ -2,21 +2,28 @@
 
 Whatever waits for the disk runs in one worker thread; a topic is held back meanwhile, so that its log
 stands still. Snapshots and registrations never overlap: both write to the snapshot topic.
+
+Where the log is shared, others write the topics too: then buffers are fed with what followers read, never with
+what was appended here, and a topic's writer is for markers only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
+from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from broker_io.port import Broker, check_topic_name
 from broker_io.position import Positions
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import INTERNAL_PREFIX, is_internal
+from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
+from txnbuffer.service.following import Following
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, placed_runs
 
@@ -39,13 +46,21 @@ def check_name(name: str) -> None:
 
 
 class Topics:
-    """`applied` is told what the buffer of a topic made of what was appended; `stopped` of a topic that stopped."""
+    """`applied` is told what the buffer of a topic made of what its log got; `following` where the log is shared."""
 
     def __init__(
-        self, broker: Broker, keeper: BufferKeeper, applied: Applied, *, create: bool, executor: ThreadPoolExecutor
+        self,
+        broker: Broker,
+        keeper: BufferKeeper,
+        applied: Applied,
+        *,
+        create: bool,
+        executor: ThreadPoolExecutor,
+        following: Following | None = None,
     ) -> None:
         self.broker = broker
         self.keeper = keeper
+        self.following = following
         self.by_name: dict[str, Topic] = {}
         self.keeping = asyncio.Lock()
         self.registered = 0
@@ -57,15 +72,31 @@ class Topics:
         """Call something that waits, in the worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
+    async def apart(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that works on the tails of topics, and may ask the broker: nothing is applied meanwhile."""
+        if self.following is None:
+            return function(*arguments)
+        topics = [self.by_name[name] for name in names if name in self.by_name]
+        followers = [topic.follower for topic in topics if topic.follower is not None]
+        for follower in followers:
+            follower.paused += 1
+        try:
+            return await self.work(function, *arguments)
+        finally:
+            for follower in followers:
+                follower.paused -= 1
+            self.following.wake()
+
     def load(self) -> None:
         """Open the topics that were recovered."""
         for name in self.keeper.topics:
-            topic = self.by_name[name] = Topic(name)
-            topic.writer = self.broker.writer(name, exclusive=True)
-            topic.held = False
+            topic = self.by_name[name] = Topic(name, shared=self.following is not None)
+            if self.following is None:
+                topic.writer = self.broker.writer(name, exclusive=True)
+                topic.held = False
             self._follow(topic)
         for name, problem in self.keeper.problems.items():
-            topic = self.by_name[name] = Topic(name)
+            topic = self.by_name[name] = Topic(name, shared=self.following is not None)
             topic.problem = problem
         self._share_memory()
 
@@ -75,7 +106,7 @@ class Topics:
     def make(self, name: str) -> Topic:
         """The entry of a topic that `open` is to be called for. Raises InvalidTopicName."""
         check_name(name)
-        topic = self.by_name[name] = Topic(name)
+        topic = self.by_name[name] = Topic(name, shared=self.following is not None)
         return topic
 
     async def open(self, topic: Topic) -> None:
@@ -86,7 +117,9 @@ class Topics:
         """Follow a topic, which is held back and has nothing under way; its first snapshot is durable then."""
         if topic.tail is not None:
             return
-        if topic.writer is None:
+        if self.following is not None:
+            await self.work(self._make, topic.name)
+        elif topic.writer is None:
             await self.open(topic)
         async with self.keeping:
             await self.work(self.keeper.register, topic.name)
@@ -95,32 +128,58 @@ class Topics:
 
     def forget(self, topic: Topic) -> None:
         """A topic that could not be opened: the next one who asks tries again."""
-        if topic.writer is None and self.by_name.get(topic.name) is topic:
+        if topic.writer is None and topic.tail is None and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
 
     def landed(self, topic: Topic, flight: Flight, positions: Positions) -> None:
-        """Feed the buffer with an append that is durable."""
-        tail = topic.tail
-        if tail is None:
+        """Feed the buffer with an append that is durable; where the log is shared, it comes back from there."""
+        if topic.tail is None or self.following is not None:
             return
         for placed in placed_runs(positions, flight.batch):
-            effects = self.keeper.apply(topic.name, placed)
-            if effects is None:
-                topic.tail = None
-                topic.problem = self.keeper.problems[topic.name]
-                return
-            tail.numbering.step()
-            self._applied(topic, effects)
+            if topic.tail is not None:
+                self._apply(topic, topic.tail, placed)
 
-    def _open(self, name: str) -> Any:
+    def _apply(self, topic: Topic, tail: Tail, placed: PlacedBatch) -> None:
+        effects = self.keeper.apply(topic.name, placed)
+        if effects is None:
+            self._stopped(topic)
+            return
+        if self.following is None or not tail.numbering.behind:
+            tail.numbering.step()
+        self._applied(topic, effects)
+
+    def _stopped(self, topic: Topic) -> None:
+        topic.tail = None
+        topic.problem = self.keeper.problems[topic.name]
+        if self.following is not None and topic.follower is not None:
+            self.following.leave(topic.follower)
+
+    def _came(self, topic: Topic, placed: PlacedBatch) -> None:
+        if topic.tail is not None:
+            self._apply(topic, topic.tail, placed)
+
+    def _broke(self, topic: Topic, error: BaseException) -> None:
+        """A topic can't be read any further: it stops, and nothing else does."""
+        if not isinstance(error, Error):
+            raise error
+        self.keeper.stop(topic.name, error)
+        self._stopped(topic)
+
+    def _make(self, name: str) -> None:
         if not self._create and name not in self.broker.topics():
             raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
         self.broker.create_topic(name)
+
+    def _open(self, name: str) -> Any:
+        self._make(name)
         return self.broker.writer(name, exclusive=True)
 
     def _follow(self, topic: Topic) -> None:
-        topic.tail = self.keeper.tail(topic.name)
-        topic.tail.stop_reading()
+        tail = topic.tail = self.keeper.tail(topic.name)
+        tail.stop_reading()
+        if self.following is not None:
+            take, fail = partial(self._came, topic), partial(self._broke, topic)
+            topic.follower = self.following.follow(topic.name, tail.at, take, fail)
 
     def _share_memory(self) -> None:
         tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]

@@ -1,0 +1,338 @@
+"""The engine beside a cluster: applications write the topics, the engine reads them and writes markers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from cluster_app import App, app_on, beside
+from raw_session import InProcess, RawSession, transactional
+from service_setup import QUICK, eventually, on_a_loop, visible
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import Damaged, Fenced, ServiceUnavailable
+from broker_io.memory import MemoryBroker
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.messages import Commit
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, TransactionAborted
+from txnbuffer.frames import Abort, ClientFrame
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.engine import Engine
+
+BESIDE = Config(
+    one_phase=False,
+    verify_counts=False,
+    transaction_timeout=QUICK.transaction_timeout,
+    max_transaction_timeout=QUICK.max_transaction_timeout,
+    session_timeout=QUICK.session_timeout,
+    low_water_mark_interval=QUICK.low_water_mark_interval,
+)
+
+
+@pytest.fixture
+def cluster():
+    with MemoryBroker() as opened:
+        yield opened
+
+
+def tail(engine: Engine, topic: str):
+    return engine.topics.get(topic).tail
+
+
+async def ended(engine: Engine) -> BaseException:
+    async with asyncio.timeout(20):
+        return await asyncio.shield(engine.ended)
+
+
+@on_a_loop
+async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a", "b")
+        both, gone = next(app.ids), next(app.ids)
+        await app.write("a", [both, gone], size=2)
+        await app.write("b", [both, gone])
+        assert await app.session.commit(both, ["a", "b"], [2, 1]) is Outcome.COMMIT
+        aborted = await app.session.ask(aborts=lambda r: (Abort(r, TxnId(0, gone), ("a", "b")),))
+        assert aborted is Outcome.ABORT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 2} and visible(cluster, "b") == {b"v": 1})
+        await eventually(lambda: not tail(engine, "a").buffer.ongoing and not tail(engine, "b").buffer.ongoing)
+        assert tail(engine, "a").buffer.is_aborted(TxnId(0, gone))
+
+
+@on_a_loop
+async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_becomes_of_its_marker(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        broker.faults.hold(topic="a", landing=False)
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        assert visible(cluster, "a") == {}
+        broker.faults.release()
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1})
+
+
+@on_a_loop
+async def test_who_waits_for_visibility_waits_for_the_tails(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        await app.write("b", [txn])
+        await eventually(lambda: tail(engine, "b").buffer.ongoing)
+        broker.faults.hold(topic="b", landing=False)
+        app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
+        await eventually(lambda: not tail(engine, "a").buffer.ongoing)
+        await app.session.lease(1)  # whatever was told before has come by then
+        assert 1000 not in app.session.answers
+        broker.faults.release()
+        await app.session.until(lambda: 1000 in app.session.answers)
+        assert app.session.answers[1000] is Outcome.COMMIT
+        assert not tail(engine, "b").buffer.ongoing
+
+
+@on_a_loop
+async def test_records_sent_to_the_service_are_refused_with_one_clear_error(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        failures = await app.session.write(
+            ("a", transactional([next(app.ids)])), ("new", Batch.of([Message(None, b"x")]))
+        )
+        assert [failure.send for failure in failures] == [1, 2]
+        assert all("straight to the cluster" in str(failure.error) for failure in failures)
+        assert cluster.last_position("a") is None
+        assert "new" not in cluster.topics()
+
+
+@on_a_loop
+async def test_one_phase_can_not_be_beside_a_cluster(cluster):
+    with pytest.raises(InvalidConfiguration, match="one_phase"):
+        await Engine.start(cluster, shared=True, config=Config())
+    assert cluster.topics() == []
+
+
+@on_a_loop
+async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
+    async with beside(cluster, config=BESIDE) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        for fault in (broker.faults.fail_append, broker.faults.lose_acknowledgement, broker.faults.fence_append):
+            txn = next(app.ids)
+            await app.write("a", [txn], b"%d" % txn)
+            await app.write("b", [txn])
+            fault(topic="a")
+            assert await app.commit(txn, "a", "b") is Outcome.COMMIT
+            await eventually(lambda txn=txn: visible(cluster, "a")[b"%d" % txn] == 1, 30)
+        assert not engine.ended.done()
+        assert engine.topics.get("a").why_not is None
+        assert visible(cluster, "b") == {b"v": 3}
+
+
+@on_a_loop
+async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(cluster, quick):
+    async with beside(cluster, config=BESIDE) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        with cluster.writer("a", exclusive=True):
+            assert await app.commit(txn, "a") is Outcome.COMMIT
+            await eventually(lambda: isinstance(engine.topics.get("a").trouble, Fenced))
+            (told,) = await Admin(engine).list_topics({})
+            assert "exclusive" in told["problem"]
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1}, 30)
+        assert engine.topics.get("a").why_not is None
+
+
+@on_a_loop
+async def test_a_tail_that_fails_for_a_while_is_named_and_goes_on(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a")
+        for _ in range(3):
+            broker.faults.fail_read(ServiceUnavailable("the broker is away"), topic="a")
+        await eventually(lambda: "away" in str(engine.topics.get("a").why_not))
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (1,), True),)))
+        await app.session.until(lambda: 1000 in app.session.answers)
+        assert engine.topics.get("a").why_not is None
+
+
+@on_a_loop
+async def test_a_tail_that_can_not_go_on_stops_its_topic_and_nothing_else(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        broker.faults.fail_read(Damaged("a", 5, "it is torn"), topic="a")
+        await eventually(lambda: isinstance(engine.topics.get("a").problem, Damaged))
+        assert engine.topics.get("a").tail is None
+        txn = next(app.ids)
+        await app.write("b", [txn])
+        assert await app.commit(txn, "b") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "b") == {b"v": 1})
+        session = RawSession(InProcess(engine))
+        await session.hello()
+        with pytest.raises(Damaged):
+            await session.register("a")
+
+
+@on_a_loop
+async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(cluster, quick):
+    async with beside(cluster, config=BESIDE) as (engine, _):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        await app.write("b", [txn])
+        await app.session.link.cut()
+        await eventually(lambda: tail(engine, "a").buffer.is_aborted(TxnId(0, txn)), 30)
+        await eventually(lambda: tail(engine, "b").buffer.is_aborted(TxnId(0, txn)), 30)
+        late = await app.write("a", [txn], b"late", seq=2)
+        await eventually(lambda: tail(engine, "a").buffer.applied >= late.last)
+        assert visible(cluster, "a") == visible(cluster, "b") == {}
+
+
+@on_a_loop
+async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
+    async with beside(cluster, config=BESIDE) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        await app.write("a", [999_999])
+        await eventually(lambda: tail(engine, "a").buffer.is_aborted(TxnId(0, 999_999)), 30)
+
+
+@pytest.mark.parametrize(("counted", "outcome"), [(2, Outcome.COMMIT), (3, TransactionAborted)])
+@on_a_loop
+async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, outcome):
+    async with beside(cluster, config=Config(one_phase=False, verify_counts=True)) as (engine, _):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        await app.write("a", [txn], size=2)
+        await app.write("b", [txn])
+        answer = await app.session.commit(txn, ["a", "b"], [counted, 1])
+        assert answer is outcome if outcome is Outcome.COMMIT else isinstance(answer, outcome)
+
+
+@on_a_loop
+async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
+    async with beside(cluster, config=Config(one_phase=False, verify_counts=True)) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        follower = engine.topics.get("a").follower
+        follower.paused += 1
+        await app.write("a", [txn], size=3)
+        app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (3,)),)))
+        await eventually(lambda: engine.carrying.counting._waiting and follower._came)
+        await app.session.lease(1)
+        assert not tail(engine, "a").buffer.ongoing
+        assert 1000 not in app.session.answers
+        follower.paused -= 1
+        engine.following.wake()
+        await app.session.until(lambda: 1000 in app.session.answers)
+        assert app.session.answers[1000] is Outcome.COMMIT
+
+
+@on_a_loop
+async def test_the_next_owner_goes_on_where_the_last_one_crashed(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        done, decided, opened = next(app.ids), next(app.ids), next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [done, decided, opened])
+        assert await app.commit(done, "a", "b") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "b") == {b"v": 1})
+        broker.faults.hold(topic="a", landing=False)
+        broker.faults.hold(topic="b", landing=False)
+        assert await app.commit(decided, "a", "b") is Outcome.COMMIT
+        engine.fail(CoordinatorStopped("as if it had crashed"))
+        session = app.session.session
+    assert visible(cluster, "b") == {b"v": 1}
+    async with beside(cluster) as (engine, _):
+        assert engine.coordinator.epoch == 2
+        again = RawSession(InProcess(engine))
+        await again.hello(session, [TxnId(0, opened)])
+        assert await again.commit(opened, ["a", "b"], [1, 1]) is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == visible(cluster, "b") == {b"v": 3})
+
+
+@on_a_loop
+async def test_a_zombie_changes_nothing_that_readers_see(cluster):
+    async with beside(cluster) as (zombie, its):
+        app = await app_on(zombie, cluster, "a")
+        acked, decided, undecided = next(app.ids), next(app.ids), next(app.ids)
+        await app.write("a", [acked, decided, undecided])
+        its.faults.hold(topic="a", landing=False)
+        assert await app.commit(acked, "a") is Outcome.COMMIT  # its marker is on its way for long
+        its.faults.hold(topic=DECISIONS)
+        app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, decided), ("a",), (1,)),)))
+        await eventually(lambda: any(held.topic == DECISIONS for held in its.faults.held))
+        async with beside(cluster) as (engine, _):
+            again = RawSession(InProcess(engine))
+            await again.hello(app.session.session, [TxnId(0, decided), TxnId(0, undecided)])
+            assert again.welcome.states[0][1].name == "COMMITTED"
+            assert await again.ask(aborts=lambda r: (Abort(r, TxnId(0, undecided), ("a",)),)) is Outcome.ABORT
+            await eventually(lambda: visible(cluster, "a") == {b"v": 2})
+            its.faults.release()
+            assert "epoch 2" in str(await ended(zombie)) or "decision log" in str(await ended(zombie))
+            with pytest.raises(EOFError):
+                await app.session.until(lambda: 1000 in app.session.answers)
+            await eventually(lambda: tail(engine, "a").buffer.applied == cluster.last_position("a"))
+            assert visible(cluster, "a") == {b"v": 2}
+
+
+@on_a_loop
+async def test_an_idle_zombie_learns_of_its_successor(cluster):
+    async with beside(cluster) as (zombie, _), beside(cluster) as (engine, _):
+        error = await ended(zombie)
+        assert isinstance(error, CoordinatorStopped)
+        assert "epoch 2 was seen on the decision log" in str(error)
+        assert error.exit_code == 3
+        assert not engine.ended.done()
+
+
+@on_a_loop
+async def test_a_zombie_can_not_write_snapshots(cluster):
+    async with beside(cluster) as (zombie, its):
+        app = await app_on(zombie, cluster, "a")
+        zombie.following.stop()  # as if it were stopped
+        await app.write("a", [next(app.ids)])
+        async with beside(cluster) as (engine, _):
+            before = cluster.last_position("__txnbuffer_snapshots")
+            with pytest.raises(Exception, match="owner"):
+                await zombie.keeping.snapshot(["a"])
+            assert cluster.last_position("__txnbuffer_snapshots") == before
+            assert its.faults.held == []
+            assert not engine.ended.done()
+
+
+@on_a_loop
+async def test_a_run_that_the_broker_wrote_twice_is_visible_once(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        txn, other = next(app.ids), next(app.ids)
+        first = await app.write("a", [txn], size=3)
+        await app.write("a", [other])
+        assert await app.commit(txn, "a", size=3) is Outcome.COMMIT
+        cluster.repeat("a", first.first, cluster.last_position("a"))
+        assert await app.commit(other, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 4})
+        await eventually(lambda: tail(engine, "a").buffer.applied == cluster.last_position("a"))
+        assert tail(engine, "a").buffer.counters.damaged == 0
+
+
+@on_a_loop
+async def test_snapshots_are_written_and_seqnos_go_on_over_owners(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        for _ in range(5):
+            txn = next(app.ids)
+            await app.write("a", [txn], size=2)
+            assert await app.commit(txn, "a", size=2) is Outcome.COMMIT
+        await eventually(lambda: tail(engine, "a").numbering.sequencer.next_seqno == 11)
+        await engine.keeping.snapshot(["a"])
+        assert engine.keeping.problem is None
+    async with beside(cluster) as (engine, _):
+        assert tail(engine, "a").numbering.sequencer.next_seqno == 11
+        app = App(cluster, RawSession(InProcess(engine)), range(0))
+        await app.session.hello()
+        (txn,) = await app.session.lease(1)
+        await app.write("a", [txn])
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        await eventually(lambda: tail(engine, "a").numbering.sequencer.next_seqno == 12)
