@@ -113,7 +113,9 @@ class Blobs:
                 )
             which = np.array(range(start, stop, step), np.intp)
         rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        starts, ends = self.offsets[:-1][rows].tolist(), self.offsets[1:][rows].tolist()
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1  # rows that follow one another are copied as one
+        starts = self.offsets[rows[np.append(0, breaks)]].tolist() if len(rows) else []
+        ends = self.offsets[rows[np.append(breaks, len(rows)) - 1] + 1].tolist() if len(rows) else []
         offsets = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(self.lengths()[rows], out=offsets[1:])
         data = b"".join([self.data[a:b] for a, b in zip(starts, ends, strict=True)])
