@@ -92,7 +92,7 @@ class MutationBatch:
 
     def dense(self) -> bool:
         """Whether no seqno between the first and the last is missing."""
-        return self.last - self.first + 1 == len(self) and bool((np.diff(self.seqnos) == 1).all())
+        return self.last - self.first + 1 == len(self) and bool((self.seqnos[1:] - self.seqnos[:-1] == 1).all())
 
     def take(self, which: Which) -> MutationBatch:
         return MutationBatch(

@@ -41,6 +41,13 @@ class Chunk:
     def tiny(self) -> bool:
         return len(self.rows) < TINY_ROWS and self.bytes < TINY_BYTES
 
+    def keep(self, alive: NDArray[np.bool_]) -> int:
+        """Of a new one, keep those that a mask says; how many that leaves out."""
+        self.live = int(alive.sum())
+        if self.live < len(self.rows):
+            self.alive = alive
+        return len(self.rows) - self.live
+
     def replace(self, seqnos: Sequence[int]) -> None:
         """Take mutations out that a newer one of their key replaces; they are in it, and alive."""
         if self.alive is None:

@@ -136,7 +136,8 @@ class Cursor:
         while limit > 0 and max_bytes > 0 and self._advance(enter=True) and self._reading is not None:
             one = self._slice(self._reading, limit, max_bytes)
             limit -= len(one.rows)
-            max_bytes -= one.rows.payload()
+            if max_bytes < UNLIMITED:
+                max_bytes -= one.rows.payload()
             slices.append(one)
         return slices
 

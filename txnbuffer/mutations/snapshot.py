@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from broker_io.position import EARLIEST
 from txnbuffer.mutations.account import Account
@@ -78,8 +80,14 @@ class Snapshot:
         self.end = rows.last
         self.last_position = rows.positions.last
         if last and not self.rows:
-            rows, replaced = _unique(rows)
-            self._add(rows)
+            keys = rows.messages.keys.to_list()
+            chunk = Chunk(rows)
+            replaced = 0
+            if len(set(keys)) < len(keys):
+                latest = dict(zip(keys, rows.seqnos.tolist(), strict=True))
+                latest.pop(None, None)
+                replaced = chunk.keep(_newest(rows, keys, latest.values()))
+            self._add(chunk)
             return replaced
         return self._put(rows)
 
@@ -156,6 +164,8 @@ class Snapshot:
 
     def find(self, after: int) -> tuple[int, int]:
         """Where the first mutation above a seqno stands: number of its chunk, `base` counted, and row."""
+        if after < self.chunks[0].first:
+            return self.base, 0
         number = bisect_right(self.chunks, after, key=attrgetter("last"))
         row = int(np.searchsorted(self.chunks[number].rows.seqnos, after, side="right"))
         return self.base + number, row
@@ -176,10 +186,11 @@ class Snapshot:
         index = self._index
         keys = rows.messages.keys.to_list()
         latest: dict[bytes | None, int] = dict(zip(keys, rows.seqnos.tolist(), strict=True))
-        keyless = latest.pop(None, None) is not None
+        latest.pop(None, None)
+        chunk = Chunk(rows)
         replaced = 0
-        if keyless or len(latest) < len(keys):
-            rows, replaced = _unique(rows)
+        if len(latest) < len(keys):
+            replaced = chunk.keep(_newest(rows, keys, latest.values()))
         common = index.keys() & latest.keys()
         if common:
             replaced += len(common)
@@ -188,7 +199,7 @@ class Snapshot:
         index.update(latest)
         self._key_bytes += sum(map(len, filter(None, latest)))
         self._count_index()
-        self._add(rows)
+        self._add(chunk)
         return replaced
 
     def _ensure_index(self) -> None:
@@ -210,10 +221,9 @@ class Snapshot:
 
     # Chunks
 
-    def _add(self, rows: MutationBatch) -> None:
-        chunk = Chunk(rows)
+    def _add(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
-        self.rows += len(rows)
+        self.rows += chunk.live
         self._count(chunk.bytes)
         if len(self.chunks) % TOGETHER == 0:
             self._join(len(self.chunks) - TOGETHER)
@@ -267,15 +277,8 @@ def index_bytes(index: dict[bytes | None, int], key_bytes: int) -> int:
     return sys.getsizeof(index) + key_bytes + len(index) * ENTRY_BYTES if index else 0
 
 
-def _unique(rows: MutationBatch) -> tuple[MutationBatch, int]:
-    """The newest mutation of each key, and how many others there were."""
-    keys = rows.messages.keys
-    texts = keys.to_list()
-    latest: dict[bytes | None, int] = dict(zip(texts, range(len(rows)), strict=True))
-    keyless = latest.pop(None, None) is not None
-    if len(latest) == len(rows):
-        return rows, 0
-    alive = keys.absent_mask().copy() if keyless else np.zeros(len(rows), np.bool_)
-    alive[np.fromiter(latest.values(), np.int64, len(latest))] = True
-    kept = int(alive.sum())
-    return (rows, 0) if kept == len(rows) else (rows.take(alive).owned(), len(rows) - kept)
+def _newest(rows: MutationBatch, keys: list[bytes | None], latest: Collection[int]) -> NDArray[np.bool_]:
+    """bool[n]: which mutations have one of the seqnos `latest`, or no key."""
+    alive = rows.messages.keys.absent_mask().copy() if None in keys else np.zeros(len(rows), np.bool_)
+    alive[np.searchsorted(rows.seqnos, np.fromiter(latest, np.int64, len(latest)))] = True
+    return alive
