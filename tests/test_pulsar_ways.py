@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pulsar_cluster
 import pytest
 from pulsar_admin import NoPulsar, Port
 from pulsar_cluster import Cluster, choose, shared
-from pulsar_standalone import born, kill_process, process_is_alive
+from pulsar_standalone import ROOT, born, kill_process, process_is_alive
 
 VARIABLES = ("URL", "ADMIN", "IMAGE", "REQUIRE")
 
@@ -162,3 +163,10 @@ def test_a_process_is_known_by_number_and_birth(tmp_path: Path) -> None:
     assert not process_is_alive(handle)
     assert process.wait(30) == -9
     process.stdin.close()
+
+
+def test_one_version_of_pulsar_everywhere() -> None:
+    named = ("docker/compose.yaml", "docker/distribution.sh", "docker/engine.sh", "tests/pulsar_cluster.py")
+    found = [re.findall(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])", (ROOT / name).read_text()) for name in named]
+    assert all(found)
+    assert {version for versions in found for version in versions} == {pulsar_cluster.IMAGE.rpartition(":")[2]}
