@@ -28,10 +28,10 @@ NUMBER_DIGITS = 20
 
 @dataclass(slots=True, eq=False)
 class Topic:
-    """A topic of the engine: what readers may see, what the last checkpoint had of its open ledger."""
+    """A topic of the engine: what readers may see, what the manifest says of it."""
 
     entry: TopicEntry
-    durable: LedgerEntry
+    durable: TopicEntry
     segment: Segment
     removed: bool = False
 

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 from broker_io.batch import Batch
 from broker_io.environment import Environment, File
-from broker_io.errors import DiskFailed, TopicNotFound
+from broker_io.errors import DiskFailed, TooManyFiles, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import Append, Commit, Topic, build_commit, check_batch
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, replace_manifest
-from broker_io.file.options import MIB, Options, disk_error
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, replace_manifest
+from broker_io.file.options import MIB, Options, disk_error, disk_failure, out_of_files
 from broker_io.file.segment import Segment
 from broker_io.file.watermark import Watermark
 from broker_io.position import Positions
@@ -60,6 +61,7 @@ class FileLog:
         self._directory = directory
         self._options = options
         self._manifest = manifest
+        self._texts = TopicTexts()
         self._seed = int(manifest.secret, 16)
         self._journal = journal
         self._lock = lock
@@ -69,7 +71,7 @@ class FileLog:
         self._watermark = Watermark(environment, directory, options.watermark_bytes)
 
     def _open_topic(self, entry: TopicEntry) -> Topic:
-        return Topic(entry, entry.ledgers[-1], Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
+        return Topic(entry, entry, Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
 
     def _path(self, entry: TopicEntry, ledger: LedgerEntry | None = None) -> str:
         ledger = ledger or entry.ledgers[-1]
@@ -103,7 +105,8 @@ class FileLog:
             self._disk.make_directory(directory)
             self._make_segment(entry)
             self._disk.sync_directory(layout.join(self._directory, layout.TOPICS))
-            self._disk.sync_directory(self._directory)
+            if number == 1:
+                self._disk.sync_directory(self._directory)
             self._replace(next_topic=number + 1, topics=[*self._durable(), entry])
         self._topics[number] = self._open_topic(entry)
         self._numbers[name] = number
@@ -161,9 +164,9 @@ class FileLog:
         """Put other closed ledgers in place of a topic's, in one step, and remove the files of those dropped."""
         self._check()
         with self.guard(self._directory):
-            changed = entry.with_open(topic.durable)
-            self._replace(topics=[changed if other.number == entry.number else other for other in self._durable()])
-            topic.entry = entry
+            durable = entry.with_open(topic.durable.ledgers[-1])
+            self._replace(topics=[durable if other is topic.durable else other for other in self._durable()])
+            topic.entry, topic.durable = entry, durable
             self._remove(entry, dropped)
 
     def _remove(self, entry: TopicEntry, ledgers: Iterable[LedgerEntry]) -> None:
@@ -225,7 +228,7 @@ class FileLog:
                 return
             commits = self._plan(live)
             self._write(commits)
-        except DiskFailed as error:
+        except (DiskFailed, TooManyFiles) as error:
             _fail([append for append in live if not append.future.done()], error)
             return
         for commit in commits:
@@ -260,7 +263,10 @@ class FileLog:
                 self._watermark.count(block.length)
         if not placed:
             return
-        with self.guard(self._journal.path):
+        with self.guard(commits[0].topic.segment.path):
+            # Behind the journal there is no way back, so one descriptor has to be there before it.
+            commits[0].topic.segment.open(commits[0].topic.entry.ledgers[-1].bytes)
+        with self.guard(self._journal.path, midway=True):
             try:
                 self._journal.append(placed)
             except OSError:
@@ -269,15 +275,15 @@ class FileLog:
                 raise
         for commit in commits:
             topic = commit.topic
-            with self.guard(topic.segment.path):
-                self._dirty[topic.entry.number] = topic
-                topic.segment.write(topic.entry.ledgers[-1].bytes, commit.blocks)
+            self._dirty[topic.entry.number] = topic
+            with self.guard(topic.segment.path, midway=True):
+                self._with_room(partial(topic.segment.write, topic.entry.ledgers[-1].bytes, commit.blocks))
                 if len(self._dirty) > OPEN_SEGMENTS:
                     topic.segment.close()
 
     def _after(self, commits: list[Commit]) -> None:
         """Roll and checkpoint where it is time; a failure here stops the log but takes nothing back."""
-        with contextlib.suppress(DiskFailed):
+        with contextlib.suppress(DiskFailed, TooManyFiles):
             for commit in commits:
                 if commit.after.bytes >= self._options.segment_bytes:
                     self.roll(commit.topic)
@@ -296,7 +302,9 @@ class FileLog:
         for topic in self._dirty.values():
             with self.guard(topic.segment.path):
                 topic.segment.save_index()
-                topic.segment.sync()
+                self._with_room(topic.segment.sync)
+                if len(self._topics) > OPEN_SEGMENTS:
+                    topic.segment.close()
         number = self._journal.number + 1
         path = layout.journal_path(self._directory, number)
         journal = Journal.create(self._disk, path, number, self._randomness.token(8))
@@ -310,24 +318,21 @@ class FileLog:
         old, self._journal = self._journal, journal
         old.close()
         for number, entry in entries.items():
-            self._topics[number].entry = entry
-            self._topics[number].durable = entry.ledgers[-1]
-        if len(self._topics) > OPEN_SEGMENTS:
-            for topic in self._dirty.values():
-                topic.segment.close()
+            self._topics[number].entry = self._topics[number].durable = entry
         self._dirty.clear()
         self._disk.remove(old.path)
 
     def _durable(self) -> list[TopicEntry]:
         """The topics without what only the journal has of them."""
-        return [topic.entry.with_open(topic.durable) for topic in self._topics.values()]
+        return [topic.durable for topic in self._topics.values()]
 
     def _replace(self, *, topics: list[TopicEntry], journal: int | None = None, next_topic: int | None = None) -> None:
         old = self._manifest
         manifest = old._replace(
             topics=tuple(topics), journal=journal or old.journal, next_topic=next_topic or old.next_topic
         )
-        replace_manifest(self._disk, self._directory, manifest)
+        with self.guard(self._directory, midway=True):
+            self._with_room(partial(replace_manifest, self._disk, self._directory, manifest, self._texts))
         self._manifest = manifest
 
     # --- the end ---
@@ -337,14 +342,34 @@ class FileLog:
             raise self.failure
 
     @contextlib.contextmanager
-    def guard(self, path: str) -> Iterator[None]:
-        """Turn an OSError about a path into a DiskFailed and stop."""
+    def guard(self, path: str, *, midway: bool = False) -> Iterator[None]:
+        """Turn an OSError about a path into a DiskFailed and stop.
+
+        Unless in the midst of something that can't be left, a lack of descriptors is TooManyFiles and stops nothing.
+        """
         try:
             yield
         except OSError as error:
-            failure = disk_error(error, path, _STOPPED)
+            if out_of_files(error) and not midway:
+                self._spare()
+                raise disk_error(error, path, "nothing was changed: try again") from error
+            failure = disk_failure(error, path, _STOPPED)
             self.stop(failure)
             raise failure from error
+
+    def _with_room(self, act: Callable[[], None]) -> None:
+        """Do what can be done twice; without a descriptor once more, with those that segments keep."""
+        try:
+            act()
+        except OSError as error:
+            if not out_of_files(error):
+                raise
+            self._spare()
+            act()
+
+    def _spare(self) -> None:
+        for topic in self._topics.values():
+            topic.segment.close()
 
     def stop(self, failure: DiskFailed) -> None:
         """Refuse everything from here on but reading; what waits already fails when it is taken."""
@@ -355,7 +380,8 @@ class FileLog:
         try:
             self.flush()
             if self.failure is None and self._journal.size > FILE_HEAD_BYTES:
-                self.checkpoint()
+                with contextlib.suppress(TooManyFiles):  # then the next owner does it
+                    self.checkpoint()
         finally:
             self._journal.close()
             for topic in self._topics.values():

@@ -85,16 +85,36 @@ class Manifest(NamedTuple):
     topics: tuple[TopicEntry, ...]
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+class TopicTexts:
+    """The texts of topics as a manifest holds them; kept, so that a change of one topic costs one of them."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, tuple[TopicEntry, bytes]] = {}
+
+    def of(self, topics: tuple[TopicEntry, ...]) -> list[bytes]:
+        """A text each, in order; what other topics had is forgotten."""
+        known = self._texts
+        self._texts = {topic.number: self._of_one(topic, known.get(topic.number)) for topic in topics}
+        return [text for _, text in self._texts.values()]
+
+    def _of_one(self, topic: TopicEntry, known: tuple[TopicEntry, bytes] | None) -> tuple[TopicEntry, bytes]:
+        return known if known is not None and known[0] is topic else (topic, _json(_topic_document(topic)))
+
+
+def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> bytes:
     document = {
         "log": manifest.log,
         "secret": manifest.secret,
         "journal": manifest.journal,
         "next_topic": manifest.next_topic,
-        "topics": [_topic_document(topic) for topic in manifest.topics],
     }
-    rest = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    topics = b",".join((texts or TopicTexts()).of(manifest.topics))
+    rest = b"".join((_json(document)[:-1], b',"topics":[', topics, b"]}\n"))
     return f"{_MAGIC} {VERSION} {google_crc32c.value(rest):08x}\n".encode() + rest
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _topic_document(topic: TopicEntry) -> dict[str, Any]:
@@ -165,13 +185,13 @@ def _check_no_log(disk: Disk, directory: str, path: str) -> None:
         raise Damaged(path, 0, "the manifest is missing beside files of a log: restore it from a copy")
 
 
-def replace_manifest(disk: Disk, directory: str, manifest: Manifest) -> None:
+def replace_manifest(disk: Disk, directory: str, manifest: Manifest, texts: TopicTexts | None = None) -> None:
     """Put a manifest in place of the one that is there, atomically and durably."""
     new = layout.join(directory, layout.NEW_MANIFEST)
     file = disk.open(new, write=True, create=True)
     try:
         file.truncate(0)
-        file.write(0, [encode_manifest(manifest)])
+        file.write(0, [encode_manifest(manifest, texts)])
         file.sync()
     finally:
         file.close()

@@ -6,7 +6,7 @@ import errno
 import math
 from dataclasses import dataclass
 
-from broker_io.errors import CallerError, DiskFailed, DiskFull
+from broker_io.errors import CallerError, DiskFailed, DiskFull, TooManyFiles
 from broker_io.port import MAX_MESSAGE_BYTES
 
 MIB = 1024 * 1024
@@ -46,7 +46,19 @@ def milliseconds(tombstone_grace: float) -> int:
     return int(tombstone_grace * 1000)
 
 
-def disk_error(error: OSError, path: str, what: str) -> DiskFailed:
+def out_of_files(error: OSError) -> bool:
+    """Whether an error says that there is no descriptor left, which is nothing that the disk did."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def disk_error(error: OSError, path: str, what: str) -> DiskFailed | TooManyFiles:
     """The named error for what the operating system said about a path; `what` says what that means."""
+    if out_of_files(error):
+        return TooManyFiles(f"{error.filename or path}: {error.strerror}: {what}; raise the limit (ulimit -n)")
+    return disk_failure(error, path, what)
+
+
+def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
+    """Likewise where whatever was said stops the log."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
     return kind(f"{error.filename or path}: {error.strerror or error}: {what}")

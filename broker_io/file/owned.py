@@ -9,6 +9,7 @@ from broker_io.errors import Closed, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.log import FileLog
 from broker_io.file.manifest import LedgerEntry, TopicEntry
+from broker_io.file.source import Kept
 
 LONGEST_WAIT = 3600.0
 
@@ -22,6 +23,7 @@ class Owned:
         self.environment = environment
         self.directory = directory
         self.closed = False
+        self.kept = Kept()
         self.grew = threading.Condition()
         self._log = log
         self._waits = committer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -39,6 +40,7 @@ class FileReader:
         self._doubt: tuple[Doubt, float] | None = None
         self._abandoned: Abandoned | None = None
         self._closed = False
+        self._keeps = False
         self._check_floor(topic)
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
@@ -46,7 +48,10 @@ class FileReader:
         deadline = clock.monotonic() + timeout
         pause = SHORTEST_PAUSE
         while True:
-            batch = self._next(max(limit, 1))
+            try:
+                batch = self._next(max(limit, 1))
+            finally:
+                self._let_file_go()
             if batch is not None:
                 return batch
             remaining = deadline - clock.monotonic()
@@ -173,9 +178,19 @@ class FileReader:
         self._entry = int(batch.positions.entries[-1]) + 1
         return batch
 
+    def _let_file_go(self) -> None:
+        """Keep the file open until the next read only if not too many readers do."""
+        if self._stream is not None and self._stream.is_open and not self._keeps:
+            self._keeps = self._source.kept.take()
+            if not self._keeps:
+                self._stream.close()
+
     def _leave(self) -> None:
         if self._stream is not None:
             self._stream.close()
+        if self._keeps:
+            self._source.kept.give_back()
+            self._keeps = False
         self._stream = self._reading = self._rest = self._doubt = None
 
     def close(self) -> None:
@@ -207,12 +222,12 @@ def open_stream(source: Source, topic: TopicEntry, ledger: LedgerEntry, entry: i
     disk = source.environment.disk
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
     place = topic.place(ledger)
-    file = source.segment(topic, ledger)
+    open_file = partial(source.segment, topic, ledger)
+    if entry == 0:
+        return BlockStream(open_file, path, 0, place)
+    file = open_file()
     try:
-        if entry == 0:
-            return BlockStream(file, path, 0, place)
         known = sound_index(disk, file, path, ledger.bytes, entry).at_entry(entry)
-        return BlockStream(file, path, 0 if known is None else known.offset, place, entry)
-    except BaseException:
+    finally:
         file.close()
-        raise
+    return BlockStream(open_file, path, 0 if known is None else known.offset, place, entry)

@@ -116,7 +116,7 @@ class Segment:
     def write(self, offset: int, blocks: Sequence[EncodedBlock]) -> None:
         """Write blocks from an offset; they are on stable storage after `sync`."""
         self.dirty = True
-        self._opened(offset).write(offset, [chunk for block in blocks for chunk in block.chunks])
+        self.open(offset).write(offset, [chunk for block in blocks for chunk in block.chunks])
         for block in blocks:
             self._index.add(block.first_entry, offset, block.publish_time)
             offset += block.length
@@ -125,11 +125,11 @@ class Segment:
 
     def sync(self) -> None:
         if self.dirty:
-            self._opened(0).sync()
+            self.open(0).sync()
         self.dirty = False
 
-    def _opened(self, end: int) -> File:
-        """The file; what the index lacks of the blocks below `end` is added when it is opened."""
+    def open(self, end: int) -> File:
+        """The file, opened unless it is; what the index lacks of the blocks below `end` is added when it is opened."""
         if self._file is None:
             self._file = self._disk.open(self.path, write=True)
             with contextlib.suppress(Damaged):  # readers will say so; it is no reason not to write on

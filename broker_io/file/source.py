@@ -21,6 +21,30 @@ UNFINISHED = "a block ends before it is whole"
 MENDS = "if the owner of the log is gone, opening it for writing mends an unclean end"
 
 
+KEPT_FILES = 64
+"""Files that the readers of one broker keep open while nobody reads; beyond it each read opens and closes its own."""
+
+
+class Kept:
+    """Counts the files that readers keep open."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mutex = threading.Lock()
+
+    def take(self) -> bool:
+        """Whether one more may be kept."""
+        with self._mutex:
+            if self._count >= KEPT_FILES:
+                return False
+            self._count += 1
+            return True
+
+    def give_back(self) -> None:
+        with self._mutex:
+            self._count -= 1
+
+
 class Source(Protocol):
     """What a reader needs to know.
 
@@ -30,6 +54,7 @@ class Source(Protocol):
     environment: Environment
     directory: str
     follows: bool
+    kept: Kept
 
     def names(self) -> list[str]:
         """Names of all topics, sorted."""
@@ -61,6 +86,7 @@ class Follower:
     def __init__(self, environment: Environment, directory: str) -> None:
         self.environment = environment
         self.directory = directory
+        self.kept = Kept()
         self._disk: Disk = environment.disk
         self._path = layout.join(directory, layout.MANIFEST)
         self._file: File | None = None

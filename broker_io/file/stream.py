@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from broker_io.block import HEADER_BYTES, BadBlock, Header, RawBlock, open_block, parse_header
@@ -22,12 +23,18 @@ class Doubt(NamedTuple):
 
 
 class BlockStream:
-    """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand."""
+    """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand.
 
-    def __init__(self, file: ReadableFile, path: str, offset: int, place: int, skip_below: int = 0) -> None:
+    The file is opened when it is read. Every call may raise OSError.
+    """
+
+    def __init__(
+        self, open_file: Callable[[], ReadableFile], path: str, offset: int, place: int, skip_below: int = 0
+    ) -> None:
         self.path = path
         self.doubt: Doubt | None = None
-        self._file = file
+        self._open_file = open_file
+        self._file: ReadableFile | None = None
         self._place = place
         self._skip_below = skip_below
         self._data = b""
@@ -95,7 +102,7 @@ class BlockStream:
         """Read a chunk from the next block on; whether it holds at least `need` bytes."""
         offset = self.offset
         size = min(max(self._chunk, need), end - offset)
-        self._data = self._file.read(offset, size) if size > 0 else b""
+        self._data = self._opened().read(offset, size) if size > 0 else b""
         self._base, self._at = offset, 0
         if len(self._data) == self._chunk:
             self._chunk = min(2 * self._chunk, CHUNK_BYTES)
@@ -118,7 +125,20 @@ class BlockStream:
 
     def unread(self) -> bool:
         """Whether bytes stand behind the last block that was taken, whatever they are."""
-        return self._file.size() > self.offset
+        return self._opened().size() > self.offset
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open."""
+        return self._file is not None
+
+    def _opened(self) -> ReadableFile:
+        if self._file is None:
+            self._file = self._open_file()
+        return self._file
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file; it is opened again when more is taken."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None

@@ -9,6 +9,7 @@ from broker_io.file.manifest import (
     LedgerEntry,
     Manifest,
     TopicEntry,
+    TopicTexts,
     decode_manifest,
     encode_manifest,
     load_manifest,
@@ -108,6 +109,17 @@ def test_a_directory_without_a_manifest(names: list[str], error: type[StorageErr
         with pytest.raises(error):
             load_manifest(disk, "/log")
     assert len(disk.history) == before, "looking changes nothing"
+
+
+def test_texts_that_are_kept_are_those_of_topics_as_they_are() -> None:
+    texts = TopicTexts()
+    first, second = MANIFEST.topics
+    third = second._replace(number=4, name="new")
+    renamed = first._replace(name="other")
+    for topics in ((first, second), (first, second, third), (renamed, third), (first,), (), (third, second), (second,)):
+        manifest = MANIFEST._replace(topics=topics)
+        assert encode_manifest(manifest, texts) == encode_manifest(manifest)
+        assert decode_manifest(encode_manifest(manifest, texts), "manifest") == manifest
 
 
 def test_replacing_is_all_or_nothing() -> None:
