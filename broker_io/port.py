@@ -11,7 +11,8 @@ Rules that every backend keeps:
   only when its holder is gone opens with `wait`, which fences nobody.
 - Messages come back in position order, each exactly where it was acknowledged. Positions grow and are
   never used twice; they need not be dense.
-- A reader never jumps silently: a start position whose messages are gone is `PositionTrimmed`.
+- A reader never jumps silently: a start position whose messages are gone is `PositionTrimmed`. One above
+  the end is no error: the reader waits for the first message that stands there or later.
 - Compaction keeps at least the newest message of each key, at its own position, unless that is a
   delete; what it keeps besides is the backend's business, so whoever reads a compacted topic keeps a
   map of its own. Messages without a key don't survive compaction.

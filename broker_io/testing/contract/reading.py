@@ -48,6 +48,20 @@ class ReadingContract(Base):
         for inclusive in (True, False):
             assert positions_of(read_all(broker, topic, past, inclusive=inclusive)) == groups[1]
 
+    @pytest.mark.parametrize("inclusive", [True, False])
+    def test_a_start_above_the_end_waits_for_what_comes_there(
+        self, broker: Broker, topic: str, inclusive: bool
+    ) -> None:
+        (positions,) = fill(broker, topic, numbered(2))
+        start = Position(positions[-1].ledger, positions[-1].entry + 4)
+        with broker.reader(topic, start, inclusive=inclusive) as reader:
+            assert reader.read() is None
+            with broker.writer(topic) as writer:
+                more = put(writer, numbered(3, 2))
+                more += put(writer, numbered(5, 5))
+            expected = [position for position in more if position > start or (inclusive and position == start)]
+            assert positions_of(read_count(reader, len(expected))) == expected
+
     @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
     def test_portions_put_together_are_the_whole(self, broker: Broker, topic: str, limit: int) -> None:
         groups = fill(broker, topic, numbered(20), numbered(20, 20), numbered(1, 40))
