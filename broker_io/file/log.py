@@ -18,11 +18,12 @@ from concurrent.futures import Future
 from functools import partial
 
 from broker_io.batch import Batch
-from broker_io.environment import Environment, File
+from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, TooManyFiles, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.commit import Append, Commit, Topic, build_commit, check_batch
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
+from broker_io.file.lock import Lock
 from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, replace_manifest
 from broker_io.file.options import MIB, Options, disk_error, disk_failure, out_of_files
 from broker_io.file.segment import Segment
@@ -50,7 +51,7 @@ class FileLog:
         options: Options,
         manifest: Manifest,
         journal: Journal,
-        lock: File,
+        lock: Lock,
     ) -> None:
         self.failure: DiskFailed | None = None
         self.waiting: deque[Append] = deque()
@@ -338,6 +339,8 @@ class FileLog:
     # --- the end ---
 
     def _check(self) -> None:
+        if self.failure is None and not self._lock.is_in_place():
+            self.stop(DiskFailed(f"{self._directory}: its lock was removed, so another owner may write: {_STOPPED}"))
         if self.failure is not None:
             raise self.failure
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextlib
 
-from broker_io.environment import Disk, Environment, File
-from broker_io.errors import Locked
+from broker_io.environment import Disk, Environment
 from broker_io.file import layout
 from broker_io.file.journal import Journal
+from broker_io.file.lock import Lock, take_lock
 from broker_io.file.log import FileLog
-from broker_io.file.manifest import Manifest, load_manifest, read_file, replace_manifest
+from broker_io.file.manifest import Manifest, load_manifest, replace_manifest
 from broker_io.file.options import Options, disk_error
 from broker_io.file.recovery import Recovered, recover
-
-LOCK_TRIES, LOCK_PAUSE = 20, 0.005
-"""Readers that look whether a log has an owner hold its lock for a moment."""
-
-HOLDER_BYTES = 32
-"""A lock file is written over, never cut: padded to this, what it says is always whole."""
 
 
 def open_log(environment: Environment, directory: str, options: Options) -> tuple[FileLog, list[str]]:
@@ -30,7 +24,7 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
         # Before the lock, so that nothing is written to a directory that is somebody else's.
         load_manifest(disk, directory)
         disk.make_directory(directory)
-        lock = _lock(environment, directory)
+        lock = take_lock(environment, directory)
         try:
             return _open_locked(environment, directory, options, lock)
         except BaseException:
@@ -51,34 +45,7 @@ def _sync_names(disk: Disk, directory: str) -> None:
             disk.sync_directory(path)
 
 
-def _lock(environment: Environment, directory: str) -> File:
-    path = layout.join(directory, layout.LOCK)
-    lock = environment.disk.lock(path)
-    for _ in range(LOCK_TRIES):
-        if lock is not None:
-            break
-        environment.clock.sleep(LOCK_PAUSE)
-        lock = environment.disk.lock(path)
-    if lock is None:
-        holder = _holder(environment.disk, path)
-        if holder == environment.process:
-            what = f"already, by process {holder}, as this one is called too: close it there"
-        else:
-            what = f"by another process{f' ({holder})' if holder else ''}: stop that one"
-        raise Locked(f"{directory} is owned {what}, or open the log read-only")
-    lock.write(0, [f"{environment.process:<{HOLDER_BYTES}}".encode()])
-    return lock
-
-
-def _holder(disk: Disk, path: str) -> str:
-    file = disk.open(path)
-    try:
-        return read_file(file).decode(errors="replace").strip()
-    finally:
-        file.close()
-
-
-def _open_locked(environment: Environment, directory: str, options: Options, lock: File) -> tuple[FileLog, list[str]]:
+def _open_locked(environment: Environment, directory: str, options: Options, lock: Lock) -> tuple[FileLog, list[str]]:
     disk = environment.disk
     manifest = load_manifest(disk, directory) or _create(environment, directory)
     recovered = recover(disk, directory, manifest)

@@ -11,6 +11,7 @@ from broker_io.environment import Environment
 from broker_io.errors import (
     CallerError,
     Damaged,
+    DiskFailed,
     ForeignDirectory,
     InvalidAddress,
     Locked,
@@ -45,6 +46,28 @@ def test_a_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
         with pytest.raises(Locked, match=r"owned already, by process 77, as this one"):
             FileBroker.open(directory, Environment(process="77"))
     FileBroker.open(directory).close()
+
+
+@pytest.mark.parametrize("second", [True, False], ids=["with a second owner", "alone"])
+def test_an_owner_whose_lock_was_removed_writes_nothing_more(second: bool) -> None:
+    world = World()
+    first = world.own()
+    first.create_topic("t")
+    append(first, "t", numbered(2))
+    world.disk.remove(f"{DIRECTORY}/lock")
+    other = world.own() if second else None
+    if other is not None:
+        append(other, "t", numbered(2, 2))
+    before = len(world.disk.history)
+    for change in (lambda: append(first, "t", numbered(9)), lambda: first.create_topic("u"), lambda: first.roll("t")):
+        with pytest.raises(DiskFailed, match=r"its lock was removed.*open the log again"):
+            change()
+    first.close()
+    assert len(world.disk.history) == before
+    if other is not None:
+        other.close()
+    with world.own() as third:
+        assert messages(third, "t") == numbered(4 if second else 2)
 
 
 def test_readers_that_look_for_an_owner_keep_nobody_from_being_it(monkeypatch: pytest.MonkeyPatch) -> None:
