@@ -24,8 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pulsar_admin import NoPulsar, ask, is_up, make_namespace
-from pulsar_standalone import Standalone, StandaloneContainer, StandaloneProcess, distribution, end
+from pulsar_container import StandaloneContainer, distribution, end
+
+from broker_io.testing.standalone import NoPulsar, Standalone, StandaloneProcess, ask, is_up, make_namespace
 
 IMAGE = "apachepulsar/pulsar:4.0.8"
 WAYS = ("url", "testcontainers", "standalone")

@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import pulsar_cluster
 import pytest
-from pulsar_admin import NoPulsar, Port
 from pulsar_cluster import Cluster, choose, shared
-from pulsar_standalone import ROOT, born, kill_process, process_is_alive
+from pulsar_container import ROOT
+
+from broker_io.testing.standalone import NoPulsar, Port, born, kill_process, process_is_alive
 
 VARIABLES = ("URL", "ADMIN", "IMAGE", "REQUIRE")
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pulsar_admin import NoPulsar
 from pulsar_cluster import Cluster, shared
+
+from broker_io.testing.standalone import NoPulsar
 
 HERE = Path(__file__).parent
 SECONDS = 900

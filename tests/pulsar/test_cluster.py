@@ -7,8 +7,9 @@ import uuid
 
 import pulsar
 import pytest
-from pulsar_admin import ask
 from pulsar_cluster import WAYS, Cluster
+
+from broker_io.testing.standalone import ask
 
 
 def write_and_read(url: str, topic: str) -> bytes:

@@ -1,35 +1,99 @@
-"""Standalone Pulsar brokers for tests, as a process or as a container, which can be killed and started again.
+"""A standalone Pulsar broker of one's own, from the server distribution, which can be killed and started again.
 
-Both listen on 127.0.0.1 only, under the port that they advertise, and keep their data over a kill. What stands in
-`handle` suffices to end one from another process.
+It listens on 127.0.0.1 only, under the ports that it advertises, and keeps its data over a kill. What stands in
+`handle` suffices to end it from another process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pulsar_admin import NoPulsar, Port, make_namespace, wait_until_up
+from broker_io.errors import EnvironmentFault
 
-ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ["--no-functions-worker", "--no-stream-storage", "--advertised-address", "127.0.0.1"]
 ENVIRONMENT = {
     "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
     "PULSAR_GC": "-XX:+UseSerialGC",
     "PULSAR_GC_LOG": "-Xlog:disable",
 }
-IN_CONTAINER = """
-{ cat conf/standalone.conf; echo; printf '%s\\n' "$SETTINGS"; } >/tmp/standalone.conf
-exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
-"""
 LOG_LINES = 30
+STARTING = 240.0
+"""Seconds in which a broker must be up, on a machine that is busy with other tests."""
+
+
+class NoPulsar(EnvironmentFault):
+    """There is no Pulsar to work with; the message is one sentence that says what to do."""
+
+
+def ask(admin: str, path: str, method: str = "GET", body: Any = None, *, seconds: float = 30.0) -> Any:
+    """Call `/admin/v2/PATH`: the decoded answer, or None for an empty one; `urllib.error.HTTPError` if refused."""
+    data = None if body is None else json.dumps(body).encode()
+    place = f"{admin}/admin/v2/{path}"
+    request = urllib.request.Request(place, data, method=method)  # noqa: S310 - a broker for tests
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310
+        text = answer.read()
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text.decode()
+
+
+def is_up(admin: str) -> bool:
+    """Whether the broker can write and read a message of its own, which is more than answering."""
+    try:
+        return bool(ask(admin, "brokers/health", seconds=10.0) == "ok")
+    except (OSError, ValueError):
+        return False
+
+
+def wait_until_up(admin: str, alive: Callable[[], bool], report: Callable[[], str]) -> None:
+    """Wait for a broker that starts; NoPulsar with the end of its log if it ends instead, or takes too long."""
+    deadline = time.monotonic() + STARTING
+    while not is_up(admin):
+        ended = not alive()
+        if ended or time.monotonic() > deadline:
+            what = "ended while it started" if ended else f"isn't up after {STARTING:g} s"
+            raise NoPulsar(f"the Pulsar broker at {admin} {what}; see what it said last:\n{report()}")
+        time.sleep(0.2)
+
+
+def make_namespace(admin: str) -> str:
+    """Make a namespace, `public/…`, that nobody else uses."""
+    name = f"public/tb-{uuid.uuid4().hex[:16]}"
+    ask(admin, f"namespaces/{name}", "PUT", {})
+    return name
+
+
+class Port:
+    """A free TCP port of 127.0.0.1, kept from others while this object lives.
+
+    The socket is bound and never listens: a server that sets SO_REUSEADDR, as brokers do, can still take the port,
+    also again after it was killed, and nobody who asks for any port gets it.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def free(self) -> None:
+        self._socket.close()
 
 
 class Standalone:
@@ -37,7 +101,8 @@ class Standalone:
 
     handle: dict[str, Any]
 
-    def __init__(self) -> None:
+    def __init__(self, extra_settings: Sequence[str] = ()) -> None:
+        self._extra_settings = extra_settings
         self.ports = [Port(), Port(), Port()]
         self.broker_port, self.web_port, self.bookie_port = (port.number for port in self.ports)
         self.url = f"pulsar://127.0.0.1:{self.broker_port}"
@@ -49,6 +114,7 @@ class Standalone:
             f"brokerServicePort={self.broker_port}",
             f"webServicePort={self.web_port}",
             "forceDeleteNamespaceAllowed=true",  # so that a test can drop its namespace with what is in it
+            *self._extra_settings,
         ]
 
     def namespace(self) -> str:
@@ -96,8 +162,8 @@ class Standalone:
 class StandaloneProcess(Standalone):
     """`bin/pulsar standalone` of a distribution; data and log stand in `directory`."""
 
-    def __init__(self, home: Path, directory: Path) -> None:
-        super().__init__()
+    def __init__(self, home: Path, directory: Path, extra_settings: Sequence[str] = ()) -> None:
+        super().__init__(extra_settings)
         self.home, self.directory = home, directory
         self.handle = {"data": str(directory / "data"), "pid": None, "born": None}
 
@@ -115,7 +181,7 @@ class StandaloneProcess(Standalone):
         pid = data / "pid"
         pid.unlink(missing_ok=True)
         with (self.directory / "output").open("ab") as output:
-            subprocess.run(
+            subprocess.run(  # noqa: S603 - our own command
                 [*detach, str(pid), *command], env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, check=True,
             )  # fmt: skip
@@ -169,88 +235,3 @@ def kill_process(handle: dict[str, Any]) -> None:
 def end_process(handle: dict[str, Any]) -> None:
     kill_process(handle)
     shutil.rmtree(handle["data"], ignore_errors=True)
-
-
-class StandaloneContainer(Standalone):
-    """A container of a Pulsar image, official or our own; data stands in it."""
-
-    def __init__(self, image: str) -> None:
-        super().__init__()
-        self.image = image
-        self.handle = {"container": None}
-
-    def launch(self) -> None:
-        if self.handle["container"] is not None:
-            return with_container(self.handle, lambda container: container.start())
-        os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"  # an image more to pull; what is started here is ended here
-        from testcontainers.core.container import DockerContainer
-
-        container = DockerContainer(self.image, docker_client_kw={"timeout": 60})
-        container.with_envs(**ENVIRONMENT, SETTINGS="\n".join(self.settings()))
-        container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
-        for port in (self.broker_port, self.web_port):
-            container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines take an address too
-        try:
-            container.start()
-        except BaseException:
-            container.stop()
-            raise
-        self.handle["container"] = container.get_container_id()
-        container.get_docker_client().client.close()
-        return None
-
-    @property
-    def alive(self) -> bool:
-        if self.handle["container"] is None:
-            return False
-        return bool(with_container(self.handle, lambda container: container.status == "running"))
-
-    def log(self) -> str:
-        return str(with_container(self.handle, lambda container: container.logs(tail=LOG_LINES).decode()))
-
-    def kill(self) -> None:
-        def kill(container: Any) -> None:
-            if container.status == "running":
-                container.kill()
-                container.wait()
-
-        with_container(self.handle, kill)
-
-    def remove(self) -> None:
-        end_container(self.handle)
-        self.handle["container"] = None
-        super().remove()
-
-
-def with_container(handle: dict[str, Any], do: Any) -> Any:
-    """Do something with a container that was started here or elsewhere."""
-    import docker
-
-    client = docker.from_env()
-    try:
-        return do(client.containers.get(handle["container"]))
-    finally:
-        client.close()
-
-
-def end_container(handle: dict[str, Any]) -> None:
-    if handle["container"] is not None:
-        with_container(handle, lambda container: container.remove(force=True, v=True))
-
-
-def end(handle: dict[str, Any]) -> None:
-    """End a broker that some process started, and delete its data."""
-    if "container" in handle:
-        end_container(handle)
-    else:
-        end_process(handle)
-
-
-def distribution() -> Path:
-    """The directory of the server distribution, fetched if need be; NoPulsar if it can't be had."""
-    if shutil.which("java") is None:
-        raise NoPulsar("no Java on the path")
-    done = subprocess.run([ROOT / "docker" / "distribution.sh"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NoPulsar(" ".join(done.stderr.split()) or "the server distribution can't be fetched")
-    return Path(done.stdout.strip())

@@ -1,0 +1,102 @@
+"""A Pulsar broker in a container, with the ways of one that is a process; and where the distribution is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from broker_io.testing.standalone import ENVIRONMENT, FLAGS, LOG_LINES, NoPulsar, Standalone, end_process
+
+ROOT = Path(__file__).resolve().parents[1]
+IN_CONTAINER = """
+{ cat conf/standalone.conf; echo; printf '%s\\n' "$SETTINGS"; } >/tmp/standalone.conf
+exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
+"""
+
+
+class StandaloneContainer(Standalone):
+    """A container of a Pulsar image, official or our own; data stands in it."""
+
+    def __init__(self, image: str) -> None:
+        super().__init__()
+        self.image = image
+        self.handle = {"container": None}
+
+    def launch(self) -> None:
+        if self.handle["container"] is not None:
+            return with_container(self.handle, lambda container: container.start())
+        os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"  # an image more to pull; what is started here is ended here
+        from testcontainers.core.container import DockerContainer
+
+        container = DockerContainer(self.image, docker_client_kw={"timeout": 60})
+        container.with_envs(**ENVIRONMENT, SETTINGS="\n".join(self.settings()))
+        container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
+        for port in (self.broker_port, self.web_port):
+            container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines take an address too
+        try:
+            container.start()
+        except BaseException:
+            container.stop()
+            raise
+        self.handle["container"] = container.get_container_id()
+        container.get_docker_client().client.close()
+        return None
+
+    @property
+    def alive(self) -> bool:
+        if self.handle["container"] is None:
+            return False
+        return bool(with_container(self.handle, lambda container: container.status == "running"))
+
+    def log(self) -> str:
+        return str(with_container(self.handle, lambda container: container.logs(tail=LOG_LINES).decode()))
+
+    def kill(self) -> None:
+        def kill(container: Any) -> None:
+            if container.status == "running":
+                container.kill()
+                container.wait()
+
+        with_container(self.handle, kill)
+
+    def remove(self) -> None:
+        end_container(self.handle)
+        self.handle["container"] = None
+        super().remove()
+
+
+def with_container(handle: dict[str, Any], do: Any) -> Any:
+    """Do something with a container that was started here or elsewhere."""
+    import docker
+
+    client = docker.from_env()
+    try:
+        return do(client.containers.get(handle["container"]))
+    finally:
+        client.close()
+
+
+def end_container(handle: dict[str, Any]) -> None:
+    if handle["container"] is not None:
+        with_container(handle, lambda container: container.remove(force=True, v=True))
+
+
+def end(handle: dict[str, Any]) -> None:
+    """End a broker that some process started, and delete its data."""
+    if "container" in handle:
+        end_container(handle)
+    else:
+        end_process(handle)
+
+
+def distribution() -> Path:
+    """The directory of the server distribution, fetched if need be; NoPulsar if it can't be had."""
+    if shutil.which("java") is None:
+        raise NoPulsar("no Java on the path")
+    done = subprocess.run([ROOT / "docker" / "distribution.sh"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NoPulsar(" ".join(done.stderr.split()) or "the server distribution can't be fetched")
+    return Path(done.stdout.strip())
