@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from broker_io.position import Position
 from txnbuffer.mutations import (
     Cursor,
+    CursorStatistics,
     Effect,
     Mutation,
     MutationBatch,
@@ -191,3 +192,62 @@ def counted_bytes(snapshot: Snapshot) -> int:
         + sum(chunk.rows.nbytes() for chunk in snapshot.chunks)
         + index_bytes(index, sum(len(key or b"") for key in index))
     )
+
+
+def pairs(text: str) -> list[tuple[bytes | None, bytes | None]]:
+    """`k1=v1 k2=v2 k1- =v3`: keys with values, a deleted key, a value without a key."""
+    found: list[tuple[bytes | None, bytes | None]] = []
+    for word in text.split():
+        key, equals, value = word.rstrip("-").partition("=")
+        found.append((key.encode() or None, value.encode() if equals else None))
+    return found
+
+
+class Stage:
+    """One topic, its manager and its log, for tests that tell a story."""
+
+    def __init__(self, text: str = "", **options: int) -> None:
+        self.topic = Topic()
+        self.manager = MutationManager(**options)  # type: ignore[arg-type]  # all options given are numbers
+        self.reads = Reads(self.topic, self.manager)
+        if text:
+            self.queue(text)
+
+    def queue(self, text: str) -> None:
+        """Queue mutations as one batch."""
+        self.manager.queue_many(self.topic.add(pairs(text)))
+        check_chain(self.manager)
+
+    def each(self, text: str) -> None:
+        """Queue mutations one by one."""
+        for word in text.split():
+            self.queue(word)
+
+    def reader(self, name: str, after: int, **options: int) -> Reader:
+        cursor = self.manager.register(name, after, **options)
+        check_chain(self.manager)
+        return Reader(self.topic, cursor, options.get("snapshot_end", 0))
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Start and end of each snapshot in memory that has mutations."""
+        return [(snapshot.start, snapshot.end) for snapshot in self.manager.chain if snapshot.rows]
+
+    def contents(self) -> list[str]:
+        """The snapshots in memory as in `pairs`, with the open one, "" where there is nothing."""
+        return [
+            " ".join(_word(row) for chunk in snapshot.chunks for row in chunk.living())
+            for snapshot in self.manager.chain
+        ]
+
+    def statistics(self, name: str) -> CursorStatistics:
+        return next(one for one in self.manager.cursor_statistics() if one.name == name)
+
+    def drain(self, *readers: Reader) -> None:
+        for reader in readers:
+            reader.drain(self.reads)
+            check_chain(self.manager)
+
+
+def _word(row: Mutation) -> str:
+    key = (row.key or b"").decode()
+    return f"{key}-" if row.value is None else f"{key}={row.value.decode()}"

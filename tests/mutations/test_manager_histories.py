@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from naive_mutations import Reader, Reads, Topic, check_chain
@@ -149,3 +150,4 @@ class ManagerLife(RuleBasedStateMachine):
 
 
 TestManagerLife = ManagerLife.TestCase
+TestManagerLife.settings = settings(max_examples=min(600, settings.default.max_examples))

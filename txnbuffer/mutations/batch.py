@@ -126,11 +126,11 @@ class MutationBatch:
         return total + sum(_property_bytes(column) for column in messages.properties.values())
 
     def fitting(self, start: int, limit: int, max_bytes: int) -> int:
-        """How many rows from `start` on hold at most `max_bytes` of keys and values: 1 to `limit`."""
+        """How many rows from `start` on hold at most `max_bytes` of keys and values: 0 to `limit`."""
         keys, values = self.messages.keys.offsets, self.messages.values.offsets
         ends = keys[start + 1 : start + limit + 1].astype(np.int64) + values[start + 1 : start + limit + 1]
         room = max_bytes + int(keys[start]) + int(values[start])
-        return max(1, int(np.searchsorted(ends, room, side="right")))
+        return int(np.searchsorted(ends, room, side="right"))
 
     def parts(self, max_bytes: int) -> Iterator[MutationBatch]:
         """The same mutations in runs with keys and values of at most `max_bytes`, but for single ones."""
@@ -139,7 +139,7 @@ class MutationBatch:
             return
         start = 0
         while start < len(self):
-            stop = start + self.fitting(start, len(self) - start, max_bytes)
+            stop = start + max(1, self.fitting(start, len(self) - start, max_bytes))
             yield self.take(slice(start, stop))
             start = stop
 

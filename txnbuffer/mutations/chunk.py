@@ -11,7 +11,11 @@ from txnbuffer.mutations.account import Account
 from txnbuffer.mutations.batch import MutationBatch
 
 TINY_ROWS = 64
-TINY_BYTES = 64 * 1024
+TINY_BYTES = 16 * 1024
+
+TOGETHER = 32
+TOGETHER_BYTES = 64 * 1024
+"""At most so many tiny chunks, with keys and values of so many bytes, become one."""
 
 
 class Chunk:
@@ -84,3 +88,29 @@ class Chunk:
         if self.handed:
             self.leaving = leaving
             leaving.add(self.bytes)
+
+
+def join_tiny(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The same mutations with runs of tiny chunks made one: little batches weigh more than what they hold."""
+    joined: list[Chunk] = []
+    run: list[Chunk] = []
+    payload = 0
+    for chunk in chunks:
+        more = chunk.rows.payload() if chunk.tiny else TOGETHER_BYTES + 1
+        if run and (len(run) == TOGETHER or payload + more > TOGETHER_BYTES):
+            joined.append(_one(run))
+            run, payload = [], 0
+        if chunk.tiny:
+            run.append(chunk)
+            payload += more
+        else:
+            joined.append(chunk)
+    return [*joined, _one(run)] if run else joined
+
+
+def _one(run: list[Chunk]) -> Chunk:
+    if len(run) == 1:
+        return run[0]
+    one = Chunk(MutationBatch.concat([part.living() for part in run]).owned())
+    one.first = run[0].first
+    return one

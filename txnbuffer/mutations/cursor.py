@@ -96,7 +96,11 @@ class Cursor:
 
     def has_next(self) -> bool:
         """Whether `next` and `take` would give something. Asking makes a backfill go on. Raises as `take`."""
-        return self._pending is not None or self._advance(enter=False)
+        if self._pending is not None or self._advance(enter=False):
+            return True
+        if self.error is not None:
+            raise self.error
+        return False
 
     def next(self) -> Item | None:
         """The next item, None if there is none yet: the start of a snapshot, its mutations, its end.
@@ -133,12 +137,17 @@ class Cursor:
         if self._pending is not None:
             slices.append(self._pending)
             self._pending = None
-        while limit > 0 and max_bytes > 0 and self._advance(enter=True) and self._reading is not None:
-            one = self._slice(self._reading, limit, max_bytes)
+        while limit > 0 and self._advance(enter=True) and self._reading is not None:
+            count = self._fitting(self._reading, limit, max_bytes)
+            if not count and slices:
+                break
+            one = self._slice(self._reading, count or 1)
             limit -= len(one.rows)
             if max_bytes < UNLIMITED:
                 max_bytes -= one.rows.payload()
             slices.append(one)
+        if not slices and self.error is not None:
+            raise self.error
         return slices
 
     def close(self) -> None:
@@ -215,8 +224,6 @@ class Cursor:
         else:
             if self.error is None:
                 self._manager.demand(self, backfill)
-            if self.error is not None:
-                raise self.error
             return self._wait()
         return True
 
@@ -273,16 +280,19 @@ class Cursor:
         self._reading = snapshot
         self._chunk, self._row = snapshot.find(self.after)
 
-    def _slice(self, snapshot: Snapshot, limit: int, max_bytes: int) -> Slice:
+    def _fitting(self, snapshot: Snapshot, limit: int, max_bytes: int) -> int:
+        """How many mutations to take from the chunk where it stands."""
+        chunk = snapshot.chunks[self._chunk - snapshot.base]
+        count = min(limit, len(chunk.rows) - self._row)
+        return count if max_bytes >= chunk.bytes else chunk.rows.fitting(self._row, count, max_bytes)
+
+    def _slice(self, snapshot: Snapshot, count: int) -> Slice:
         begins = self._range is None
         if self._range is None:
             self._range = (self.after + 1, snapshot.end)
         start, end = self._range
         chunk = snapshot.chunks[self._chunk - snapshot.base]
         rows = chunk.rows
-        count = min(limit, len(rows) - self._row)
-        if max_bytes < chunk.bytes:
-            count = rows.fitting(self._row, count, max_bytes)
         whole = self._row + count == len(rows)
         if count < len(rows):
             rows = rows.take(slice(self._row, self._row + count))

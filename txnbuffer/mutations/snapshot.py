@@ -20,16 +20,13 @@ from numpy.typing import NDArray
 from broker_io.position import EARLIEST
 from txnbuffer.mutations.account import Account
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.mutations.chunk import Chunk
+from txnbuffer.mutations.chunk import TOGETHER, Chunk, join_tiny
 
 SNAPSHOT_BYTES = 600
 """What a snapshot weighs besides its chunks and its index."""
 
 ENTRY_BYTES = 33 + 32
 """The objects of one entry of the index: head of the key, and its seqno."""
-
-TOGETHER = 32
-"""So many tiny chunks in a row become one."""
 
 _first = attrgetter("first")
 
@@ -245,27 +242,9 @@ class Snapshot:
                 self._count(-chunk.pack())
 
     def _join(self, start: int) -> None:
-        """Make one chunk of each run of tiny ones from a chunk on: little batches weigh more than what they hold."""
-        joined: list[Chunk] = []
-        run: list[Chunk] = []
-        for chunk in [*self.chunks[start:], None]:
-            if chunk is not None and chunk.tiny and len(run) < TOGETHER:
-                run.append(chunk)
-                continue
-            if len(run) > 1:
-                one = Chunk(MutationBatch.concat([part.living() for part in run]).owned())
-                one.first = run[0].first
-                self._count(one.bytes - sum(part.bytes for part in run))
-                joined.append(one)
-            else:
-                joined += run
-            run = []
-            if chunk is not None:
-                if chunk.tiny:
-                    run.append(chunk)
-                else:
-                    joined.append(chunk)
-        self.chunks[start:] = joined
+        before = sum(chunk.bytes for chunk in self.chunks[start:])
+        self.chunks[start:] = join_tiny(self.chunks[start:])
+        self._count(sum(chunk.bytes for chunk in self.chunks[start:]) - before)
 
     def _count(self, more: int) -> None:
         self.bytes += more

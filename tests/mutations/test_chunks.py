@@ -1,0 +1,56 @@
+"""Chunks of a snapshot: replacing, packing, joining, against lists of mutations."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_mutations import Topic
+
+from txnbuffer.mutations.account import Account
+from txnbuffer.mutations.chunk import TOGETHER, TOGETHER_BYTES, Chunk, join_tiny
+
+values = st.sampled_from([None, b"", b"v", b"x" * 9_000, b"x" * 20_000])
+
+
+@given(st.lists(st.lists(values, min_size=1, max_size=3), max_size=80))
+def test_joining_keeps_order_and_bounds(sizes: list[list[bytes | None]]) -> None:
+    topic = Topic()
+    chunks = [Chunk(topic.add([(None, value) for value in part])) for part in sizes]
+    joined = join_tiny(chunks)
+    assert [row for chunk in joined for row in chunk.rows] == topic.rows
+    assert all(chunk.rows.payload() <= max(TOGETHER_BYTES, 60_000) for chunk in joined)
+    assert all(chunk.first <= chunk.rows.first for chunk in joined)
+    assert all(one in chunks or len(one.rows) > 1 for one in joined)
+    if all(chunk.tiny for chunk in chunks) and sum(chunk.rows.payload() for chunk in chunks) <= TOGETHER_BYTES:
+        assert len(joined) == -(-len(chunks) // TOGETHER)
+
+
+@given(st.integers(1, 40), st.data())
+def test_replaced_mutations_go_when_it_is_packed(count: int, data: st.DataObject) -> None:
+    topic = Topic()
+    chunk = Chunk(topic.add([(b"k%d" % number, b"v" * number) for number in range(count)]).owned())
+    gone = data.draw(st.sets(st.integers(1, count), max_size=count - 1))
+    if gone:
+        chunk.replace(sorted(gone))
+    left = [row for row in topic.rows if row.seqno not in gone]
+    assert list(chunk.living()) == left
+    assert chunk.live == len(left)
+    before = chunk.bytes
+    assert chunk.pack() == before - chunk.bytes
+    assert list(chunk.rows) == left
+    assert chunk.bytes == chunk.rows.nbytes()
+    assert chunk.pack() == 0
+
+
+def test_what_is_handed_out_leaves_when_the_last_one_gives_it_back() -> None:
+    chunk = Chunk(Topic().add([(b"k", b"v")]))
+    leaving = Account()
+    chunk.hand()
+    chunk.hand()
+    chunk.give_back()
+    chunk.leave(leaving)
+    assert leaving.bytes == chunk.bytes
+    chunk.give_back()
+    assert leaving.bytes == 0
+    chunk.leave(leaving)
+    assert leaving.bytes == 0

@@ -1,0 +1,75 @@
+"""The index of mutation snapshots: bounded, and never pointing behind what is looked for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_mutations import position_of
+
+from txnbuffer.mutations import Anchor, IndexEntry, SnapshotIndex
+
+lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=60)
+
+
+def entries_of(lengths: list[tuple[int, int]]) -> list[IndexEntry]:
+    entries = []
+    start = 1
+    for length, gap in lengths:
+        end = start + length - 1
+        entries.append(IndexEntry(start, end, position_of(start), position_of(end), max(1, length - 1)))
+        start = end + 1 + gap
+    return entries
+
+
+@given(lengths, st.integers(2, 12), st.integers(0, 200), st.integers(0, 700))
+def test_anchors_stand_at_or_below_and_are_exact(
+    lengths: list[tuple[int, int]], cap: int, first_seqno: int, asked: int
+) -> None:
+    index = SnapshotIndex(cap)
+    entries = entries_of(lengths)
+    for entry in entries:
+        index.add(entry)
+        assert len(index) <= cap
+    kept = index.entries()
+    assert sum(entry.rows for entry in kept) == sum(entry.rows for entry in entries)
+    assert entries == [] or kept[-1].end == entries[-1].end
+    assert all(a.end < b.start for a, b in itertools.pairwise(kept))
+    again = SnapshotIndex.of(index.columns(), cap)
+    assert again.entries() == kept
+    index.trim(first_seqno)
+    anchor = index.anchor(asked)
+    known = [seqno for entry in kept if entry.start >= first_seqno for seqno in (entry.start, entry.end)]
+    below = [seqno for seqno in known if seqno <= asked]
+    assert anchor == (Anchor(max(below), position_of(max(below))) if below else None)
+
+
+def test_recent_entries_stay_exact() -> None:
+    index = SnapshotIndex(8)
+    entries = entries_of([(1, 0)] * 1_000)
+    for entry in entries:
+        index.add(entry)
+    assert index.entries()[-4:] == entries[-4:]
+    assert index.entries()[0].start == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        IndexEntry(3, 4, position_of(3), position_of(4), 2),
+        IndexEntry(5, 4, position_of(5), position_of(4), 1),
+        IndexEntry(4, 5, position_of(4), position_of(5), 3),
+        IndexEntry(4, 5, position_of(4), position_of(5), 0),
+    ],
+)
+def test_what_is_no_next_entry_is_refused(bad: IndexEntry) -> None:
+    index = SnapshotIndex()
+    index.add(IndexEntry(1, 3, position_of(1), position_of(3), 2))
+    with pytest.raises(ValueError, match="snapshot"):
+        index.add(bad)
+    with pytest.raises(ValueError, match="2 or more"):
+        SnapshotIndex(1)
+    with pytest.raises(ValueError, match="snapshot"):
+        SnapshotIndex().add(IndexEntry(0, 0, position_of(0), position_of(0), 1))
