@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_io.errors import InvalidMessage
 from broker_io.position import Int64s, Position, Positions
 
 Which: TypeAlias = "NDArray[np.bool_] | NDArray[np.intp] | slice"
@@ -228,9 +229,14 @@ class Batch:
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
+        """Raises InvalidMessage for an event time that no log can hold."""
         rows = list(messages)
         names = dict.fromkeys(name for row in rows for name in row.properties)
-        times = np.array([row.event_time for row in rows], np.int64)
+        try:
+            times = np.array([row.event_time for row in rows], np.int64)
+        except OverflowError:
+            beyond = next(row.event_time for row in rows if not -(2**63) <= row.event_time < 2**63)
+            raise InvalidMessage(f"an event time is milliseconds since 1970 in 63 bits, not {beyond}") from None
         return cls(
             Blobs.of([row.key for row in rows]),
             Blobs.of([row.value for row in rows]),

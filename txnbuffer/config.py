@@ -55,6 +55,12 @@ from txnbuffer.errors import InvalidConfiguration
 
 PREFIX = "TXNBUFFER_"
 
+NO_SETTINGS = {
+    *(f"{PREFIX}{name}" for name in ("SERVICE", "TLS_CA")),
+    *(f"{PREFIX}{name}" for name in ("PULSAR_URL", "PULSAR_ADMIN", "PULSAR_IMAGE", "PULSAR_REQUIRE", "CACHE")),
+}
+"""Variables of ours that are no settings: options of commands, and what the tests of a real Pulsar are told."""
+
 ABOVE_0 = {("service", "max_clients"), ("retention", "check_seconds")}
 """Settings that can't be 0: nobody could connect, retention would look without a pause."""
 
@@ -150,10 +156,10 @@ def _from_file(path: str | None) -> Iterator[_Setting]:
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
     for name, value in environ.items():
-        for section in (item.name for item in dataclasses.fields(Config)):
-            prefix = f"{PREFIX}{section.upper()}_"
-            if name.startswith(prefix):
-                yield _Setting(section, name.removeprefix(prefix).lower(), value, f"environment variable {name}")
+        if not name.startswith(PREFIX) or name in NO_SETTINGS:
+            continue
+        section, _, key = name.removeprefix(PREFIX).lower().partition("_")
+        yield _Setting(section, key, value, f"environment variable {name}")
 
 
 def _from_flags(flags: Iterable[str]) -> Iterator[_Setting]:

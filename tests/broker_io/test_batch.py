@@ -1,10 +1,12 @@
 """Columns say what rows say, whatever is cut out of them or put together."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Blobs, Labels, Message, Numbers, PlacedBatch, property_column
+from broker_io.errors import InvalidMessage
 from broker_io.position import Position, Positions
 
 TEXT = st.one_of(
@@ -132,3 +134,10 @@ def test_placed_rows_stay_together(messages: list[Message], data: st.DataObject)
     cut = data.draw(st.slices(len(messages)))
     assert [tuple(row) for row in placed.take(cut)] == rows[cut]
     assert len(placed) == len(messages)
+
+
+@pytest.mark.parametrize("time", [2**63, -(2**63) - 1, 10**30])
+def test_an_event_time_that_no_log_can_hold_is_refused(time: int) -> None:
+    with pytest.raises(InvalidMessage, match=f"not {time}$"):
+        Batch.of([Message(b"k", b"v"), Message(b"k", b"v", {}, time)])
+    assert Batch.of([Message(event_time=2**63 - 1)])[0].event_time == 2**63 - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -176,6 +177,10 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is no transaction id"),
         (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
         (["recover", "file:{d}", "__txnbuffer_snapshots", "--write"], 2, "one of our own topics"),
+        (["verify", "file:{d}", "nowhere"], 2, "there is no data topic 'nowhere'"),
+        (["inspect", "snapshot", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
+        (["demo", "--dir", "{d}"], 2, "is not empty"),
+        (["demo", "--dir", "{d}/lock/x"], 2, "can't hold the log of the demo"),
         (["nonsense"], 2, "No such command"),
     ],
 )
@@ -201,8 +206,89 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["letter.txt"]
 
 
-def test_a_reader_that_leaves_early_is_no_error(directory: Path) -> None:
-    command = f"{sys.executable} -m txnbuffer tail file:{directory} orders | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("orders\t1:0")
-    assert "Traceback" not in done.stderr
+def piped(command: str) -> subprocess.CompletedProcess[str]:
+    """A line of a shell, in which `txnbuf` is ours."""
+    line = command.replace("txnbuf ", f"{sys.executable} -m txnbuffer ")
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_reader_that_leaves_early_ends_the_command_quietly(own_copy: Path) -> None:
+    with open_broker(f"file:{own_copy}") as broker:
+        TopicWriter(broker, "many").plain(*["x" * 100] * 20_000)
+    for output in ("table", "json"):
+        done = piped(f"txnbuf tail file:{own_copy} many --output {output} | head -n 1")
+        assert (done.returncode, done.stderr) == (141, "")
+        assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["tail file:{d} orders", "inspect log file:{d}", "verify file:{d} --output json", "--help"]
+)
+def test_output_that_cannot_be_written_is_one_clear_error(directory: Path, command: str) -> None:
+    done = piped(f"txnbuf {command.format(d=directory)} > /dev/full")
+    assert done.returncode == 5
+    assert done.stderr == "txnbuf: the output can't be written: No space left on device; send it somewhere else\n"
+
+
+def test_closed_output_changes_nothing_else(directory: Path) -> None:
+    done = piped(f"txnbuf verify file:{directory} >&-")
+    assert (done.returncode, done.stderr) == (0, "0 errors in 1 topics\n")
+
+
+ODD = [
+    (b"\xff", b"0xff"),
+    (b"0xff", b"\xff"),
+    (b"a\tb", b"l1\nl2\r\x1b[31m\\ \xc2\x85 \xe2\x80\xae \xed\xa0\x80 \xc3\xbf"),
+    (b"\\xff", b"\\n"),
+    (b"-", b"(deleted)"),
+    (None, None),
+]
+
+
+def odd_records(place: Path) -> str:
+    with open_broker(f"file:{place}") as broker:
+        broker.create_topic("odd")
+        with broker.writer("odd") as writer:
+            writer.append(Batch.of([Message(key, value) for key, value in ODD])).result(10)
+    return f"file:{place}"
+
+
+def test_tail_escapes_what_is_not_printable_without_doubt(own_copy: Path) -> None:
+    lines = txnbuf("tail", odd_records(own_copy), "odd").stdout.splitlines()
+    assert [tuple(line.split("\t")[4:]) for line in lines] == [
+        (r"\xff", "0xff"),
+        ("0xff", r"\xff"),
+        (r"a\tb", r"l1\nl2\r\x1b[31m\\ \u0085 \u202e \xed\xa0\x80 ÿ"),
+        (r"\\xff", r"\\n"),
+        (r"\x2d", r"\x28deleted)"),
+        ("-", "(deleted)"),
+    ]
+
+
+def test_tail_in_json_has_every_byte(own_copy: Path) -> None:
+    def exact(record: dict[str, Any], name: str) -> bytes | None:
+        if f"{name}_base64" in record:
+            return base64.b64decode(record[f"{name}_base64"])
+        return None if record[name] is None else str(record[name]).encode()
+
+    done = txnbuf("tail", odd_records(own_copy), "odd", "--output", "json")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(exact(record, "key"), exact(record, "value")) for record in records] == ODD
+
+
+def test_inspect_escapes_what_is_not_printable(own_copy: Path) -> None:
+    lines = txnbuf("inspect", "log", odd_records(own_copy), "odd").stdout.splitlines()
+    assert len(lines) == 1 + len(ODD)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_verify_and_inspect_tell_of_what_was_lost(own_copy: Path) -> None:
+    with open_broker(f"file:{own_copy}") as broker:
+        broker.delete_topic("__txnbuffer_snapshots")
+    (finding,) = result("verify", f"file:{own_copy}", code=1)
+    assert finding["level"] == "error"
+    assert "txnbuf recover ADDRESS orders --write" in finding["what"]
+    result("recover", f"file:{own_copy}", "orders", "--write")
+    assert [finding["level"] for finding in result("verify", f"file:{own_copy}")] == ["ok"]

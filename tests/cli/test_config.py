@@ -69,8 +69,15 @@ def test_an_unknown_variable_of_ours_is_an_error() -> None:
         load_config(environ={"TXNBUFFER_LOG_SEGMENT": "1"})
 
 
-def test_variables_of_other_parts_are_left_alone() -> None:
-    assert load_config(environ={"TXNBUFFER_PULSAR_URL": "pulsar://localhost"}) == Config()
+@pytest.mark.parametrize("name", ["TXNBUFFER_LOGS_SEGMENT_BYTES", "TXNBUFFER_SNAPSHOT_CHANGES", "TXNBUFFER_X"])
+def test_a_variable_of_no_section_is_an_error(name: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=f"environment variable {name}: unknown section"):
+        load_config(environ={name: "1"})
+
+
+@pytest.mark.parametrize("name", ["PULSAR_URL", "PULSAR_IMAGE", "SERVICE", "TLS_CA"])
+def test_variables_that_are_no_settings_are_left_alone(name: str) -> None:
+    assert load_config(environ={f"TXNBUFFER_{name}": "some text", "TXNBUF": "1"}) == Config()
 
 
 @pytest.mark.parametrize("flag", ["segment_bytes=1", "log.segment_bytes"])

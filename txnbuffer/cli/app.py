@@ -2,15 +2,19 @@
 
 Results go to stdout, narration and progress to stderr. Exit codes: 0 done; 1 done, and something is
 wrong with what was looked at; 2 the request can't be; 3 another process; 4 storage; 5 this machine;
-130 interrupted. An error that is no `broker_io.errors.Error` is a defect and shows its traceback.
+130 interrupted; 141 whoever read our output left, as `head` does: then nothing is said. An error that is
+no `broker_io.errors.Error` is a defect and shows its traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import click
 
@@ -34,8 +38,44 @@ COMMANDS = {
 """Command name → its help line. The module of the same name in this package is imported when it runs."""
 
 
+INTERRUPTED = 130
+READER_LEFT = 141
+"""As a shell tells of a process that a broken pipe ended."""
+
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a write to stdout can fail with; anything else of the operating system is not about our output."""
+
+
+class ReaderLeft(Exception):
+    """Nobody reads our output any more."""
+
+
+@contextlib.contextmanager
+def output_told() -> Iterator[None]:
+    """Name what keeps our output from being written; click itself would end with 1, which says something else here."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderLeft from None
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+            raise
+        from txnbuffer.cli.errors import OutputFailed
+
+        raise OutputFailed(f"the output can't be written: {error.strerror}; send it somewhere else") from error
+
+
 class Commands(click.Group):
     """A group that imports a command only when it runs, so that `txnbuf --help` is immediate."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        with output_told():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with output_told():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -58,6 +98,9 @@ def app() -> None:
 
     Where a command takes an ADDRESS, write file:DIR for an embedded log, txnbuf://HOST:PORT for a
     running service.
+
+    Exit codes: 0 done; 1 done, and something is wrong with what was looked at; 2 the request can't be;
+    3 another process; 4 storage; 5 this machine; 130 interrupted; 141 the reader of our output left.
     """
 
 
@@ -65,18 +108,23 @@ def main() -> NoReturn:
     """Run `txnbuf` and exit with its code."""
     from broker_io.errors import Error
 
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open to the end
     try:
         code = app.main(prog_name="txnbuf", standalone_mode=False)
     except click.exceptions.Abort:
-        sys.exit(130)
+        code = INTERRUPTED
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except Error as error:
         click.echo(f"txnbuf: {error}", err=True)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Whoever read our output left, as `head` does; a second failure at exit would only be noise.
+        code = error.exit_code
+    except ReaderLeft:
+        code = READER_LEFT
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # That was told; a second failure at exit would only be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

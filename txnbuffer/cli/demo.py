@@ -12,6 +12,7 @@ import time
 import click
 
 from txnbuffer.cli.output import narrate, output_option, show_line
+from txnbuffer.errors import InvalidRequest
 
 
 @click.command("demo")
@@ -31,6 +32,8 @@ def command(kills: int, transactions: int | None, seed: int | None, directory: s
     from txnbuffer.demo.conductor import Conductor
     from txnbuffer.demo.processes import Service
 
+    if directory is not None:
+        _check_new(directory)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="txnbuf-demo-") as scratch:
@@ -53,3 +56,15 @@ def command(kills: int, transactions: int | None, seed: int | None, directory: s
     else:
         click.echo(summary)
     sys.exit(0 if report.good else 1)
+
+
+def _check_new(directory: str) -> None:
+    """Raises InvalidRequest unless nothing stands there: what it holds would be taken for the demo's own."""
+    try:
+        empty = not os.listdir(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidRequest(f"{directory} can't hold the log of the demo: {error.strerror}") from error
+    if not empty:
+        raise InvalidRequest(f"{directory} is not empty: give a new or an empty directory")

@@ -17,7 +17,7 @@ from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.loading import Loaded, load
 from snapshots.table import TopicEntries, scan
 from txnbuffer.cli.opening import address_argument, open_for_reading
-from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows, text
+from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import beginning_of
 from txnbuffer.errors import InvalidRequest
@@ -74,7 +74,8 @@ def _message_rows(broker: Broker, topic: str, first: Position, limit: int) -> It
 
 def _message_row(placed: PlacedMessage) -> Row:
     position, publish_time, (key, value, properties, _) = placed
-    kind, detail = "record", "(deleted)" if value is None else text(value)
+    kind: str = "record"
+    detail: str | bytes = "(deleted)" if value is None else value
     if MARKER in properties:
         kind, detail = "marker", _marker_text(value)
     elif RECORDS in properties:
@@ -186,6 +187,8 @@ def inspect_snapshot(address: str, topic: str | None, output: str) -> None:
             table = scan(broker, only=topic)
         except TopicNotFound:
             raise TopicNotFound(f"{address} has no topic {SNAPSHOT_TOPIC}: nothing is registered there") from None
+        if topic is not None and topic not in {*table.topics, *broker.topics()}:
+            raise TopicNotFound(f"there is no topic {topic!r}")
         rows = [row for name in sorted(table.topics) for row in _entry_rows(name, table.topics[name])]
         show_rows(rows, output, title=f"owner epoch {table.epoch}" if output == "table" else "", empty="no entries")
 
@@ -201,6 +204,8 @@ def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
                 end = decode_end(topic, stored)
                 parts = f"parts {end.first_part} to {end.next_part - 1}" if end.parts else "no parts"
                 detail = f"snapshot {end.snapshot_id}, {parts}, {len(end.spills)} spills"
+                if end.deleted:
+                    detail = f"snapshot {end.snapshot_id}: deleted on purpose"
             except SnapshotError as error:
                 detail = str(error)
         yield {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,9 @@ Row: TypeAlias = Mapping[str, Any]
 
 CELL_WIDTH = 200
 """Characters of a table's cell; JSON has all of them."""
+SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+LONE_BYTES = 0xDC00
+"""Where Python puts a byte that is no UTF-8 when it decodes with surrogateescape."""
 UNFOLDED_WIDTH = 1_000_000
 """Characters of a line that no terminal shows: a row stays on one line, for grep and its kin."""
 
@@ -55,24 +59,56 @@ def show_line(record: Row) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: ids and positions as text, bytes as text where they are text."""
+    """A value as JSON has it: ids and positions as text, bytes as text.
+
+    A field of bytes that are no text has another name, `<field>_base64`, as `txnbuf produce --json` takes it.
+    """
     if isinstance(value, bytes):
-        return text(value)
+        return value.decode(errors="backslashreplace")
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return dict(_field(str(name), item) for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def text(data: bytes) -> str:
-    """Bytes as UTF-8 text, or as 0x… where they are none."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "0x" + data.hex()
+def _field(name: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, bytes):
+        try:
+            return name, value.decode()
+        except UnicodeDecodeError:
+            return f"{name}_base64", base64.b64encode(value).decode()
+    return name, plain(value)
+
+
+def escaped(data: bytes, taken: str = "") -> str:
+    r"""Bytes for a table: one printable line, which no other bytes have.
+
+    Printable UTF-8 stands for itself, all else as `\n`, `\t`, `\r`, `\xff` (a byte) or `\u0085` (a character),
+    and the backslash is doubled. `taken` is a text that means something else in this place.
+    """
+    line = printable(data.decode(errors="surrogateescape").replace("\\", "\\\\"))
+    return f"\\x{ord(line[0]):02x}{line[1:]}" if line and line == taken else line
+
+
+def printable(line: str) -> str:
+    """A text with everything escaped that is not printable; the backslash stays as it is."""
+    return line if line.isprintable() else "".join(map(_printable, line))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character in SHORT:
+        return SHORT[character]
+    code = ord(character)
+    if LONE_BYTES <= code < LONE_BYTES + 0x100:
+        code -= LONE_BYTES
+    elif code >= 0x80:
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f"\\x{code:02x}"
 
 
 def instant(time_ms: int) -> str:
@@ -86,6 +122,8 @@ def narrate(line: str) -> None:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, bytes):
+        value = escaped(value, "-")
     value = plain(value)
     if value is None:
         return "-"
@@ -95,7 +133,7 @@ def _cell(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, int):
         return f"{value:,}"
-    line = str(value)
+    line = printable(str(value))
     return line if len(line) <= CELL_WIDTH else line[: CELL_WIDTH - 1] + "…"
 
 

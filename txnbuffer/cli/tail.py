@@ -7,10 +7,13 @@ from datetime import datetime
 import click
 
 from txnbuffer.cli.opening import address_argument, open_for_reading
-from txnbuffer.cli.output import output_option, plain, show_line, text
+from txnbuffer.cli.output import escaped, output_option, plain, show_line
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader, Start
 from txnbuffer.client.records import Record
 from txnbuffer.model import Position
+
+NO_KEY = "-"
+DELETED = "(deleted)"
 
 POLL = 0.5
 """Seconds of one wait, so that an interrupt is heard at once."""
@@ -28,10 +31,11 @@ POLL = 0.5
 def command(
     address: str, topics: tuple[str, ...], start: str, isolation: str, limit: int | None, follow: bool, output: str
 ) -> None:
-    """Print the visible records of topics in log order, one a line.
+    r"""Print the visible records of topics in log order, one a line.
 
-    Columns: topic, position, seqno, transaction, key, value. Only what committed is printed, and only
-    up to the oldest open transaction, unless --isolation says otherwise.
+    Columns, with a tab between: topic, position, seqno, transaction, key, value. What is not printable is
+    escaped (\n, \t, \xff, \\); in JSON, bytes that are no text stand as value_base64 and key_base64. Only what
+    committed is printed, and only up to the oldest open transaction, unless --isolation says otherwise.
     """
     left = limit
     with (
@@ -65,6 +69,6 @@ def _show(record: Record, output: str) -> None:
     if output == "json":
         show_line({**record._asdict(), "properties": dict(record.properties)})
         return
-    key = "-" if record.key is None else text(record.key)
-    value = "(deleted)" if record.value is None else text(record.value)
+    key = NO_KEY if record.key is None else escaped(record.key, NO_KEY)
+    value = DELETED if record.value is None else escaped(record.value, DELETED)
     click.echo(f"{record.topic}\t{record.position}\t{plain(record.seqno) or '-'}\t{record.txn or '-'}\t{key}\t{value}")
