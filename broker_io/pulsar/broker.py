@@ -120,13 +120,16 @@ class PulsarBroker:
         self._make_safe(topic)
         if not exclusive:
             return self._writer(topic, incarnation, Modes.Shared)
+        if wait is not None:
+            return self._wait_for_owner(topic, incarnation, wait)
         older = [handle for handle in self._handles(topic) if isinstance(handle, PulsarWriter)]
-        if wait is None:
-            writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing)
-        else:
-            writer = self._wait_for_owner(topic, incarnation, wait)
-        for each in older:  # the cluster fences exclusive ones; shared ones would come back when this one is gone
-            each.end(of_append("ProducerFenced", topic))
+        fenced = of_append("ProducerFenced", topic)
+        for each in older:  # the cluster lets shared ones come back, and resend, so they have to be gone before
+            if not each.exclusive:
+                each.end(fenced)
+        writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing)
+        for each in older:
+            each.end(fenced)
         return writer
 
     def reader(

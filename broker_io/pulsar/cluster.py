@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 import weakref
 from collections.abc import Callable
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 INCARNATION = "txnbuffer.incarnation"
 """The property that tells a topic of ours from one made anew under its name."""
+CLOSE_SECONDS = 10.0
 LAST = "txnbuffer.last"
 """The property that keeps the last position where trimming leaves no message."""
 
@@ -47,7 +49,7 @@ class Cluster:
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, log or os.devnull),
             **_tls_options(credentials, tls=address.tls),
         )
-        self._shutdown = weakref.finalize(self, self.client.shutdown)  # a client with sends under way aborts at exit
+        self._end = weakref.finalize(self, _close_client, self.client)  # one with sends under way would abort at exit
 
     def check(self) -> None:
         if self.closed:
@@ -55,7 +57,7 @@ class Cluster:
 
     def close(self) -> None:
         self.closed = True
-        self._shutdown()
+        self._end()
         self.acks.stop()
         self.admin.close()
 
@@ -111,6 +113,13 @@ class Cluster:
                 raise of_opening(error, topic, what) from None
 
         return self.patiently(attempt)
+
+
+def _close_client(client: pulsar.Client) -> None:
+    """Not by `shutdown`, which can keep the interpreter from the library's own threads until they give up."""
+    closed = threading.Event()
+    client._client.close_async(lambda _: closed.set())
+    closed.wait(CLOSE_SECONDS)
 
 
 def _tls_options(credentials: Credentials, *, tls: bool) -> dict[str, Any]:

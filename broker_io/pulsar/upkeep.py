@@ -13,7 +13,7 @@ from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
 TRIM_SECONDS = 3.0
 """How long trimming waits for ledgers to go; other subscriptions may keep them for ever."""
 LOOK_SECONDS = 0.05
-RETRIGGER_SECONDS = 0.5
+LONGEST_PAUSE = 0.5
 
 
 class Upkeep:
@@ -35,7 +35,8 @@ class Upkeep:
 
         self._cluster.patiently(attempt)
 
-    def trim(self, topic: str, first_ledger: int) -> None:
+    def trim(self, topic: str, first_ledger: int, *, wait: float = TRIM_SECONDS) -> None:
+        """Move our hold to the first ledger that stays; what nothing else holds goes then, at once as a rule."""
         state = self._cluster.state(topic)
         numbers = [ledger.ledger for ledger in state.ledgers]
         first = next((number for number in numbers if number >= first_ledger), numbers[-1])
@@ -46,7 +47,7 @@ class Upkeep:
             if last is not None:
                 self._cluster.ask("PUT", topic, "properties", {LAST: str(last)})
         self._move_hold(topic, first)
-        self._wait(lambda: self._trimmed(topic, first), TRIM_SECONDS, RETRIGGER_SECONDS)
+        self._wait(lambda: self._trimmed(topic, first), wait)
 
     def _move_hold(self, topic: str, first: int) -> None:
         place = {"ledgerId": first, "entryId": 0, "partitionIndex": -1, "batchIndex": -1}
@@ -70,7 +71,7 @@ class Upkeep:
         first = min(horizon.ledger, state.last.ledger if state.last.entry >= 0 else state.newest)
         if floor is not None:
             first = min(first, max(floor, state.ledgers[0].ledger))
-        self.trim(topic, first)
+        self.trim(topic, first, wait=0.0)  # a ledger that was compacted while it was the last goes at the next roll
 
     def _compacted(self, topic: str, end: Position) -> None:
         """Raises ServiceUnavailable if compaction did not reach the end, as when the topic moved meanwhile."""
@@ -92,9 +93,9 @@ class Upkeep:
     def _horizon(self, state: TopicState) -> Position:
         return state.cursors.get(COMPACTION, Position(-1, -1))
 
-    def _wait(self, done: Callable[[], bool], seconds: float, pause: float) -> None:
+    def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        pause_now = LOOK_SECONDS
+        pause = LOOK_SECONDS
         while not done() and time.monotonic() < deadline:
-            time.sleep(pause_now)
-            pause_now = min(2 * pause_now, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)

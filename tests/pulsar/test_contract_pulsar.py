@@ -33,6 +33,7 @@ def shared_namespace(cluster: Cluster) -> Iterator[str]:
 class OnCluster(Base):
     max_message_bytes = 5 * 1024 * 1024 - OVERHEAD_BYTES
     keeps_empty_values = False
+    trims_at_once = False
     destructive_compaction = True
     options: ClassVar[dict[str, Any]] = {}
 

@@ -41,7 +41,7 @@ class FollowingContract(Base):
                 positions = put(writer, numbered(2))
             batch = waiting.result(PATIENCE_SECONDS)
             assert batch is not None
-            assert positions_of(batch) == positions
+            assert positions_of(batch) == positions[: len(batch)], "an append may come in portions"
 
     def test_a_reader_gives_nothing_that_is_not_acknowledged_later(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
