@@ -37,6 +37,11 @@ def open_broker(address: str, **options: Any) -> Broker:
     return _open_remote(rest, address, options)
 
 
+def is_cluster(address: str) -> bool:
+    """Whether it is the address of a cluster, to which others write beside us."""
+    return address.partition(":")[0] in CLUSTERS
+
+
 def check_address(address: str) -> None:
     """Raises InvalidAddress for what has the form of no broker's address; opens nothing."""
     scheme, colon, rest = address.partition(":")

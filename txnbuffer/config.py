@@ -11,8 +11,24 @@
     interval_ms = 5000          # after so long, if anything changed
     recovery_target = 1.0       # seconds that replaying the log at recovery should take at most
 
+    [pulsar]                    # a cluster: pulsar://HOST:PORT/TENANT/NAMESPACE; "": not given
+    admin_url = ""              # of its REST interface; port 8080, or 8443 with TLS, of the first host
+    token = ""                  # who we are: a token, or a file of it, or OAuth 2.0, or a certificate and its key
+    token_file = ""
+    oauth2_issuer_url = ""
+    oauth2_private_key = ""     # path or URL of the credentials
+    oauth2_audience = ""
+    oauth2_scope = ""
+    tls_cert = ""               # PEM files
+    tls_key = ""
+    tls_trust = ""              # the certificates that we trust
+    patience = 60.0             # seconds that the cluster may be away before who asks it is told
+    client_log = ""             # a file for what the client library has to say
+
     [service]                   # txnbuf serve
     listen = "127.0.0.1:7711"   # gRPC; port 0: any free one
+    advertise = ""              # HOST:PORT where clients of a cluster find it; listen, or this host by its name
+    standby = false             # beside a cluster: serve once whoever serves is gone, instead of fencing it
     http = "127.0.0.1:7712"     # metrics and health; "" for none
     tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
     tls_key = ""
@@ -27,6 +43,7 @@
     timeout = 60.0              # an open transaction is aborted after so long, unless it asked for another time
     max_timeout = 900.0         # which may be this at most
     session_timeout = 30.0      # so long a client may be away before what it has open is aborted
+    verify_counts = false       # beside a cluster: commit only what its topics hold whole; otherwise that is always so
     remember = 3600.0           # so long the outcome of a transaction can be asked for
     max_open_session = 100000   # ids that are leased or open, of one session
     max_open = 1000000          # and of all
@@ -54,6 +71,7 @@ from broker_io.port import MAX_MESSAGE_BYTES
 from txnbuffer.errors import InvalidConfiguration
 
 PREFIX = "TXNBUFFER_"
+OAUTH2 = "oauth2_"
 
 NO_SETTINGS = {
     *(f"{PREFIX}{name}" for name in ("SERVICE", "TLS_CA")),
@@ -81,8 +99,32 @@ class SnapshotConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PulsarConfig:
+    admin_url: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    oauth2_issuer_url: str = ""
+    oauth2_private_key: str = ""
+    oauth2_audience: str = ""
+    oauth2_scope: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_trust: str = ""
+    patience: float = 60.0
+    client_log: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """What `open_broker` takes for a cluster."""
+        given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) != ""}
+        oauth2 = {name.removeprefix(OAUTH2): given.pop(name) for name in list(given) if name.startswith(OAUTH2)}
+        return given | ({"oauth2": oauth2} if oauth2 else {})
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceConfig:
     listen: str = "127.0.0.1:7711"
+    advertise: str = ""
+    standby: bool = False
     http: str = "127.0.0.1:7712"
     tls_cert: str = ""
     tls_key: str = ""
@@ -99,6 +141,7 @@ class TransactionConfig:
     timeout: float = 60.0
     max_timeout: float = 900.0
     session_timeout: float = 30.0
+    verify_counts: bool = False
     remember: float = 3600.0
     max_open_session: int = 100_000
     max_open: int = 1_000_000
@@ -115,6 +158,7 @@ class RetentionConfig:
 class Config:
     log: LogConfig = field(default_factory=LogConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+    pulsar: PulsarConfig = field(default_factory=PulsarConfig)
     service: ServiceConfig = field(default_factory=ServiceConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)

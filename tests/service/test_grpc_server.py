@@ -32,8 +32,9 @@ from txnbuffer.service.limits import MIB, Limits
 @asynccontextmanager
 async def served(broker=None, max_clients=100, **options):
     async with engine_on(broker or MemoryBroker(), **options) as engine:
-        server = GrpcServer(engine, Admin(engine), max_clients=max_clients)
+        server = GrpcServer(engine.limits, max_clients=max_clients)
         await server.start("127.0.0.1:0")
+        await server.serve(engine, Admin(engine))
         try:
             yield engine, server
         finally:
@@ -158,12 +159,12 @@ async def test_health_tells_serving_and_then_not():
 async def test_a_port_that_is_taken_is_told():
     async with served() as (engine, server):
         with pytest.raises(EnvironmentFault, match=r"can't listen at .*is another service there"):
-            await GrpcServer(engine, Admin(engine), max_clients=1).start(f"127.0.0.1:{server.port}")
+            await GrpcServer(engine.limits, max_clients=1).start(f"127.0.0.1:{server.port}")
         with pytest.raises(EnvironmentFault, match="can't listen at") as elsewhere:
-            await GrpcServer(engine, Admin(engine), max_clients=1).start("192.0.2.1:0")
+            await GrpcServer(engine.limits, max_clients=1).start("192.0.2.1:0")
         assert "another service" not in str(elsewhere.value)
         assert "assign requested address" in str(elsewhere.value)
-        http = HttpServer(engine)
+        http = HttpServer()
         with pytest.raises(EnvironmentFault, match="can't listen at"):
             await http.start(f"127.0.0.1:{server.port}")
 
@@ -282,8 +283,13 @@ async def test_metrics_and_health_over_http():
     import asyncio
 
     async with served() as (engine, server):
-        http = HttpServer(engine)
+        http = HttpServer()
         await http.start("127.0.0.1:0")
+        status, text = await asyncio.to_thread(get, http.port, "/ready")
+        assert (status, json.loads(text)["waits_for"]) == (503, ["the service is being started"])
+        status, text = await asyncio.to_thread(get, http.port, "/metrics")
+        assert "txnbuffer_serving 0.0" in text
+        http.engine = engine
         session, ids = await session_at(server, "a")
         await session.write(("a", transactional(ids[:3])))
         await session.commit(ids[0], ["a"], [1])

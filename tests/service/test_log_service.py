@@ -32,8 +32,9 @@ ROW = Batch.of([Message(b"k", b"plain")])
 
 @asynccontextmanager
 async def served(engine: Engine) -> AsyncIterator[str]:
-    server = GrpcServer(engine, Admin(engine), max_clients=10)
+    server = GrpcServer(engine.limits, max_clients=10)
     await server.start("127.0.0.1:0")
+    await server.serve(engine, Admin(engine))
     try:
         yield f"txnbuf://127.0.0.1:{server.port}"
     finally:

@@ -97,7 +97,7 @@ def app() -> None:
     """Transactions for Apache Pulsar from Python.
 
     Where a command takes an ADDRESS, write file:DIR for an embedded log, txnbuf://HOST:PORT for a
-    running service.
+    running service, pulsar://HOST:PORT/TENANT/NAMESPACE for a cluster.
 
     Exit codes: 0 done; 1 done, and something is wrong with what was looked at; 2 the request can't be;
     3 another process; 4 storage; 5 this machine; 130 interrupted; 141 the reader of our output left.

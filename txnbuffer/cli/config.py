@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import click
 
 from txnbuffer.cli.opening import config_options, configuration
 from txnbuffer.cli.output import output_option, show_record, show_rows
 from txnbuffer.config import PREFIX
+
+HIDDEN = "(given)"
+"""What is shown of a secret."""
 
 
 @click.group("config")
@@ -22,6 +26,8 @@ def command() -> None:
 def show(config_path: str | None, flags: tuple[str, ...], output: str) -> None:
     """Show every setting, its value, and the environment variable that sets it."""
     config = configuration(config_path, flags)
+    if config.pulsar.token:
+        config = replace(config, pulsar=replace(config.pulsar, token=HIDDEN))
     if output == "json":
         show_record(dataclasses.asdict(config), output)
         return

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from broker_io import open_broker
+from broker_io import is_cluster, open_broker
 from broker_io.port import Broker
 from txnbuffer.config import Config, load_config
 
@@ -34,11 +34,15 @@ def open_for_reading(address: str) -> Broker:
     """Open a broker beside whatever process owns it."""
     if address.startswith("file:"):
         return open_broker(address, read_only=True)
+    if is_cluster(address):
+        return open_broker(address, **configuration(None, ()).pulsar.options())
     return open_broker(address)
 
 
 def open_for_writing(address: str, config: Config) -> Broker:
     """Open a broker as its owner."""
+    if is_cluster(address):
+        return open_broker(address, **config.pulsar.options())
     if not address.startswith("file:"):
         return open_broker(address)
     log = config.log

@@ -8,44 +8,58 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.opening import address_argument, config_options, configuration, open_for_writing
+from txnbuffer.cli.opening import config_options, configuration, open_for_writing
 from txnbuffer.config import Config
 
 
 @click.command("serve")
-@address_argument
+@click.argument("address", metavar="[ADDRESS]", required=False)
+@click.option("--broker", metavar="ADDRESS", help="The same as ADDRESS.")
 @click.option("--listen", metavar="HOST:PORT", help="Where to serve gRPC (127.0.0.1:7711); port 0 takes a free one.")
 @click.option("--http", metavar="HOST:PORT", help='Where to serve metrics and health (127.0.0.1:7712); "" for nowhere.')
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
 @click.option("--insecure", is_flag=True, help="Listen on any address without TLS.")
+@click.option("--standby", is_flag=True, help="Beside a cluster: serve once whoever serves is gone.")
+@click.option("--advertise", metavar="HOST:PORT", help="Where clients of a cluster find this service.")
+@click.option("--admin-url", metavar="URL", help="REST interface of the cluster.")
+@click.option("--token-file", metavar="FILE", help="Token for the cluster.")
+@click.option("--tls-trust", metavar="FILE", help="Certificates to trust of the cluster, PEM.")
 @click.option("--no-create", is_flag=True, help="Don't make topics on first use.")
 @config_options
 def command(
-    address: str,
-    listen: str | None,
-    http: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    insecure: bool,
-    no_create: bool,
+    address: str | None,
+    broker: str | None,
     config_path: str | None,
     flags: tuple[str, ...],
+    insecure: bool,
+    no_create: bool,
+    standby: bool,
+    **given: str | None,
 ) -> int:
     """Serve transactions on the log at ADDRESS until SIGTERM.
+
+    On file:DIR the service owns the log, and all data goes through it. On pulsar://HOST:PORT/TENANT/NAMESPACE
+    it stands beside the cluster: applications write to that straight, and ask the service for transactions.
+    How it gets into the cluster stands in the section [pulsar] of the configuration.
 
     The first SIGTERM or SIGINT drains: no new sessions, and open transactions get some seconds to end.
     A second one ends the process at once; nothing acknowledged is lost by that. What happens is told
     on stderr, one JSON object a line; the line with event "serving" has the ports.
     """
     config = configuration(config_path, flags)
-    given = {"listen": listen, "http": http, "tls_cert": tls_cert, "tls_key": tls_key}
-    changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if (address is None) == (broker is None):
+        raise click.UsageError("say once which log to serve: ADDRESS, or --broker ADDRESS")
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    of_cluster = {name: changes.pop(name) for name in ("admin_url", "token_file", "tls_trust") if name in changes}
     if insecure:
         changes["insecure"] = True
     if no_create:
         changes["create_topics"] = False
-    return run(address, replace(config, service=replace(config.service, **changes)))  # type: ignore[arg-type]  # checked by click
+    if standby:
+        changes["standby"] = True
+    service, pulsar = replace(config.service, **changes), replace(config.pulsar, **of_cluster)
+    return run(str(address or broker), replace(config, service=service, pulsar=pulsar))
 
 
 def run(address: str, config: Config) -> int:
@@ -54,14 +68,15 @@ def run(address: str, config: Config) -> int:
     import gc
     import socket
 
-    from broker_io import check_address
+    from broker_io import check_address, is_cluster
     from txnbuffer.service.serving import check, serve
 
     check_address(address)
-    check(config)
+    shared = is_cluster(address)
+    check(config, shared=shared)
     gc.set_threshold(50_000, 20, 100)  # many objects live shortly and few are cycles
     owner = f"{socket.gethostname()}:{address}"
-    error = asyncio.run(serve(lambda: open_for_writing(address, config), config, owner, _log()))
+    error = asyncio.run(serve(lambda: open_for_writing(address, config), config, owner, _log(), shared=shared))
     if error is not None:
         click.echo(f"txnbuf: {error}", err=True)
         return error.exit_code

@@ -23,6 +23,17 @@ from txnbuffer.service.topic import Topic
 Answer = dict[str, Any]
 READ_TIMEOUT = 5.0
 
+QUESTIONS = {
+    "Status": "status",
+    "List": "list_topics",
+    "Describe": "describe",
+    "FindHanging": "find_hanging",
+    "Abort": "abort",
+    "Groups": "groups",
+    "Sessions": "sessions",
+}
+"""The questions by name, and the methods of `Admin` that answer them."""
+
 
 class Admin:
     def __init__(self, engine: Engine) -> None:
@@ -30,15 +41,7 @@ class Admin:
 
     def methods(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
         """By name; each takes a question and gives an answer, or raises one of the error tree."""
-        return {
-            "Status": self.status,
-            "List": self.list_topics,
-            "Describe": self.describe,
-            "FindHanging": self.find_hanging,
-            "Abort": self.abort,
-            "Groups": self.groups,
-            "Sessions": self.sessions,
-        }
+        return {name: getattr(self, method) for name, method in QUESTIONS.items()}
 
     async def status(self, question: dict[str, Any]) -> Answer:
         """The service as a whole."""

@@ -4,6 +4,8 @@ Service `txnbuffer.v1.Session`, method `Talk`: a stream of client frames (`txnbu
 of server frames. `txnbuffer.v1.Admin`: one method for each question of `txnbuffer.service.admin`, with a JSON
 object as request and a JSON object as answer. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
 writers elsewhere (`txnbuffer.service.log_service`). Messages are bytes; there is no generated code.
+
+It listens before there is an engine, as clients must know by then where: until `serve` everybody is sent away.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import QUESTIONS, Admin
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
@@ -25,16 +27,24 @@ from txnbuffer.wire import decode_client_frame, encode_server_frame
 
 LAST_WORDS = 1.0
 """Seconds that a client has to end its side of the stream after ours has ended."""
+HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
+
+Method = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class GrpcServer:
-    """Listens from `start` on; `port` is the one it listens to."""
+    """Listens from `start` on, at `port`, and serves an engine from `serve` on.
 
-    def __init__(self, engine: Engine, admin: Admin, *, max_clients: int) -> None:
+    `waits_for`: what those are told who come before.
+    """
+
+    def __init__(self, limits: Limits, *, max_clients: int) -> None:
         self.port = 0
-        self._engine = engine
-        self._admin = admin
+        self.waits_for = "the service is being started"
+        self._limits = limits
         self._max_clients = max_clients
+        self._engine: Engine | None = None
+        self._methods: dict[str, Method] = {}
         self._server: Any = None
         self._health: Any = None
         self._log: Any = None
@@ -44,11 +54,12 @@ class GrpcServer:
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-        server = self._server = grpc.aio.server(options=_options(self._engine.limits))
+        server = self._server = grpc.aio.server(options=_options(self._limits))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        self._log = log_service(self._engine)
-        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler(), self._log.handler))
+        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler(), self._log_handler()))
+        for name in HEALTH:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         try:
             if certificate is None or key is None:
                 self.port = server.add_insecure_port(address)
@@ -57,7 +68,15 @@ class GrpcServer:
         except RuntimeError as error:
             raise EnvironmentFault(f"can't listen at {address}: {_obstacle(address) or error}") from error
         await server.start()
-        for name in ("", SESSION_SERVICE, ADMIN_SERVICE):
+
+    async def serve(self, engine: Engine, admin: Admin) -> None:
+        """Let clients in."""
+        from grpc_health.v1 import health_pb2
+
+        self._log = log_service(engine)
+        self._methods = admin.methods()
+        self._engine = engine
+        for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self) -> None:
@@ -81,15 +100,29 @@ class GrpcServer:
     def _admin_handler(self) -> Any:
         import grpc
 
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(_answering(method))
-            for name, method in self._admin.methods().items()
-        }
+        handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name)) for name in QUESTIONS}
         return grpc.method_handlers_generic_handler(ADMIN_SERVICE, handlers)
 
+    def _log_handler(self) -> Any:
+        import grpc
+
+        outer = self
+
+        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+            def service(self, details: Any) -> Any:
+                return None if outer._log is None else outer._log.handler.service(details)
+
+        return Handler()
+
     async def _talk(self, _: Any, context: Any) -> None:
-        connection = self._engine.connect(context.peer())
-        if len(self._engine.connections) > self._max_clients:
+        import grpc
+
+        engine = self._engine
+        if engine is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.waits_for}")
+            return
+        connection = engine.connect(context.peer())
+        if len(engine.connections) > self._max_clients:
             connection.close(
                 ServiceUnavailable(f"{self._max_clients} clients are connected, no more may be: connect again later")
             )
@@ -102,6 +135,22 @@ class GrpcServer:
         finally:
             reading.cancel()
             connection.lost()
+
+    def _answering(self, name: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(request: bytes, context: Any) -> bytes:
+            try:
+                method = self._methods.get(name)
+                if method is None:
+                    raise ServiceUnavailable(f"nothing is served yet: {self.waits_for}")
+                return json.dumps(await method(_question(request))).encode()
+            except Error as error:
+                import grpc
+
+                context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
+                await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+                raise
+
+        return answer
 
 
 async def _read(context: Any, connection: Connection) -> None:
@@ -117,21 +166,6 @@ async def _read(context: Any, connection: Connection) -> None:
             connection.receive(decode_client_frame(data))
         except Error as error:
             connection.close(error)
-
-
-def _answering(method: Callable[[dict[str, Any]], Awaitable[Any]]) -> Callable[[bytes, Any], Awaitable[bytes]]:
-    async def answer(request: bytes, context: Any) -> bytes:
-        try:
-            question = _question(request)
-            return json.dumps(await method(question)).encode()
-        except Error as error:
-            import grpc
-
-            context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
-            await context.abort(grpc.StatusCode[error.grpc_status], str(error))
-            raise
-
-    return answer
 
 
 def _question(request: bytes) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Metrics and health over HTTP: `/metrics`, `/health` (it runs), `/ready` (it serves; else 503)."""
+"""Metrics and health over HTTP: `/metrics`, `/health` (it runs), `/ready` (it serves; else 503).
+
+It answers before there is an engine too: then what it serves is `waits_for`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from txnbuffer.service.metrics import exposition
 
 
 class HttpServer:
-    """Serves on the engine's loop; `port` is the one it listens to."""
+    """Serves on the engine's loop; `port` is the one it listens to, `engine` is set once there is one."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self) -> None:
         self.port = 0
-        self._engine = engine
+        self.engine: Engine | None = None
+        self.waits_for = "the service is being started"
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -45,10 +49,12 @@ class HttpServer:
         from starlette.routing import Route
 
         async def metrics(_: Any) -> Response:
-            return Response(exposition(self._engine), media_type="text/plain; version=0.0.4; charset=utf-8")
+            return Response(exposition(self.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         async def health(_: Any) -> Response:
-            return JSONResponse({"status": "running"}, 503 if self._engine.ended.done() else 200)
+            return JSONResponse(
+                {"status": "running"}, 503 if self.engine is not None and self.engine.ended.done() else 200
+            )
 
         async def ready(_: Any) -> Response:
             waits = self._why_not_ready()
@@ -57,7 +63,9 @@ class HttpServer:
         return Starlette(routes=[Route("/metrics", metrics), Route("/health", health), Route("/ready", ready)])
 
     def _why_not_ready(self) -> list[str]:
-        engine = self._engine
+        engine = self.engine
+        if engine is None:
+            return [self.waits_for]
         waits = []
         if engine.ended.done():
             waits.append("the engine has stopped")

@@ -21,8 +21,11 @@ class Metric(NamedTuple):
     value: float
 
 
-def metrics(engine: Engine) -> Iterator[Metric]:
-    """All metrics as of now."""
+def metrics(engine: Engine | None) -> Iterator[Metric]:
+    """All metrics as of now; of a process without an engine there is only the first."""
+    yield Metric("serving", "gauge", "1 while this process owns the logs.", engine is not None)
+    if engine is None:
+        return
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
     tails = [topic.tail for topic in engine.topics.by_name.values() if topic.tail is not None]
@@ -57,7 +60,7 @@ def metrics(engine: Engine) -> Iterator[Metric]:
     yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
 
 
-def exposition(engine: Engine) -> bytes:
+def exposition(engine: Engine | None) -> bytes:
     """The text that Prometheus reads, with the metrics of the process."""
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -1,4 +1,4 @@
-"""The life of a service process: open, take over, listen, wait for a signal or a failure, drain, stop."""
+"""The life of a service process: open, listen, stand by, take over, wait for a signal or a failure, drain, stop."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ from snapshots.policy import SnapshotPolicy
 from txnbuffer.config import Config, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.config import Config as CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.grpc_server import GrpcServer, check_listening
-from txnbuffer.service.http_server import HttpServer
+from txnbuffer.service.front import Front, advertised
+from txnbuffer.service.grpc_server import check_listening
 from txnbuffer.service.limits import Limits
+from txnbuffer.service.opening import Standing
+from txnbuffer.service.standing import Standby
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
 
 
-def check(config: Config) -> None:
-    """Raises InvalidConfiguration for what can't be served."""
+def check(config: Config, *, shared: bool = False) -> None:
+    """Raises InvalidConfiguration for what can't be served; `shared`: beside a cluster."""
     service = config.service
+    if service.standby and not shared:
+        raise InvalidConfiguration("one can stand by beside a cluster only: another log has one owner at a time")
+    if service.advertise:
+        check_listening(service.advertise, tls=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):
         raise InvalidConfiguration("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
     if service.tls_cert:
@@ -38,7 +43,7 @@ def check(config: Config) -> None:
     check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
-    coordinator_config(config.transactions)
+    coordinator_config(config.transactions, shared=shared)
 
 
 def _check_pem(certificate: str, key: str) -> None:
@@ -59,8 +64,11 @@ def _check_pem(certificate: str, key: str) -> None:
         ) from None
 
 
-def coordinator_config(config: TransactionConfig) -> CoordinatorConfig:
+def coordinator_config(config: TransactionConfig, *, shared: bool = False) -> CoordinatorConfig:
+    """Beside a cluster (`shared`) every decision stands in the fenced log, and clients are taken at their word."""
     return CoordinatorConfig(
+        one_phase=not shared,
+        verify_counts=not shared or config.verify_counts,
         transaction_timeout=config.timeout,
         max_transaction_timeout=config.max_timeout,
         session_timeout=config.session_timeout,
@@ -85,60 +93,93 @@ def limits(config: Config) -> Limits:
     )
 
 
-async def serve(open_broker: Callable[[], Broker], config: Config, owner: str, log: Log) -> Error | None:
-    """Serve until a signal ends it (None) or a failure does. Raises what stands in the way of starting."""
-    check(config)
+async def serve(
+    open_broker: Callable[[], Broker], config: Config, owner: str, log: Log, *, shared: bool = False
+) -> Error | None:
+    """Serve until a signal ends it (None) or a failure does. Raises what stands in the way of starting.
+
+    `shared`: the broker is a cluster, to which applications write themselves.
+    """
+    check(config, shared=shared)
     certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
     signals = Signals()
+    if not config.service.standby:
+        log("recovering")
     started = time.monotonic()
-    log("recovering")
     broker = await asyncio.to_thread(open_broker)
+    front = Front(config.service, limits(config))
     try:
-        engine = await Engine.start(
-            broker,
-            owner=owner,
-            config=coordinator_config(config.transactions),
-            limits=limits(config),
-            policy=snapshot_policy(config.snapshots),
-            retention=config.retention,
-        )
-        _tell_recovery(engine, log, time.monotonic() - started)
-        try:
-            return await _listen(engine, config, (certificate, key), signals, log)
-        finally:
-            await engine.stop()
+        await front.start(certificate, key)
+        standing: Standing | None = None
+        if config.service.standby:
+            standing = await _stand_by(broker, front, signals, log)
+            started = time.monotonic()
+            if standing is None:
+                return None
+        return await _own(broker, front, config, owner, signals, log, started, standing, shared=shared)
     finally:
+        await front.stop()
         await asyncio.to_thread(broker.close)
         log("stopped")
 
 
-async def _listen(
-    engine: Engine, config: Config, tls: tuple[bytes | None, bytes | None], signals: Signals, log: Log
-) -> Error | None:
-    service, (certificate, key) = config.service, tls
-    grpc_server = GrpcServer(engine, Admin(engine), max_clients=service.max_clients)
-    http_server = HttpServer(engine)
+async def _stand_by(broker: Broker, front: Front, signals: Signals, log: Log) -> Standing | None:
+    front.waits_for("standing by: another service serves")
+    log("standing by", port=front.port, http=front.http_port)
+    standby = Standby(broker)
+    telling = asyncio.ensure_future(_tell(lambda: {"standby": standby.problem}, log))
     try:
-        await grpc_server.start(service.listen, certificate=certificate, key=key)
-        if service.http:
-            await http_server.start(service.http)
-        host = service.listen.rpartition(":")[0]
-        log("serving", address=f"txnbuf://{host}:{grpc_server.port}", port=grpc_server.port, http=http_server.port)
+        standing = await standby.wait(signals.first)
+    finally:
+        telling.cancel()
+    if standing is not None:
+        front.waits_for("the predecessor's transactions are being taken over")
+        log("recovering")
+    return standing
+
+
+async def _own(
+    broker: Broker,
+    front: Front,
+    config: Config,
+    owner: str,
+    signals: Signals,
+    log: Log,
+    started: float,
+    standing: Standing | None,
+    *,
+    shared: bool,
+) -> Error | None:
+    engine = await Engine.start(
+        broker,
+        owner=owner,
+        address=advertised(config.service, front.port),
+        shared=shared,
+        standing=standing,
+        config=coordinator_config(config.transactions, shared=shared),
+        limits=limits(config),
+        policy=snapshot_policy(config.snapshots),
+        retention=config.retention,
+    )
+    try:
+        _tell_recovery(engine, log, time.monotonic() - started)
+        await front.serve(engine)
+        host = config.service.listen.rpartition(":")[0]
+        log("serving", address=f"txnbuf://{host}:{front.port}", port=front.port, http=front.http_port)
         engine.run(_watch_problems(engine, log))
         await _either(signals.first, engine.ended)
         if engine.ended.done():
             error = engine.ended.result()
             log("failed", error=str(error), kind=type(error).__name__)
             return error
-        log("draining", seconds=service.drain_seconds, open=sum(1 for _ in engine.coordinator.transactions()))
-        await grpc_server.drain()
-        await engine.drain(service.drain_seconds)
+        seconds = config.service.drain_seconds
+        log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
+        await front.drain()
+        await engine.drain(seconds)
         return None
     finally:
-        for connection in engine.connections:
-            connection.close()
-        await grpc_server.stop()
-        await http_server.stop()
+        await front.stop()
+        await engine.stop()
 
 
 async def _either(event: asyncio.Event, future: asyncio.Future[Any]) -> None:
@@ -179,21 +220,33 @@ def _tell_recovery(engine: Engine, log: Log, seconds: float) -> None:
 
 async def _watch_problems(engine: Engine, log: Log) -> None:
     """Tell of what goes wrong without ending anything, each once."""
-    told: dict[str, str] = {}
+
+    def found() -> dict[str, Error | None]:
+        problems = {f"topic {name}": topic.why_not for name, topic in engine.topics.by_name.items()}
+        return problems | {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}
+
     damaged = 0
+    telling = asyncio.ensure_future(_tell(found, log))
+    try:
+        while True:
+            await asyncio.sleep(1.0)
+            if engine.carrying.counts.damaged > damaged:
+                damaged = engine.carrying.counts.damaged
+                log("damage", commits=damaged, text="commits with another number of records than they say: run verify")
+    finally:
+        telling.cancel()
+
+
+async def _tell(find: Callable[[], dict[str, Error | None]], log: Log) -> None:
+    """Tell of problems as they come and change, for ever."""
+    told: dict[str, str] = {}
     while True:
         await asyncio.sleep(1.0)
-        found = {name: topic.why_not for name, topic in engine.topics.by_name.items() if topic.why_not is not None}
-        problems: dict[str, object] = {f"topic {name}": problem for name, problem in found.items()}
-        problems |= {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}
-        for what, problem in problems.items():
-            text = "" if problem is None else str(problem)
-            if text and told.get(what) != text:
+        found = {what: str(problem) for what, problem in find().items() if problem is not None}
+        for what, text in found.items():
+            if told.get(what) != text:
                 log("problem", what=what, error=text)
-            told[what] = text
-        if engine.carrying.counts.damaged > damaged:
-            damaged = engine.carrying.counts.damaged
-            log("damage", commits=damaged, text="commits with another number of records than they say: run verify")
+        told = found
 
 
 def _read(path: str) -> bytes | None:

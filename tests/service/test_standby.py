@@ -1,0 +1,286 @@
+"""Standing by for an owner: what is read meanwhile, and that nobody is fenced without the cluster's word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import pytest
+from cluster_app import app_on, beside
+from raw_session import InProcess, OverGrpc, RawSession
+from service_setup import eventually, on_a_loop, visible
+
+from broker_io.batch import Batch
+from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
+from broker_io.memory import MemoryBroker
+from broker_io.position import EARLIEST
+from txnbuffer.config import Config, ServiceConfig
+from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, decode, encode, tombstone
+from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.frames import Abort
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service import standing as standing_module
+from txnbuffer.service.decision_log import DecisionLog, newest_owner
+from txnbuffer.service.front import advertised
+from txnbuffer.service.opening import Standing
+from txnbuffer.service.serving import check, serve
+from txnbuffer.service.standing import Standby
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setattr(standing_module, "SLICE", 0.1)
+    monkeypatch.setattr(standing_module, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(standing_module, "PAUSE", 0.02)
+    with MemoryBroker() as opened:
+        yield opened
+
+
+def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task[Standing | None]]:
+    standby, stop = Standby(cluster.connect()), asyncio.Event()
+    return standby, stop, asyncio.ensure_future(standby.wait(stop))
+
+
+def owners(cluster: MemoryBroker) -> list[Owner]:
+    with cluster.reader(TOPIC) as reader:
+        placed = reader.read()
+        assert placed is not None
+        entries = [decode(message) for message in placed.messages]
+        return [entry for entry in entries if isinstance(entry, Owner)]
+
+
+@on_a_loop
+async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluster):
+    async with beside(cluster) as (active, its):
+        app = await app_on(active, cluster, "a", "b")
+        standby, _, turn = waiting(cluster)
+        decided, opened = next(app.ids), next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [decided, opened])
+        its.faults.hold(topic="a", landing=False)
+        its.faults.hold(topic="b", landing=False)
+        assert await app.commit(decided, "a", "b") is Outcome.COMMIT
+        await eventually(lambda: standby._log is not None and standby._log.at == cluster.last_position(TOPIC))
+        assert standby._log.history.groups
+        assert not turn.done()
+        assert [owner.epoch for owner in owners(cluster)] == [1]
+        its.close()  # the cluster loses the connection: the process is gone, or as good as
+        standing = await turn
+        async with beside(cluster, standing=standing) as (engine, _):
+            assert engine.coordinator.epoch == 2
+            again = RawSession(InProcess(engine))
+            await again.hello(app.session.session, [TxnId(0, opened)])
+            assert await again.commit(opened, ["a", "b"], [1, 1]) is Outcome.COMMIT
+            await eventually(lambda: visible(cluster, "a") == visible(cluster, "b") == {b"v": 2})
+        active.fail(ServiceUnavailable("its process is gone"))
+
+
+@on_a_loop
+async def test_it_stops_when_it_is_told_to_and_has_fenced_nobody(cluster):
+    async with beside(cluster) as (active, _):
+        app = await app_on(active, cluster, "a")
+        _, stop, turn = waiting(cluster)
+        await asyncio.sleep(0.05)
+        stop.set()
+        assert await turn is None
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        assert not active.ended.done()
+
+
+@on_a_loop
+async def test_a_cluster_that_is_away_is_named_and_waited_for(cluster):
+    with cluster.connect() as broker:
+        standby, stop = Standby(broker), asyncio.Event()
+        refusals = iter([ServiceUnavailable("the cluster is away")] * 3)
+        opened = broker.writer
+
+        def writer(topic, **options):
+            for refusal in refusals:
+                raise refusal
+            return opened(topic, **options)
+
+        broker.writer = writer
+        broker.faults.fail_read(ServiceUnavailable("the cluster is away"), topic=TOPIC)
+        turn = asyncio.ensure_future(standby.wait(stop))
+        await eventually(lambda: "away" in str(standby.problem) or turn.done())
+        decisions, log = await turn
+        log.close()
+        decisions.close()
+
+
+@on_a_loop
+async def test_what_can_not_be_mended_by_waiting_ends_it(cluster):
+    with cluster.connect() as broker:
+
+        def refuse(topic, **options):
+            raise DiskFailed("no")
+
+        broker.writer = refuse
+        with pytest.raises(DiskFailed):
+            await Standby(broker).wait(asyncio.Event())
+
+
+def test_a_delete_that_compaction_took_away_is_not_missed(cluster):
+    """The standby has read an entry; its delete comes, and both are compacted away before it reads on."""
+    cluster.create_topic(TOPIC)
+    with cluster.writer(TOPIC) as writer:
+        lease = encode(Lease(1, 100, "s", 0))
+        writer.append(Batch.of([lease, encode(Owner(1, "a"))])).result()
+        log = DecisionLog(cluster)
+        assert log.history.leases
+        writer.append(Batch.of([tombstone("lease-1"), encode(Owner(1, "a"))])).result()
+        cluster.compact(TOPIC)
+        while log.read(0.0):
+            pass
+        assert not log.history.leases
+        log.close()
+
+
+def test_who_comes_too_late_for_the_raw_log_is_told_and_begins_anew(cluster):
+    cluster.create_topic(TOPIC)
+    with cluster.writer(TOPIC) as writer:
+        writer.append(Batch.of([encode(Lease(1, 100, "s", 0))])).result()
+        log = DecisionLog(cluster)
+        writer.append(Batch.of([tombstone("lease-1")])).result()
+        cluster.roll(TOPIC)
+        writer.append(Batch.of([encode(Owner(1, "a"))])).result()
+        cluster.compact(TOPIC)
+        cluster.trim(TOPIC, cluster.ledgers(TOPIC)[-1].ledger)
+        with pytest.raises(PositionTrimmed):
+            log.read(0.0)
+        log.close()
+        again = DecisionLog(cluster)
+        assert not again.history.leases
+        assert again.history.epoch == 1
+        again.close()
+
+
+def test_the_end_itself_may_be_compacted_away(cluster):
+    cluster.create_topic(TOPIC)
+    with cluster.writer(TOPIC) as writer:
+        writer.append(Batch.of([encode(Owner(1, "a")), tombstone("lease-1")])).result()
+    cluster.compact(TOPIC)
+    log = DecisionLog(cluster)
+    assert (log.history.epoch, log.at) == (1, cluster.last_position(TOPIC))
+    log.close()
+
+
+def test_owners_are_found_among_other_entries(cluster):
+    cluster.create_topic(TOPIC)
+    with cluster.writer(TOPIC) as writer, cluster.reader(TOPIC, EARLIEST) as reader:
+        writer.append(Batch.of([encode(Lease(1, 100, "__owner", 0))])).result()
+        assert newest_owner(reader.read()) is None
+        writer.append(Batch.of([encode(Owner(7, "a")), encode(Lease(200, 1, "s", 0)), encode(Owner(5, "b"))])).result()
+        assert newest_owner(reader.read()) == 7
+
+
+# The process
+
+
+def service(**changes) -> Config:
+    return Config(service=ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0", drain_seconds=0.1, **changes))
+
+
+class Running:
+    """`serve` in this process, on a connection of its own to the cluster."""
+
+    def __init__(self, cluster: MemoryBroker, **changes) -> None:
+        self.broker = cluster.connect()
+        self.events: list[tuple[str, dict]] = []
+        self.task = asyncio.ensure_future(serve(lambda: self.broker, service(**changes), "test", self.log, shared=True))
+
+    def log(self, event: str, **facts) -> None:
+        self.events.append((event, facts))
+
+    async def event(self, name: str) -> dict:
+        await eventually(lambda: any(event == name for event, _ in self.events) or self.task.done(), 30)
+        return next(facts for event, facts in self.events if event == name)
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def ready(port: int) -> tuple[int, list[str]]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10) as answer:
+            return answer.status, json.load(answer)["waits_for"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["waits_for"]
+
+
+@on_a_loop
+async def test_a_service_that_stands_by_says_so_and_takes_over(cluster):
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    active = Running(cluster, advertise="first:0")
+    first = await active.event("serving")
+    standby = Running(cluster, standby=True)
+    told = await standby.event("standing by")
+    assert await asyncio.to_thread(ready, told["http"]) == (503, ["standing by: another service serves"])
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{told['port']}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=""))
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    refused = RawSession(OverGrpc(told["port"]))
+    with pytest.raises(EOFError):
+        await refused.hello()
+    assert refused.link.status.code() is grpc.StatusCode.UNAVAILABLE
+    await refused.link.cut()
+    assert [owner.address for owner in owners(cluster)] == [f"first:{first['port']}"]
+    active.broker.close()
+    serving = await standby.event("serving")
+    assert serving["port"] == told["port"]
+    assert [event for event, _ in standby.events] == ["standing by", "recovering", "took over", "serving"]
+    assert await asyncio.to_thread(ready, told["http"]) == (200, [])
+    assert [owner.address for owner in owners(cluster)][1:] == [f"127.0.0.1:{told['port']}"]
+    session = RawSession(OverGrpc(serving["port"]))
+    await session.hello()
+    await session.register("a")
+    (txn,) = await session.lease(1)
+    assert await session.ask(aborts=lambda r: (Abort(r, TxnId(0, txn), ()),)) is Outcome.ABORT
+    await session.link.cut()
+    await standby.end()
+    await active.end()
+
+
+@on_a_loop
+async def test_a_fenced_service_ends_with_its_error(cluster):
+    active = Running(cluster)
+    await active.event("serving")
+    async with beside(cluster):
+        error = await asyncio.wait_for(active.task, 30)
+    assert error is not None
+    assert (error.exit_code, type(error).__name__) == (3, "CoordinatorStopped")
+    assert [event for event, _ in active.events][-2:] == ["failed", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("service_config", "address"),
+    [
+        (ServiceConfig(listen="127.0.0.1:0"), "127.0.0.1:77"),
+        (ServiceConfig(listen="[::1]:0"), "[::1]:77"),
+        (ServiceConfig(listen="0.0.0.0:77"), "me:77"),
+        (ServiceConfig(listen="[::]:77"), "me:77"),
+        (ServiceConfig(listen="0.0.0.0:77", advertise="other:1"), "other:1"),
+        (ServiceConfig(listen="0.0.0.0:77", advertise="other:0"), "other:77"),
+    ],
+)
+def test_what_clients_are_told_to_dial(monkeypatch, service_config, address):
+    monkeypatch.setattr("socket.gethostname", lambda: "me")
+    assert advertised(service_config, 77) == address
+
+
+def test_nobody_stands_by_for_a_log_that_has_one_owner():
+    with pytest.raises(InvalidConfiguration, match="stand by"):
+        check(service(standby=True))
+    with pytest.raises(InvalidConfiguration, match="HOST:PORT"):
+        check(service(advertise="nowhere"), shared=True)
+    check(replace(service(standby=True)), shared=True)

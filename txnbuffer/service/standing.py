@@ -1,0 +1,86 @@
+"""Standing by: wait until whoever owns the decision log is gone, and have read by then what it says.
+
+Nobody is fenced: that the owner is gone is for the cluster to say, which gives its exclusive writer to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from broker_io.errors import Error, StillHeld
+from broker_io.port import Broker, Writer
+from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.service.decision_log import DecisionLog
+from txnbuffer.service.opening import Standing
+
+SLICE = 1.0
+"""Seconds that are waited for the owner in one go; so long it takes to stop standing by."""
+READ_SECONDS = 0.25
+PAUSE = 1.0
+"""Seconds until what failed is tried again."""
+
+
+class Standby:
+    """`problem`: what keeps it from reading or waiting at the moment; it is tried again."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.problem: Error | None = None
+        self._broker = broker
+        self._log: DecisionLog | None = None
+        self._stopping = threading.Event()
+
+    async def wait(self, stop: asyncio.Event) -> Standing | None:
+        """The decision log's writer and what the log says, once they are ours; None if `stop` came first.
+
+        Raises what waiting longer can't help against.
+        """
+        await asyncio.to_thread(self._broker.create_topic, TOPIC)
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read_on))
+        writer: Writer | None = None
+        try:
+            while writer is None and not stop.is_set():
+                writer = await asyncio.to_thread(self._acquire)
+        finally:
+            self._stopping.set()
+            await reading
+            if (writer is None or stop.is_set()) and self._log is not None:
+                self._log.close()
+        if writer is not None and stop.is_set():
+            await asyncio.to_thread(writer.close)
+            return None
+        if writer is None:
+            return None
+        try:
+            log = self._log
+            return Standing(writer, await asyncio.to_thread(DecisionLog, self._broker) if log is None else log)
+        except BaseException:
+            await asyncio.to_thread(writer.close)
+            raise
+
+    def _acquire(self) -> Writer | None:
+        try:
+            return self._broker.writer(TOPIC, exclusive=True, wait=SLICE)
+        except StillHeld:
+            return None
+        except Error as error:
+            if not error.retryable:
+                raise
+            self.problem = error
+            self._stopping.wait(PAUSE)
+            return None
+
+    def _read_on(self) -> None:
+        """Read the decision log as it grows; from its start where that fails, as when it was trimmed meanwhile."""
+        while not self._stopping.is_set():
+            try:
+                if self._log is None:
+                    self._log = DecisionLog(self._broker)
+                self._log.read(READ_SECONDS)
+                self.problem = None
+            except Error as error:
+                self.problem = error
+                if self._log is not None:
+                    self._log.close()
+                    self._log = None
+                self._stopping.wait(PAUSE)
