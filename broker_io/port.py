@@ -7,9 +7,10 @@ Rules that every backend keeps:
 - An append is acknowledged once it is durable, in order; what a failed append leaves behind is a
   prefix of it, and its fate is unknown to the writer until the log is read.
 - Opening an exclusive writer fences every older writer of that topic: each later append of theirs
-  fails with `Fenced`. While an exclusive writer is open nobody else can append; on a Pulsar cluster a shared
-  writer of another process may wait meanwhile, and go on behind it, so topics with owners have no shared ones. Who takes a topic over
-  only when its holder is gone opens with `wait`, which fences nobody.
+  fails with `Fenced`. While an exclusive writer is open nobody else can append; on a Pulsar cluster a
+  shared writer of another process may wait meanwhile, and go on behind it, so what has an owner has no
+  shared writers. Who takes a topic over only when its holder is gone opens with `wait`, which fences
+  nobody.
 - Messages come back in position order, each exactly where it was acknowledged. Positions grow and are
   never used twice; they need not be dense.
 - A reader never jumps silently: a start position whose messages are gone is `PositionTrimmed`. One above
