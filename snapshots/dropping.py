@@ -38,7 +38,7 @@ def read_part(broker: Broker, snapshot_topic: str, topic: str, number: int, at: 
     key = EntryKey(topic, KeyKind.PART, number)
     if at is None:
         raise SnapshotDamaged(topic, str(key), "it is missing, though the end entry names it")
-    with broker.reader(snapshot_topic, at) as reader:
+    with broker.reader(snapshot_topic, at, compacted=True) as reader:  # raw it may be trimmed behind a compaction
         placed = reader.read(limit=1, timeout=30.0)
     if placed is None or placed.positions.first != at or placed.messages.keys[0] != part_key(topic, number):
         raise SnapshotDamaged(topic, str(key), f"it does not stand at {at} of {snapshot_topic} any more")

@@ -9,7 +9,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock
 from broker_io.errors import StorageError
 from broker_io.port import Broker, Ledger
-from broker_io.position import Position
+from broker_io.position import NO_INDEX, Position
 from snapshots.numbering import Numbering
 from snapshots.policy import SnapshotDue, SnapshotPolicy
 from snapshots.recovery import Restored
@@ -147,6 +147,7 @@ class Tail:
 def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
     for ledger, following in itertools.pairwise(ledgers):
         if applied is not None and ledger.ledger == applied.ledger:
-            whole = ledger.closed and ledger.entries == applied.entry + 1
+            # A member of a set does not tell whether it is the last one.
+            whole = ledger.closed and ledger.entries == applied.entry + 1 and applied.batch == NO_INDEX
             return following.ledger if whole else UNKNOWN_LEDGER
     return UNKNOWN_LEDGER

@@ -1,0 +1,27 @@
+"""Where the log goes on behind the applied position, as far as the ledgers prove it."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_io.port import Ledger
+from broker_io.position import Position
+from snapshots.states import UNKNOWN_LEDGER
+from snapshots.tailing import _following
+
+LEDGERS = [Ledger(3, 5, 100, closed=True), Ledger(7, 2, 100, closed=False)]
+
+
+@pytest.mark.parametrize(
+    ("applied", "following"),
+    [
+        (Position(3, 4), 7),
+        (Position(3, 3), UNKNOWN_LEDGER),
+        (Position(7, 1), UNKNOWN_LEDGER),
+        (Position(3, 4, 2), UNKNOWN_LEDGER),  # perhaps not the last member of its set
+        (Position(2, 4), UNKNOWN_LEDGER),
+        (None, UNKNOWN_LEDGER),
+    ],
+)
+def test_the_next_ledger_is_told_only_behind_a_whole_one(applied: Position | None, following: int) -> None:
+    assert _following(applied, LEDGERS) == following
