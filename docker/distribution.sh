@@ -18,8 +18,12 @@ if [ ! -x "$home/bin/pulsar" ]; then
     scratch=$(mktemp -d "$cache/.fetching.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
     say "fetching the server distribution $version into $cache (250 MB, once)"
-    mvn -q -B dependency:copy -DoutputDirectory="$scratch" -Dmdep.useBaseVersion=true \
-        -Dartifact="org.apache.pulsar:pulsar-server-distribution:$version:tar.gz:bin" >&2
+    artifact=org.apache.pulsar:pulsar-server-distribution:$version:tar.gz:bin
+    mvn -q -B dependency:copy -DoutputDirectory="$scratch" -Dartifact=$artifact >"$scratch/log" 2>&1 || {
+        cat "$scratch/log" >&2
+        say "Maven can't fetch $artifact; it says why above"
+        exit 1
+    }
     tar -xzf "$scratch"/*.tar.gz -C "$scratch" # moved into place whole, so that a half one is never taken for it
     mv "$scratch/apache-pulsar-$version" "$home"
 fi

@@ -112,6 +112,7 @@ stop_engine() {
     pid=$(cat $run/pid)
     kill "$pid" 2>/dev/null || return 0
     while [ -d "/proc/$pid" ] && ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null; do sleep 0.1; done
+    awk -v under="$run/" 'index($2, under) == 1 {print $2}' /proc/mounts | xargs -r umount # it leaves some behind
     rm -rf --one-file-system $run
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,5 +99,6 @@ def distribution() -> Path:
         raise NoPulsar("no Java on the path")
     done = subprocess.run([ROOT / "docker" / "distribution.sh"], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NoPulsar(" ".join(done.stderr.split()) or "the server distribution can't be fetched")
+        print(done.stderr, file=sys.stderr)
+        raise NoPulsar((done.stderr.splitlines() or ["the server distribution can't be fetched"])[-1])
     return Path(done.stdout.strip())
