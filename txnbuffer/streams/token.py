@@ -79,10 +79,11 @@ class ResumeToken:
         """The data is again what it was when it was complete at a seqno.
 
         Versions that began above it are not the reader's any more. One that holds nothing holds no version
-        either: a server that insists on a known one would else send it back to 0 for ever.
+        either: a server that insists on a known one would else send it back to 0 for ever. Data of then may
+        lack deletions that were forgotten since, whatever purge seqno was told later.
         """
         versions = dropped_above(self.versions, seqno) if seqno else ()
-        return replace(self.completed(seqno), versions=versions)
+        return replace(self.completed(seqno), versions=versions, purge_seqno=0)
 
     def __str__(self) -> str:
         values = (

@@ -19,10 +19,10 @@ STRINGS = {"type": "array", "items": "string"}
 _LENGTH = struct.Struct("<I")
 
 
-def record(name: str, fields: Iterable[tuple[str, Any]]) -> Fields:
+def record(name: str, fields: Iterable[tuple[str, Any]], namespace: str = "txnbuffer.session") -> Fields:
     """The schema of a record."""
     parts = [{"name": field, "type": kind} for field, kind in fields]
-    return {"type": "record", "name": name, "namespace": "txnbuffer.session", "fields": parts}
+    return {"type": "record", "name": name, "namespace": namespace, "fields": parts}
 
 
 def optional(kind: Any) -> list[Any]:

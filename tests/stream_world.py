@@ -1,0 +1,321 @@
+"""A naive world for change streams: topics with branches, cursors over them, a reader with a table, a lossy wire.
+
+Histories are plain lists. What a reader holds at a seqno is compared with what the list says; which list
+that is, its token tells by the version of history that it names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker_io.position import Position
+from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.streams.client import ClientConfig, StreamClient
+from txnbuffer.streams.effects import (
+    CaughtUp,
+    ClientEvent,
+    CloseCursor,
+    Completed,
+    Delivered,
+    Ended,
+    FindTopic,
+    HangUp,
+    OpenCursor,
+    Opened,
+    RollBack,
+)
+from txnbuffer.streams.failover import FailoverLog
+from txnbuffer.streams.messages import ClientMessage, ServerMessage
+from txnbuffer.streams.requests import TopicFacts
+from txnbuffer.streams.server import ServerConfig, StreamServer
+from txnbuffer.streams.token import ResumeToken
+from txnbuffer.streams.wire import decode_client_frame, decode_server_frame, encode_client_frame, encode_server_frame
+
+Row = tuple[bytes | None, bytes | None]
+Table = dict[object, bytes]
+Choose = Callable[[int, int], int]
+"""A whole number from the first to the second, both included."""
+
+CLUSTER = "c-1"
+WINDOW_ITEMS = 5
+ROUNDS = 400
+
+
+def apply(table: Table, seqno: int, key: bytes | None, value: bytes | None) -> None:
+    """The newest of a key wins; what has no key stands for itself."""
+    if key is None:
+        table[seqno] = value or b""
+    elif value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value
+
+
+@dataclass
+class Branch:
+    """One topic's history as one node has it; deletions up to `purge` are forgotten there."""
+
+    log: FailoverLog
+    rows: list[Row] = field(default_factory=list)
+    purge: int = 0
+    incarnation: str = "i-1"
+
+    @property
+    def high(self) -> int:
+        return len(self.rows)
+
+    def table(self, seqno: int) -> Table:
+        table: Table = {}
+        for number, (key, value) in enumerate(self.rows[:seqno], 1):
+            apply(table, number, key, value)
+        return table
+
+    def window(self, after: int, end: int) -> deque[Mutation]:
+        """The mutations behind a seqno up to another one, each key once, without deletions that are forgotten."""
+        newest = {row[0]: seqno for seqno, row in enumerate(self.rows[:end], 1)}
+        found = deque[Mutation]()
+        for seqno in range(after + 1, end + 1):
+            key, value = self.rows[seqno - 1]
+            if (key is None or newest[key] == seqno) and not (key and value is None and seqno <= self.purge):
+                found.append(Mutation(seqno, Position(1, seqno), key, value))
+        return found
+
+    def facts(self) -> TopicFacts:
+        return TopicFacts(CLUSTER, self.incarnation, self.log, self.high, self.purge)
+
+    def copy(self) -> Branch:
+        return Branch(self.log, self.rows.copy(), self.purge, self.incarnation)
+
+
+@dataclass
+class Cursor:
+    """Where a stream stands at its server, and what it has read of the window [?, `end`] but not sent."""
+
+    branch: Branch
+    after: int
+    waiting: deque[Mutation] | None = None
+    end: int = 0
+
+
+class Node:
+    """The server's side of one connection, over the topics as they are now."""
+
+    def __init__(self, topics: dict[str, Branch]) -> None:
+        self.topics = topics
+        self.server = StreamServer(ServerConfig(), 0.0)
+        self.cursors: dict[int, Cursor] = {}
+        self.of_topic: dict[int, str] = {}
+
+    def settle(self) -> None:
+        for effect in self.server.take_effects():
+            match effect:
+                case FindTopic(stream, topic):
+                    self.of_topic[stream] = topic
+                    self.server.topic_found(stream, self.topics[topic].facts(), 0.0)
+                    self.settle()
+                case OpenCursor(stream, topic, start):
+                    self.cursors[stream] = Cursor(self.topics[topic], start)
+                case CloseCursor(stream):
+                    self.cursors.pop(stream, None)
+
+    def pump(self, turn: int, choose: Choose) -> bool:
+        """Let one stream send something; whether there was anything to do."""
+        wanted = [one for one in self.server.wanted() if self._has_more(one.stream)]
+        if not wanted:
+            return False
+        stream, items, _ = wanted[turn % len(wanted)]
+        cursor = self.cursors[stream]
+        if cursor.waiting is None or (cursor.after < cursor.branch.high and choose(0, 9) == 9):
+            self._enter(stream, cursor, choose)
+        if (cursor.waiting is not None) and (count := min(items, len(cursor.waiting), choose(0, 3))):
+            rows = [cursor.waiting.popleft() for _ in range(count)]
+            cursor.after = rows[-1].seqno
+            self.server.mutations(stream, MutationBatch.of(rows), 0.0)
+        if cursor.waiting is not None and not cursor.waiting:
+            cursor.after, cursor.waiting = cursor.end, None
+            self.server.snapshot_ends(stream)
+        self.settle()
+        return True
+
+    def _has_more(self, stream: int) -> bool:
+        cursor = self.cursors.get(stream)
+        return cursor is not None and (cursor.waiting is not None or cursor.after < cursor.branch.high)
+
+    def _enter(self, stream: int, cursor: Cursor, choose: Choose) -> None:
+        """Take a new window, or give up one that was begun and read from where it stands."""
+        branch = cursor.branch
+        if cursor.after < branch.purge and not self.server.scan_opens(stream, branch.purge):
+            cursor.waiting = None
+            return
+        cursor.end = choose(max(cursor.after + 1, branch.purge), branch.high)
+        cursor.waiting = branch.window(cursor.after, cursor.end)
+        self.server.snapshot_begins(stream, cursor.after + 1, cursor.end, disk=cursor.after < branch.purge)
+
+
+@dataclass
+class Stored:
+    """What a reader keeps together: its table, what it was at seqnos it can go back to, its token as text."""
+
+    table: Table
+    points: dict[int, Table]
+    token: str
+
+    def copy(self) -> Stored:
+        return Stored(dict(self.table), dict(self.points), self.token)
+
+
+class Reader:
+    """Streams of a client, their tables, and what of them survives the client."""
+
+    def __init__(self, world: World, topics: list[str]) -> None:
+        self.world = world
+        self.topics = topics
+        self.now = 0.0
+        self.state = {topic: Stored({}, {0: {}}, str(ResumeToken(topic))) for topic in topics}
+        self.durable = {topic: stored.copy() for topic, stored in self.state.items()}
+        self.caught_up: set[str] = set()
+        self.start()
+
+    def start(self) -> None:
+        """A new process of the client, which goes on from what is durable."""
+        self.state = {topic: stored.copy() for topic, stored in self.durable.items()}
+        self.client = StreamClient(ClientConfig("reader", WINDOW_ITEMS, 40, 1e4, 0.001, 0.001))
+        self.events: deque[ClientEvent] = deque()
+        self.handles = {
+            self.client.open(ResumeToken.parse(self.state[topic].token), self.now): topic for topic in self.topics
+        }
+
+    def store(self) -> None:
+        self.durable = {topic: stored.copy() for topic, stored in self.state.items()}
+
+    def read(self, count: int, choose: Choose) -> None:
+        """Handle some of the events that wait."""
+        self.events += self.client.take_events()
+        for _ in range(min(count, len(self.events))):
+            event = self.events.popleft()
+            if isinstance(event, HangUp):
+                raise AssertionError(event.error)
+            self._handle(self.handles[event.stream], event, choose)
+
+    def _handle(self, topic: str, event: ClientEvent, choose: Choose) -> None:
+        state = self.state[topic]
+        match event:
+            case Delivered(handle, mutations, size, token):
+                for row in mutations:
+                    apply(state.table, row.seqno, row.key, row.value)
+                self.client.consumed(handle, len(mutations), size)
+                state.token = str(token)
+            case Completed(_, token) | CaughtUp(_, token) | Opened(_, token):
+                if token.complete:
+                    assert state.table == self.world.truth(token), f"{type(event).__name__} {token}"
+                    state.points[token.seqno] = dict(state.table)
+                if isinstance(event, CaughtUp):
+                    self.caught_up.add(topic)
+                state.token = str(token)
+            case RollBack(handle, seqno):
+                points = sorted(point for point in state.points if point <= seqno)
+                self._roll_back(topic, handle, points[choose(0, len(points) - 1)])
+            case Ended(_, error):
+                raise AssertionError(error)
+
+    def _roll_back(self, topic: str, handle: int, seqno: int) -> None:
+        state = self.state[topic]
+        state.table = dict(state.points[seqno])
+        state.points = {point: table for point, table in state.points.items() if point <= seqno}
+        self.client.rolled_back(handle, seqno, self.now)
+        state.token = str(self.client.token(handle))
+
+
+class World:
+    """Topics, the node that has them now, older nodes that may come back, and the wire to a reader."""
+
+    def __init__(self, topics: list[str]) -> None:
+        self.uuids = 0
+        self.branches: dict[int, Branch] = {}
+        self.topics = {topic: self._named(Branch(FailoverLog.initial(self._uuid()))) for topic in topics}
+        self.old = {topic: [branch.copy()] for topic, branch in self.topics.items()}
+        self.reader = Reader(self, topics)
+        self.to_server: deque[ClientMessage] = deque()
+        self.to_client: deque[ServerMessage] = deque()
+        self.connect()
+
+    def truth(self, token: ResumeToken) -> Table:
+        return self.branches[token.uuid].table(token.seqno)
+
+    # --- the wire ---
+
+    def connect(self) -> None:
+        """A new connection; what was under way on the old one is lost."""
+        self.to_server.clear()
+        self.to_client.clear()
+        self.node = Node(self.topics)
+        self.reader.client.connected(self.reader.now)
+
+    def carry(self, count: int) -> bool:
+        """Some messages arrive at either side, each through its written form; whether any did."""
+        client, server = self.reader.client, self.node.server
+        if frame := client.take_frame():
+            self.to_server += decode_client_frame(encode_client_frame(frame))
+        upward = [self.to_server.popleft() for _ in range(min(count, len(self.to_server)))]
+        server.receive(upward, 0.0)
+        self.node.settle()
+        while answer := server.take_frame(30, 0.0):
+            self.to_client += decode_server_frame(encode_server_frame(answer))
+        downward = [self.to_client.popleft() for _ in range(min(count, len(self.to_client)))]
+        client.receive(downward, self.reader.now)
+        return bool(upward or downward)
+
+    # --- the topics ---
+
+    def write(self, topic: str, rows: list[Row]) -> None:
+        branch = self.topics[topic]
+        branch.rows += rows
+        self.node.server.advanced(topic, branch.high, 0.0)
+
+    def keep(self, topic: str) -> None:
+        """A node falls behind with what there is now; it may come back later."""
+        self.old[topic] = [*self.old[topic][-5:], self.topics[topic].copy()]
+
+    def fail_over(self, topic: str, which: int, lost: int) -> None:
+        """An old node takes over, which holds all it had but for its last mutations."""
+        old = self.old[topic][which % len(self.old[topic])].copy()
+        seqno = max(old.purge, old.high - lost)
+        branch = Branch(old.log.created(self._uuid(), seqno), old.rows[:seqno], old.purge, old.incarnation)
+        self.topics[topic] = self._named(branch)
+
+    def anew(self, topic: str) -> None:
+        """The topic is deleted and made again."""
+        branch = Branch(FailoverLog.initial(self._uuid()), [], 0, f"i-{self.uuids}")
+        self.topics[topic] = self._named(branch)
+        self.old[topic] = [branch.copy()]
+
+    def compact(self, topic: str, purge: int) -> None:
+        branch = self.topics[topic]
+        branch.purge = max(branch.purge, min(purge, branch.high))
+
+    def settle(self) -> None:
+        """No more faults: in the end the reader has what the topics have."""
+        self.reader.caught_up.clear()
+        self.connect()
+        for turn in range(ROUNDS):
+            self.reader.now += 1.0
+            self.reader.client.tick(self.reader.now)
+            busy = self.carry(100)
+            self.reader.read(100, lambda low, high: high)
+            if not self.node.pump(turn, lambda low, high: high) and not busy:
+                break
+        else:
+            raise AssertionError("the streams don't come to rest")
+        for topic, branch in self.topics.items():
+            assert self.reader.state[topic].table == branch.table(branch.high), topic
+            assert topic in self.reader.caught_up, topic
+
+    def _uuid(self) -> int:
+        self.uuids += 1
+        return self.uuids
+
+    def _named(self, branch: Branch) -> Branch:
+        self.branches[branch.log.current.uuid] = branch
+        return branch

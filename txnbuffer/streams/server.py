@@ -1,0 +1,314 @@
+"""The server's side of a connection: it takes messages, answers from the topics and the cursors, and times.
+
+Call `take_effects` and `take_frame` after anything was told to it. Streams whose credits are used up are
+left out of `wanted`; so their cursors fall behind, not the memory of the connection.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from broker_io.errors import Error, TooManyStreams
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.streams.effects import CloseCursor, FindTopic, HangUp, OpenCursor, ServerEffect, Wanted
+from txnbuffer.streams.errors import ConnectionSilent, StreamExists, StreamViolation
+from txnbuffer.streams.liveness import ServerPulse
+from txnbuffer.streams.messages import (
+    STREAM_VERSION,
+    ClientMessage,
+    CloseStream,
+    EndReason,
+    Goodbye,
+    Grant,
+    Hello,
+    Noop,
+    Ok,
+    Refused,
+    RequestFlag,
+    Rollback,
+    ServerMessage,
+    StreamEnd,
+    StreamRequest,
+)
+from txnbuffer.streams.producer import Producer
+from txnbuffer.streams.requests import TopicFacts, answer
+from txnbuffer.streams.states import Event, Producing, produced
+from txnbuffer.streams.statistics import ConnectionStatistics, of_stream
+
+MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`max_streams` of a connection; `hello_within` seconds a client has to begin; `slow_after` seconds without
+    credits, while there is something to send, a stream is ended as too slow; noop intervals that clients may
+    ask for, in seconds.
+    """
+
+    max_streams: int = 1000
+    hello_within: float = 60.0
+    slow_after: float = 720.0
+    min_noop_interval: float = 0.1
+    max_noop_interval: float = 10_800.0
+
+
+class StreamServer:
+    """One connection. `name` is "" until the client said hello, or if it has none."""
+
+    def __init__(self, config: ServerConfig, now: float) -> None:
+        self.name = ""
+        self.closed = False
+        self._config = config
+        self._pulse: ServerPulse | None = None
+        self._opened_at = now
+        self._streams: dict[int, Producer] = {}
+        self._last_stream = 0
+        self._out: deque[tuple[ServerMessage, int]] = deque()
+        self._effects: list[ServerEffect] = []
+        self._totals: Counter[str] = Counter()
+        self._ends: Counter[str] = Counter()
+
+    # --- from the client ---
+
+    def receive(self, messages: Iterable[ClientMessage], now: float) -> None:
+        """Messages of the client, in order. What breaks the protocol ends the connection."""
+        try:
+            for message in messages:
+                if not self.closed:
+                    self._receive(message, now)
+        except StreamViolation as error:
+            self.hang_up(error)
+
+    def _receive(self, message: ClientMessage, now: float) -> None:
+        if isinstance(message, Hello):
+            self._hello(message, now)
+            return
+        if self._pulse is None:
+            raise StreamViolation("a connection begins with hello; use a client of this release")
+        self._pulse.heard(now)
+        match message:
+            case StreamRequest():
+                self._request(message)
+            case Grant(stream, items, size):
+                if producer := self._streams.get(stream):
+                    producer.allowance.grant(items, size)
+                    producer.pause(now)
+            case CloseStream(stream):
+                if producer := self._streams.get(stream):
+                    self._drop(producer, Event.CLOSED, EndReason.CLOSED)
+
+    def _hello(self, hello: Hello, now: float) -> None:
+        low, high = self._config.min_noop_interval, self._config.max_noop_interval
+        if self._pulse is not None:
+            raise StreamViolation("a connection has one hello; open another connection")
+        if hello.version != STREAM_VERSION:
+            raise StreamViolation(
+                f"the client speaks version {hello.version} of the stream protocol, this release {STREAM_VERSION}"
+            )
+        if len(hello.name.encode()) > MAX_NAME or not low <= hello.noop_interval <= high:
+            raise StreamViolation(
+                f"a connection's name has up to {MAX_NAME} bytes, its noop interval is {low} to {high} s"
+            )
+        self.name = hello.name
+        self._pulse = ServerPulse(hello.noop_interval, now)
+
+    def _request(self, request: StreamRequest) -> None:
+        stream = request.stream
+        if stream in self._streams:
+            self._say(Refused(stream, StreamExists(f"stream {stream} of this connection is open already")))
+        elif stream <= self._last_stream:
+            raise StreamViolation(f"stream {stream} is asked for after stream {self._last_stream}")
+        elif len(self._streams) >= self._config.max_streams:
+            self._last_stream = stream
+            limit = self._config.max_streams
+            self._say(Refused(stream, TooManyStreams(f"a connection has up to {limit} streams; close some")))
+        else:
+            self._last_stream = stream
+            self._streams[stream] = Producer(request)
+            self._effects.append(FindTopic(stream, request.topic))
+
+    # --- from the topics ---
+
+    def topic_found(self, stream: int, facts: TopicFacts, now: float) -> None:
+        """The answer to FindTopic; nothing happens if the client has closed the stream meanwhile."""
+        producer = self._streams.get(stream)
+        if producer is None:
+            return
+        result = answer(producer.request, facts)
+        self._say(result)
+        if not isinstance(result, Ok):
+            self._totals["rollbacks"] += isinstance(result, Rollback)
+            self._forget(producer, Event.ROLLBACK if isinstance(result, Rollback) else Event.REFUSED)
+            return
+        producer.opened(result)
+        self._totals["opened"] += 1
+        if producer.finished:
+            self._end(producer, EndReason.OK)
+            return
+        producer.pause(now)
+        topic, floor = producer.request.topic, producer.announced
+        self._effects.append(OpenCursor(stream, topic, producer.sent, producer.end, floor))
+
+    def topic_refused(self, stream: int, error: Error) -> None:
+        """The answer to FindTopic if the topic can't be streamed from here."""
+        if producer := self._streams.get(stream):
+            self._say(Refused(stream, error))
+            self._forget(producer, Event.REFUSED)
+
+    def advanced(self, topic: str, high_seqno: int, now: float) -> None:
+        """The topic has mutations up to a seqno now."""
+        for producer in self._streams.values():
+            if producer.request.topic == topic and producer.state is not Producing.ASKED:
+                producer.high = max(producer.high, high_seqno)
+                producer.pause(now)
+
+    def end_topic(self, topic: str, reason: EndReason) -> None:
+        """End all streams of a topic: it is owned by another service, branched, or was deleted."""
+        for producer in [*self._streams.values()]:
+            if producer.request.topic == topic:
+                self.end(producer.request.stream, reason)
+
+    # --- from the cursors ---
+
+    def wanted(self) -> list[Wanted]:
+        """What streams can take now; which of them comes first changes from call to call."""
+        ready = [
+            Wanted(stream, *left)
+            for stream, producer in self._streams.items()
+            if producer.state is not Producing.ASKED and (left := producer.allowance.left())[0]
+        ]
+        turn = self._totals["turns"] % max(1, len(ready))
+        self._totals["turns"] += 1
+        return ready[turn:] + ready[:turn]
+
+    def scan_opens(self, stream: int, purge_seqno: int) -> bool:
+        """The cursor begins to read the log, where deletions up to a seqno are forgotten; False if that ends it."""
+        producer = self._streams.get(stream)
+        if producer is None:
+            return False
+        known = producer.purge == purge_seqno or RequestFlag.IGNORE_PURGED in producer.request.flags
+        if 0 < producer.sent < purge_seqno and not known:
+            self.end(stream, EndReason.ROLLBACK)
+            return False
+        return True
+
+    def snapshot_begins(self, stream: int, start: int, end: int, *, disk: bool = False) -> None:
+        """The cursor enters a snapshot, or goes on behind what it gave of the last one with another."""
+        if producer := self._streams.get(stream):
+            self._say(producer.snapshot_begins(start, end, disk=disk))
+
+    def mutations(self, stream: int, mutations: MutationBatch, now: float) -> None:
+        """What the cursor gave: no more than `wanted` said."""
+        producer = self._streams.get(stream)
+        if producer is not None and len(mutations):
+            size = mutations.payload()
+            self._say(producer.mutations(mutations, size), size)
+            producer.pause(now)
+            self._totals["items"] += len(mutations)
+            self._totals["bytes"] += size
+
+    def snapshot_ends(self, stream: int) -> None:
+        """The cursor has given the whole snapshot."""
+        producer = self._streams.get(stream)
+        if producer is not None and (message := producer.snapshot_ends()):
+            self._say(message)
+            if producer.finished:
+                self._end(producer, EndReason.OK)
+
+    def end(self, stream: int, reason: EndReason) -> None:
+        """End a stream. One that was not answered yet is left to its answer."""
+        producer = self._streams.get(stream)
+        if producer is not None and producer.state is not Producing.ASKED:
+            self._end(producer, reason)
+
+    # --- time, and the way out ---
+
+    def tick(self, now: float) -> None:
+        """Ask a silent client, give up one that does not answer, end streams whose reader does not keep up."""
+        if self.closed:
+            return
+        late = now - self._opened_at >= self._config.hello_within
+        if self._pulse.silent(now) if self._pulse else late:
+            self.hang_up(ConnectionSilent("the client has not been heard for too long; open another connection"))
+            return
+        if self._pulse and self._pulse.should_ask(now):
+            self._say(Noop())
+        for producer in [*self._streams.values()]:
+            if producer.paused_since is not None and now - producer.paused_since >= self._config.slow_after:
+                self._end(producer, EndReason.TOO_SLOW)
+
+    def next_tick(self) -> float:
+        """When `tick` has something to do at the latest."""
+        times = [
+            producer.paused_since + self._config.slow_after
+            for producer in self._streams.values()
+            if producer.paused_since is not None
+        ]
+        first = self._opened_at + self._config.hello_within
+        return min([self._pulse.next_time() if self._pulse else first, *times])
+
+    def hang_up(self, error: Error) -> None:
+        """End the connection; streams end with it."""
+        if not self.closed:
+            self.disconnected()
+            self._say(Goodbye(error))
+            self._effects.append(HangUp(error))
+
+    def disconnected(self) -> None:
+        """The connection is gone: only the cursors are left to close."""
+        self.closed = True
+        for producer in [*self._streams.values()]:
+            self._drop(producer, Event.CLOSED, EndReason.DISCONNECTED)
+
+    def take_frame(self, max_bytes: int, now: float) -> tuple[ServerMessage, ...]:
+        """Messages to send next, in order: mutations of at most `max_bytes`, or one message with more."""
+        frame: list[ServerMessage] = []
+        size = 0
+        while self._out:
+            message, more = self._out[0]
+            size += more
+            if frame and size > max_bytes:
+                break
+            self._out.popleft()
+            frame.append(message)
+        if frame and self._pulse:
+            self._pulse.sent(now)
+        return tuple(frame)
+
+    def take_effects(self) -> list[ServerEffect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def statistics(self, now: float) -> ConnectionStatistics:
+        streams = tuple(of_stream(producer, now) for producer in self._streams.values())
+        return ConnectionStatistics(
+            name=self.name,
+            streams=streams,
+            items_sent=self._totals["items"],
+            bytes_sent=self._totals["bytes"],
+            items_remaining=sum(stream.items_remaining for stream in streams),
+            messages_waiting=len(self._out),
+            noops_sent=self._pulse.noops if self._pulse else 0,
+            streams_opened=self._totals["opened"],
+            rollbacks=self._totals["rollbacks"],
+            stream_ends=tuple(sorted(self._ends.items())),
+        )
+
+    def _say(self, message: ServerMessage, size: int = 0) -> None:
+        self._out.append((message, size))
+
+    def _end(self, producer: Producer, reason: EndReason) -> None:
+        self._say(StreamEnd(producer.request.stream, reason))
+        self._drop(producer, Event.REACHED_END if reason is EndReason.OK else Event.ENDED, reason)
+
+    def _drop(self, producer: Producer, event: Event, reason: EndReason) -> None:
+        if producer.state is not Producing.ASKED:
+            self._ends[reason.name] += 1
+            self._effects.append(CloseCursor(producer.request.stream, reason))
+        self._forget(producer, event)
+
+    def _forget(self, producer: Producer, event: Event) -> None:
+        producer.state = produced(producer.state, event)
+        del self._streams[producer.request.stream]

@@ -1,0 +1,85 @@
+"""Figures of streams and their connections, as plain values; bytes, seconds, counts, seqnos."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from txnbuffer.streams.messages import SnapshotFlag
+from txnbuffer.streams.producer import Producer
+from txnbuffer.streams.states import Producing
+
+
+class StreamStatistics(NamedTuple):
+    """One stream at the server.
+
+    `state`: pending, backfilling, in-memory or dead. `items_remaining`: seqnos between the last sent and the newest
+    one, an upper bound of what is still to come. `unacked_*`: sent since the last grant would have allowed all of
+    it again, that is not yet covered by the window that is granted. `paused_current_reason` is "" while not paused.
+    """
+
+    stream: int
+    topic: str
+    state: str
+    cursor_registered: bool
+    start_seqno: int
+    end_seqno: int
+    last_sent_seqno: int
+    last_sent_snap_end_seqno: int
+    snapshots_sent: int
+    items_sent: int
+    bytes_sent: int
+    items_remaining: int
+    granted_items: int
+    granted_bytes: int
+    backfill_disk_items: int
+    backfill_mem_items: int
+    paused_current_reason: str
+    paused_current_duration: float
+
+
+class ConnectionStatistics(NamedTuple):
+    """One connection at the server, with its streams of now; the totals count those that ended too."""
+
+    name: str
+    streams: tuple[StreamStatistics, ...]
+    items_sent: int
+    bytes_sent: int
+    items_remaining: int
+    messages_waiting: int
+    noops_sent: int
+    streams_opened: int
+    rollbacks: int
+    stream_ends: tuple[tuple[str, int], ...]
+
+
+def of_stream(producer: Producer, now: float) -> StreamStatistics:
+    allowance, request = producer.allowance, producer.request
+    paused = producer.paused_since
+    return StreamStatistics(
+        stream=request.stream,
+        topic=request.topic,
+        state=state_of(producer),
+        cursor_registered=producer.state in (Producing.BETWEEN, Producing.INSIDE),
+        start_seqno=request.start,
+        end_seqno=producer.end,
+        last_sent_seqno=producer.sent,
+        last_sent_snap_end_seqno=producer.last_snap_end,
+        snapshots_sent=producer.snapshots,
+        items_sent=allowance.sent_items,
+        bytes_sent=allowance.sent_bytes,
+        items_remaining=max(0, producer.high - producer.sent),
+        granted_items=allowance.granted_items,
+        granted_bytes=allowance.granted_bytes,
+        backfill_disk_items=producer.disk_items,
+        backfill_mem_items=allowance.sent_items - producer.disk_items,
+        paused_current_reason="" if paused is None else "credits",
+        paused_current_duration=0.0 if paused is None else now - paused,
+    )
+
+
+def state_of(producer: Producer) -> str:
+    if producer.state is Producing.DEAD:
+        return "dead"
+    if producer.state is Producing.ASKED or not (producer.snapshots or producer.state is Producing.INSIDE):
+        return "pending"
+    return "backfilling" if SnapshotFlag.DISK in producer.flags else "in-memory"
