@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,15 +16,17 @@ STARTING = 60.0
 
 
 class ServiceProcess:
-    """`txnbuf serve` on a directory; `events` is what it told on stderr."""
+    """`txnbuf serve` on a directory, or at the address of a cluster; `events` is what it told on stderr."""
 
     def __init__(self, directory: Path | str, *flags: str, port: int = 0) -> None:
-        command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}"]
+        address = str(directory) if "://" in str(directory) else f"file:{directory}"
+        command = [sys.executable, "-m", "txnbuffer", "serve", address]
         command += ["--listen", f"127.0.0.1:{port}", "--http", "127.0.0.1:0", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.events: list[dict[str, Any]] = []
         self.lines: list[str] = []
         self._serving = threading.Event()
+        self._told = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -35,12 +38,24 @@ class ServiceProcess:
                 self.events.append(json.loads(line))
                 if self.events[-1]["event"] == "serving":
                     self._serving.set()
+                self._told.set()
         self._serving.set()
+        self._told.set()
 
     def wait_serving(self) -> Self:
         self._serving.wait(STARTING)
         assert self.event("serving") is not None, "".join(self.lines)
         return self
+
+    def wait_event(self, name: str) -> dict[str, Any]:
+        """What it told with an event, which is waited for."""
+        deadline = time.monotonic() + STARTING
+        while (found := self.event(name)) is None:
+            self._told.clear()
+            assert time.monotonic() < deadline, "".join(self.lines)
+            assert self.process.poll() is None, "".join(self.lines)
+            self._told.wait(0.2)
+        return found
 
     def event(self, name: str) -> dict[str, Any] | None:
         return next((event for event in self.events if event["event"] == name), None)

@@ -19,14 +19,23 @@ from txnbuffer.service.engine import Engine
 QUICK = Config(transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05)
 
 
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own."""
+Test = Callable[..., Coroutine[Any, Any, None]]
 
-    @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), 60))
 
-    return run
+def on_a_loop_for(seconds: float) -> Callable[[Test], Callable[..., None]]:
+    """Run a test on a loop of its own, for so long at most."""
+
+    def wrap(test: Test) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*arguments: Any, **named: Any) -> None:
+            asyncio.run(asyncio.wait_for(test(*arguments, **named), seconds))
+
+        return run
+
+    return wrap
+
+
+on_a_loop = on_a_loop_for(60.0)
 
 
 @asynccontextmanager
