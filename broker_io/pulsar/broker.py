@@ -26,7 +26,7 @@ from broker_io.pulsar.writer import PulsarWriter
 OWN_PREFIX = "__txnbuffer"
 OVERHEAD_BYTES = 64 * 1024
 """Room that Pulsar's own limit leaves for its metadata around our properties, and for compression that fails."""
-AHEAD, AHEAD_OF_LARGE = 1000, 100
+AHEAD, AHEAD_OF_LARGE = 1000, 250
 """Messages that a reader is sent before it asks; those of our own topics are large."""
 LOOK_SECONDS = 0.1
 

@@ -20,6 +20,7 @@ from broker_io.position import Position, Positions
 from broker_io.pulsar.acks import settle
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.failures import of_append
+from broker_io.pulsar.flushing import flush_within, flusher
 from broker_io.pulsar.mapping import encode_messages
 
 PENDING_MESSAGES = 4000
@@ -91,7 +92,7 @@ class PulsarWriter(Handle):
         for message in messages:
             send(message, append)
         if self._batching and alone:
-            self._producer.flush_async(_nothing)  # nothing else is under way that a batch could wait for
+            flusher.flush(self._producer)  # nothing else is under way that a batch could wait for
 
     def close(self) -> None:
         patience = self._cluster.patiently.seconds
@@ -101,9 +102,7 @@ class PulsarWriter(Handle):
         if taken:
             self._lock.release()
         if alive:  # closing alone would drop what is under way
-            flushed = threading.Event()
-            self._producer.flush_async(lambda _: flushed.set())
-            flushed.wait(patience)
+            flush_within(self._producer, patience)
         self._close_producer()
 
     def end(self, error: Error) -> None:

@@ -1,0 +1,214 @@
+"""Questions to the REST interface: who asks, what is asked again, and what the answers mean."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
+from broker_io.pulsar.admin import Admin, Patience
+from broker_io.pulsar.credentials import Credentials
+
+
+class Interface(ThreadingHTTPServer):
+    """Gives the answers it was told to give, and keeps the questions."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.answers: list[tuple[int, object, dict[str, str]]] = []
+        self.questions: list[tuple[str, str, bytes, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.hang_up = False
+
+    def will_answer(self, status: int, content: object = None, **headers: str) -> None:
+        self.answers.append((status, content, headers))
+
+
+class Answering(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Interface
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.questions.append((self.command, self.path, body, self.headers.get("Authorization")))
+        status, content, headers = self.server.answers.pop(0)
+        data = b"" if content is None else content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        if self.server.hang_up:  # without a word, as a proxy does with a connection that idles
+            self.close_connection = True
+
+    do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the library looks for these
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def interface() -> Iterator[Interface]:
+    server = Interface()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def nothing() -> None: ...
+
+
+@pytest.fixture
+def admin(interface: Interface) -> Iterator[Callable[..., Admin]]:
+    """Opens admins that are closed in the end."""
+    opened: list[Admin] = []
+
+    def open_admin(credentials: Credentials | None = None, *, patience: float = 30.0, url: str | None = None) -> Admin:
+        opened.append(Admin(url or interface.url, credentials or Credentials(), Patience(patience, nothing)))
+        return opened[-1]
+
+    yield open_admin
+    for each in opened:
+        each.close()
+
+
+def test_answers_are_decoded(interface: Interface, admin: Callable[..., Admin]) -> None:
+    interface.will_answer(200, {"a": 1})
+    interface.will_answer(204)
+    interface.will_answer(200, b"plain")
+    asked = admin()
+    assert [asked.ask("GET", "x"), asked.ask("PUT", "x/y", {"b": 2}), asked.ask("GET", "x?c=d")] == [
+        {"a": 1},
+        None,
+        "plain",
+    ]
+    assert interface.questions[1] == ("PUT", "/admin/v2/x/y", b'{"b": 2}', None)
+    assert interface.questions[2][1] == "/admin/v2/x?c=d"
+
+
+def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+    """A broker answers 503, or 500, while it starts or a topic moves."""
+    interface.will_answer(503, {"reason": "starting"})
+    interface.will_answer(500, b"<html>Error</html>")
+    interface.will_answer(200, 5)
+    assert admin().ask("GET", "x") == 5
+
+
+def test_patience_ends(interface: Interface, admin: Callable[..., Admin]) -> None:
+    interface.will_answer(503, {"reason": "starting"})
+    with pytest.raises(ServiceUnavailable, match="starting"):
+        admin(patience=0.0).ask("GET", "x")
+    interface.will_answer(503, {"reason": "starting"})
+    with pytest.raises(ServiceUnavailable, match="starting"):
+        admin().ask("GET", "x", patiently=False)
+
+
+def test_nobody_there_is_said(interface: Interface, admin: Callable[..., Admin]) -> None:
+    nobody = admin(patience=0.0, url="http://127.0.0.1:9")
+    with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:9"):
+        nobody.ask("GET", "x")
+
+
+def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+    asked = admin(patience=0.0)
+    interface.hang_up = True
+    for number in range(3):
+        interface.will_answer(200, number)
+        assert asked.ask("GET", "x") == number
+
+
+def test_the_broker_that_owns_a_topic_is_asked(interface: Interface, admin: Callable[..., Admin]) -> None:
+    """Brokers send questions on to the one that owns the topic, with the same method and body."""
+    interface.will_answer(307, Location=f"{interface.url}/admin/v2/there?x=1")
+    interface.will_answer(204)
+    assert admin().ask("PUT", "here", {"a": 1}) is None
+    assert [question[:3] for question in interface.questions] == [
+        ("PUT", "/admin/v2/here", b'{"a": 1}'),
+        ("PUT", "/admin/v2/there?x=1", b'{"a": 1}'),
+    ]
+
+
+def test_a_refusal_says_why(interface: Interface, admin: Callable[..., Admin]) -> None:
+    interface.will_answer(409, {"reason": "Subscription already exists"})
+    with pytest.raises(ClusterRefused, match="Subscription already exists") as caught:
+        admin().ask("PUT", "x")
+    assert caught.value.status == 409
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_wrong_credentials_are_the_callers_fault(
+    interface: Interface, admin: Callable[..., Admin], status: int
+) -> None:
+    interface.will_answer(status, {"reason": "no"})
+    with pytest.raises(NotAuthorized, match="credentials"):
+        admin().ask("GET", "x")
+
+
+def test_a_token_is_read_anew_from_its_file(interface: Interface, admin: Callable[..., Admin], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    asked = admin(Credentials(token_file=str(file)))
+    for token in ("one", "two"):
+        file.write_text(token + "\n")
+        interface.will_answer(204)
+        asked.ask("GET", "x")
+    assert [question[3] for question in interface.questions] == ["Bearer one", "Bearer two"]
+    file.unlink()
+    with pytest.raises(CallerError, match="token"):
+        asked.ask("GET", "x")
+
+
+def test_a_token_of_oauth2_is_fetched_and_kept(
+    interface: Interface, admin: Callable[..., Admin], tmp_path: Path
+) -> None:
+    secret = tmp_path / "key.json"
+    secret.write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
+    oauth2 = {"issuer_url": interface.url, "private_key": f"file://{secret}", "audience": "pulsar"}
+    interface.will_answer(200, {"token_endpoint": f"{interface.url}/token"})
+    interface.will_answer(200, {"access_token": "abc", "expires_in": 3600})
+    interface.will_answer(204)
+    interface.will_answer(204)
+    asked = admin(Credentials(oauth2=oauth2))
+    asked.ask("GET", "x")
+    asked.ask("GET", "y")
+    paths = [(question[0], question[1], question[3]) for question in interface.questions]
+    assert paths == [
+        ("GET", "/.well-known/openid-configuration", None),
+        ("POST", "/token", None),
+        ("GET", "/admin/v2/x", "Bearer abc"),
+        ("GET", "/admin/v2/y", "Bearer abc"),
+    ]
+    assert b"grant_type=client_credentials&client_id=me&client_secret=hush&audience=pulsar" in interface.questions[1][2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token": "a", "token_file": "b"},
+        {"tls_cert": "a"},
+        {"oauth2": {"issuer_url": "x"}},
+        {"token": "a", "tls_cert": "b", "tls_key": "c"},
+    ],
+)
+def test_credentials_that_make_no_sense_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(CallerError):
+        Credentials(**options)
+
+
+def test_credentials_are_not_printed() -> None:
+    assert "hush" not in repr(Credentials(token="hush"))
+
+
+def test_an_admin_address_is_looked_at() -> None:
+    with pytest.raises(InvalidAddress, match="http://HOST:PORT"):
+        Admin("host:8080", Credentials(), Patience(0.0, nothing))

@@ -1,0 +1,198 @@
+"""What stands between the port and a cluster without one: names, keys, jumps, ledgers, policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io import check_address, open_broker
+from broker_io.errors import InvalidAddress, UnsafePolicy
+from broker_io.port import Ledger
+from broker_io.position import Position
+from broker_io.pulsar.address import from_local_name, parse_address, to_local_name, url_of
+from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
+from broker_io.pulsar.mapping import PREFIX, key_of_text, key_to_text
+from broker_io.pulsar.policies import Policies, check_policies
+from broker_io.pulsar.state import COMPACTION, TopicState, read_state
+
+SAFE = Policies(0, {"destination_storage": {"policy": "producer_request_hold"}}, None, 0, None)
+
+names = st.text(st.sampled_from("a/=2F3DE.%ü "), min_size=1, max_size=8)
+
+
+@given(names)
+def test_every_name_has_a_place_of_its_own_in_the_namespace(name: str) -> None:
+    """Pulsar takes `/` in a topic's name for its own."""
+    local = to_local_name(name)
+    assert "/" not in local
+    assert local not in (".", "..")
+    assert from_local_name(local) == name
+
+
+@given(names)
+def test_a_foreign_name_is_taken_as_it_is_or_not_at_all(local: str) -> None:
+    name = from_local_name(local)
+    assert name is None or to_local_name(name) == local
+
+
+def test_a_plain_name_is_the_same_there() -> None:
+    assert url_of("public/default", "orders=a ü%2F") == "persistent://public/default/orders=a ü%2F"
+
+
+@given(st.binary(max_size=12) | st.just(PREFIX.encode()) | st.binary(max_size=5).map(PREFIX.encode().__add__))
+def test_every_key_comes_back_and_no_two_share_a_partition_key(key: bytes) -> None:
+    """Partition keys are text, and Pulsar can't tell an empty one from none."""
+    text = key_to_text(key)
+    assert text
+    assert key_of_text(text) == key
+    if key and not key.startswith(PREFIX.encode()) and key.decode(errors="ignore").encode() == key:
+        assert text == key.decode()
+
+
+@given(st.text(max_size=12) | st.text("AQIDBA==x", max_size=8).map(PREFIX.__add__))
+def test_a_foreign_partition_key_is_a_key_of_its_own(text: str) -> None:
+    """Two partition keys are two keys to compaction, so they are two here too."""
+    key = key_of_text(text)
+    assert (key is None) == (not text)
+    if key is not None and key_to_text(key) != text:
+        assert key == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("address", "service", "admin", "namespace"),
+    [
+        ("pulsar://h:6650", "pulsar://h:6650", "http://h:8080", "public/default"),
+        ("pulsar://h:6650/t/n", "pulsar://h:6650", "http://h:8080", "t/n"),
+        ("pulsar+ssl://a:1,b:2/t/n/", "pulsar+ssl://a:1,b:2", "https://a:8443", "t/n"),
+        ("pulsar://[::1]:6650/t/n", "pulsar://[::1]:6650", "http://[::1]:8080", "t/n"),
+    ],
+)
+def test_an_address_names_cluster_and_namespace(address: str, service: str, admin: str, namespace: str) -> None:
+    check_address(address)
+    found = parse_address(address)
+    assert (found.service, found.admin, found.namespace) == (service, admin, namespace)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "pulsar://",
+        "pulsar:h:1",
+        "pulsar://h",
+        "pulsar://h:0",
+        "pulsar://h:70000",
+        "pulsar://h:1/t",
+        "pulsar://h:1/t/n/x",
+    ],
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidAddress, match="pulsar://HOST:PORT/TENANT/NAMESPACE"):
+        open_broker(address)
+
+
+def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None) -> TopicState:
+    rows = [Ledger(number, entries, entries, closed=True) for number, entries in ledgers]
+    return TopicState(rows, Position(rows[-1].ledger, rows[-1].entries - 1), cursors or {})
+
+
+@pytest.mark.parametrize(
+    ("last", "place", "expected"),
+    [
+        ((3, 4, -1), (3, 5, -1), True),
+        ((3, 4, -1), (3, 5, 0), True),
+        ((3, 4, 7), (3, 5, 0), True),
+        ((3, 4, 0), (3, 4, 1), True),
+        ((3, 4, 0), (3, 4, 3), True),  # compaction drops members of a batch
+        ((3, 4, 7), (3, 5, 1), False),
+        ((3, 4, -1), (3, 6, -1), False),
+        ((3, 4, -1), (3, 4, -1), False),
+        ((3, 4, -1), (4, 5, -1), False),
+        ((3, 4, -1), (4, 0, -1), False),
+    ],
+)
+def test_entries_of_a_ledger_follow_one_another(last: Any, place: Any, expected: bool) -> None:
+    assert follows(Position(*last), Position(*place)) is expected
+
+
+def test_another_ledger_follows_what_was_read_to_its_end() -> None:
+    """A reader whose messages were trimmed jumps over them without an error."""
+    ledgers = state((3, 5), (6, 0), (9, 4), (12, 2))
+    assert is_next_ledger(Position(3, 4), Position(9, 0), ledgers)
+    assert is_next_ledger(Position(3, 4, 7), Position(9, 0, 0), ledgers)
+    assert not is_next_ledger(Position(3, 3), Position(9, 0), ledgers)
+    assert not is_next_ledger(Position(3, 4), Position(9, 1), ledgers)
+    assert not is_next_ledger(Position(3, 4), Position(9, 0, 1), ledgers)
+    assert not is_next_ledger(Position(3, 4), Position(12, 0), ledgers)
+    assert not is_next_ledger(Position(2, 4), Position(3, 0), ledgers)
+
+
+def test_a_start_is_gone_with_its_ledger_unless_compaction_kept_what_counts() -> None:
+    ledgers = state((5, 3), (9, 3))
+    assert is_gone(Position(4, 0), ledgers, compacted=False, horizon=None)
+    assert is_gone(Position(7, 0), ledgers, compacted=False, horizon=None)
+    assert not is_gone(Position(5, 99), ledgers, compacted=False, horizon=None)
+    assert not is_gone(Position(10, 0), ledgers, compacted=False, horizon=None)
+    assert is_gone(Position(4, 0), ledgers, compacted=True, horizon=None)
+    assert not is_gone(Position(4, 0), ledgers, compacted=True, horizon=Position(4, 2))
+    assert is_gone(Position(4, 0), ledgers, compacted=False, horizon=Position(4, 2))
+    assert is_gone(Position(4, 0), ledgers, compacted=True, horizon=Position(3, 2))
+
+
+def test_the_newest_ledger_counts_by_what_is_told_of_the_current_one() -> None:
+    """The row of the ledger that is written to says nothing of its entries."""
+    found = read_state(
+        {
+            "ledgers": [{"ledgerId": 3, "entries": 2, "size": 80}, {"ledgerId": 5, "entries": 0, "size": 0}],
+            "currentLedgerEntries": 7,
+            "currentLedgerSize": 300,
+            "lastConfirmedEntry": "5:6",
+            "cursors": {"a": {"markDeletePosition": "3:-1"}},
+        }
+    )
+    assert found.ledgers == [Ledger(3, 2, 80, closed=True), Ledger(5, 7, 300, closed=False)]
+    assert found.last == Position(5, 6)
+    assert found.cursors == {"a": Position(3, -1)}
+
+
+@pytest.mark.parametrize(
+    ("policies", "cursors", "words"),
+    [
+        (SAFE._replace(ttl=60), {}, ["TTL", "remove-message-ttl"]),
+        (
+            SAFE._replace(quotas={"message_age": {"policy": "consumer_backlog_eviction"}}),
+            {},
+            ["consumer_backlog_eviction", "remove-backlog-quota t/n -t message_age"],
+        ),
+        (SAFE._replace(expiration=5), {}, ["expire", "remove-subscription-expiration-time"]),
+        (
+            SAFE._replace(
+                inactive={
+                    "deleteWhileInactive": True,
+                    "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up",
+                }
+            ),
+            {},
+            ["delete_when_subscriptions_caught_up", "remove-inactive-topic-policies"],
+        ),
+        (SAFE._replace(threshold=1000), {}, ["compaction", "set-compaction-threshold --threshold 0"]),
+        (SAFE, {COMPACTION: Position(1, 1)}, ["compact"]),
+    ],
+)
+def test_a_policy_that_goes_over_our_subscription_is_refused_by_name(
+    policies: Policies, cursors: dict[str, Position], words: list[str]
+) -> None:
+    with pytest.raises(UnsafePolicy, match="'orders'") as caught:
+        check_policies("orders", "t/n", policies, state((1, 1), cursors=cursors), compacted=False)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_what_does_no_harm_is_let_be() -> None:
+    inactive = {"deleteWhileInactive": True, "inactiveTopicDeleteMode": "delete_when_no_subscriptions"}
+    check_policies("orders", "t/n", SAFE._replace(inactive=inactive), state((1, 1)), compacted=False)
+    caught_up = {"deleteWhileInactive": False, "inactiveTopicDeleteMode": "delete_when_subscriptions_caught_up"}
+    check_policies("orders", "t/n", SAFE._replace(inactive=caught_up), state((1, 1)), compacted=False)
+    compacting = SAFE._replace(threshold=1000)
+    check_policies("own", "t/n", compacting, state((1, 1), cursors={COMPACTION: Position(1, 0)}), compacted=True)
