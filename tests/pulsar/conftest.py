@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pulsar
 import pytest
 from pulsar_cluster import Cluster, shared
 
-from broker_io.testing.standalone import NoPulsar
+from broker_io import open_broker
+from broker_io.port import Broker
+from broker_io.testing.standalone import NoPulsar, ask
 
 HERE = Path(__file__).parent
 SECONDS = 900
@@ -40,3 +45,35 @@ def namespace(cluster: Cluster) -> Iterator[str]:
     name = cluster.namespace()
     yield name
     cluster.drop(name)
+
+
+@pytest.fixture
+def opening(cluster: Cluster, namespace: str) -> Iterator[Callable[..., Broker]]:
+    """Opens brokers of the test's namespace, each of which is as another process."""
+    opened: list[Broker] = []
+
+    def open_one(**options: Any) -> Broker:
+        opened.append(open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, **options))
+        return opened[-1]
+
+    yield open_one
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[pulsar.Client]:
+    """Another program's."""
+    made = pulsar.Client(cluster.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def asking(cluster: Cluster, namespace: str) -> Callable[..., Any]:
+    """Asks the REST interface about topic `orders`."""
+
+    def ask_it(method: str, question: str, body: Any = None) -> Any:
+        return ask(cluster.admin, f"persistent/{namespace}/orders/{question}", method, body)
+
+    return ask_it

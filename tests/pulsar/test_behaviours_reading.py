@@ -1,0 +1,263 @@
+"""What Pulsar does to readers, and what ours make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar_cluster import Cluster
+
+from broker_io.batch import Message, PlacedMessage
+from broker_io.errors import Error, PositionTrimmed, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import EARLIEST, LATEST, Position
+from broker_io.pulsar import broker as broker_module
+from broker_io.pulsar import reader as reader_module
+from broker_io.pulsar.cluster import INCARNATION
+from broker_io.testing.contract.base import (
+    PATIENCE_SECONDS,
+    drain,
+    fill,
+    numbered,
+    positions_of,
+    put,
+    read_all,
+    read_count,
+    read_on,
+    values,
+)
+from broker_io.testing.standalone import ask
+
+Opening = Callable[..., Broker]
+
+
+@pytest.fixture
+def broker(opening: Opening) -> Broker:
+    made = opening()
+    made.create_topic("orders")
+    return made
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let readers be sent one message after the other, so that what is behind it can still go."""
+    monkeypatch.setattr(broker_module, "AHEAD", 1)
+    monkeypatch.setattr(broker_module, "AHEAD_OF_LARGE", 1)
+
+
+def test_messages_of_other_programs_are_read_as_they_are(broker: Broker, client: pulsar.Client, namespace: str) -> None:
+    """Batched or not, with a schema, an ordering key, compressed: what the port knows of a message comes."""
+    name = f"persistent://{namespace}/orders"
+    batched = client.create_producer(
+        name, batching_enabled=True, batching_max_messages=3, compression_type=pulsar.CompressionType.ZSTD
+    )
+    for number in range(3):
+        batched.send_async(b"%d" % number, lambda *_: None, partition_key="k", properties={"n": str(number)})
+    batched.flush()
+    single = client.create_producer(name)
+    single.send(b"3", ordering_key="o", event_timestamp=77)
+    single.send(b"")
+    single.send(None, partition_key="k")
+    found = read_all(broker, "orders")
+    expected = [Message(b"k", b"%d" % number, {"n": str(number)}) for number in range(3)]
+    expected += [Message(None, b"3", {}, 77), Message(None, b""), Message(b"k", None)]
+    assert [placed.message for placed in found] == expected
+    assert [position.batch for position in positions_of(found)] == [0, 1, 2, -1, -1, -1]
+    for index, position in enumerate(positions_of(found)):
+        assert positions_of(read_all(broker, "orders", position)) == positions_of(found)[index:]
+        behind = read_all(broker, "orders", position, inclusive=False)
+        assert positions_of(behind) == positions_of(found)[index + 1 :]
+
+
+def test_a_start_without_a_batch_index_takes_the_whole_batch(broker: Broker) -> None:
+    """Pulsar gives the first member of a batch also to who starts behind its entry."""
+    (positions,) = fill(broker, "orders", numbered(4))
+    entry = positions[0]._replace(batch=-1)
+    assert positions_of(read_all(broker, "orders", entry)) == positions
+    assert positions_of(read_all(broker, "orders", entry, inclusive=False)) == positions
+    past = positions[-1]._replace(batch=99)
+    with broker.writer("orders") as writer:
+        more = put(writer, numbered(2, 4))
+    assert positions_of(read_all(broker, "orders", past)) == more
+
+
+def test_a_gap_that_is_none_is_passed(broker: Broker, client: pulsar.Client, namespace: str) -> None:
+    """A chunked message stands at its last chunk only; a reader that was opened anew skips the others too."""
+    producer = client.create_producer(f"persistent://{namespace}/orders", chunking_enabled=True)
+    producer.send(b"before")
+    producer.send(os.urandom(6 * 1024 * 1024))
+    producer.send(b"after")
+    found = read_all(broker, "orders")
+    assert [len(value or b"") for value in values(found)] == [6, 6 * 1024 * 1024, 5]
+    entries = [position.entry for position in positions_of(found)]
+    assert entries[1] > entries[0] + 1
+
+
+def test_a_reader_that_truncation_moves_over_what_went_is_told(
+    broker: Broker, asking: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Truncation drops all but the newest ledger, whatever holds them, and moves open readers to the very end."""
+    one_by_one(monkeypatch)
+    fill(broker, "orders", *([message] for message in numbered(4)))
+    with broker.reader("orders") as reader:
+        found = read_count_at_most(reader, 1)
+        asking("DELETE", "truncate")
+        with broker.writer("orders") as writer:
+            put(writer, numbered(1, 4))
+        with pytest.raises(PositionTrimmed):
+            drain(reader, found, timeout=PATIENCE_SECONDS)
+    assert [placed.message for placed in found] == numbered(5)[: len(found)]
+
+
+def test_a_reader_that_truncation_moves_over_what_stands_reads_it(
+    opening: Opening, asking: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader in the newest ledger is moved to its end too, over messages that are still there."""
+    one_by_one(monkeypatch)
+    broker = opening(batching=False)
+    broker.create_topic("orders")
+    fill(broker, "orders", numbered(1), numbered(9, 1))
+    with broker.reader("orders") as reader:
+        found = read_count_at_most(reader, 3)
+        asking("DELETE", "truncate")
+        with broker.writer("orders") as writer:
+            put(writer, numbered(1, 10))
+        found += read_count(reader, 8)
+    assert [placed.message for placed in found] == numbered(11)
+
+
+def read_count_at_most(reader: Any, count: int) -> list[PlacedMessage]:
+    found: list[PlacedMessage] = []
+    while len(found) < count:
+        batch = reader.read(limit=1, timeout=PATIENCE_SECONDS)
+        assert batch is not None
+        found += batch
+    return found
+
+
+class Dead:
+    """A reader of the client library after its topic was closed while it came back: connected, and silent for ever."""
+
+    def next(self, milliseconds: int) -> None:
+        del milliseconds
+
+    def is_connected(self) -> bool:
+        return True
+
+    def has_more(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_reader_that_died_without_a_word_is_opened_anew(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch, compacted: bool
+) -> None:
+    """It says that it is connected and that there is no more, while messages lie ahead."""
+    monkeypatch.setattr(reader_module, "FIRST_DOUBT", 0.05)
+    broker = opening(compacted_prefix="orders" if compacted else "own")
+    broker.create_topic("orders")
+    fill(broker, "orders", numbered(10), numbered(10, 10))
+    with broker.reader("orders", compacted=compacted) as reader:
+        found = read_count_at_most(reader, 4)
+        reader._source = Dead()  # type: ignore[attr-defined]  # what the library can't be brought to at will
+        while len(found) < 20:
+            batch = reader.read(timeout=PATIENCE_SECONDS)
+            assert batch is not None
+            found += batch
+    assert [placed.message for placed in found] == numbered(20)
+
+
+def test_an_end_that_was_compacted_away_is_an_end(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The raw end of a compacted topic may be a delete that nobody is given."""
+    monkeypatch.setattr(reader_module, "FIRST_DOUBT", 0.01)
+    monkeypatch.setattr(reader_module, "LONGEST_DOUBT", 0.02)
+    broker = opening(compacted_prefix="orders")
+    broker.create_topic("orders")
+    fill(broker, "orders", [Message(b"a", b"1"), Message(b"b", b"1"), Message(b"b", None)])
+    broker.roll("orders")
+    broker.compact("orders")
+    with broker.reader("orders", compacted=True) as reader:
+        assert values(read_on(reader)) == [b"1"]
+        assert reader.read(timeout=0.5) is None
+        with broker.writer("orders") as writer:
+            more = put(writer, [Message(b"c", b"2")])
+        assert positions_of(read_count(reader, 1)) == more
+
+
+def test_holes_of_a_batch_that_was_compacted_are_left_out(
+    broker: Broker, client: pulsar.Client, namespace: str, asking: Callable[..., Any]
+) -> None:
+    """Where compaction drops members of a batch Pulsar gives empty messages instead."""
+    producer = client.create_producer(f"persistent://{namespace}/orders", batching_enabled=True)
+    for number in range(5):
+        producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"k{number % 2}")
+    producer.flush()
+    asking("PUT", "compaction")
+    found = read_all(broker, "orders", compacted=True)
+    while len(found) == 5:  # not compacted yet
+        found = read_all(broker, "orders", compacted=True)
+    assert values(found) == [b"3", b"4"]
+    assert [position.batch for position in positions_of(found)] == [3, 4]
+
+
+def test_a_topic_that_another_process_made_anew_is_not_read_on(opening: Opening, broker: Broker) -> None:
+    """The client library goes on by itself in the new topic, where a reader would be given its messages."""
+    fill(broker, "orders", numbered(3))
+    with broker.reader("orders") as reader, broker.reader("orders", LATEST) as late:
+        assert len(read_on(reader)) == 3
+        other = opening()
+        other.delete_topic("orders")
+        other.create_topic("orders")
+        fill(other, "orders", numbered(3, 100))
+        for each in (reader, late):
+            found: list[PlacedMessage] = []
+            with pytest.raises(Error) as caught:
+                drain(each, found, timeout=PATIENCE_SECONDS)
+            assert isinstance(caught.value, TopicNotFound | PositionTrimmed)
+            assert found == []
+
+
+def test_a_topic_of_another_program_has_an_incarnation(
+    broker: Broker, client: pulsar.Client, namespace: str, cluster: Cluster
+) -> None:
+    """Nobody marked it; the time of its making, which trimming and unloading leave alone, tells it apart."""
+
+    def make() -> str:
+        producer = client.create_producer(f"persistent://{namespace}/foreign")
+        producer.send(b"x")
+        producer.close()
+        return broker.incarnation("foreign")
+
+    first = make()
+    with broker.writer("foreign") as writer:
+        put(writer, numbered(1))
+    broker.roll("foreign")
+    broker.trim("foreign", 2**62)
+    assert broker.incarnation("foreign") == first
+    assert INCARNATION not in (ask(cluster.admin, f"persistent/{namespace}/foreign/properties") or {})
+    broker.delete_topic("foreign")
+    assert make() != first
+
+
+def test_first_and_last_tell_of_batches(broker: Broker) -> None:
+    """The REST interface says of the last entry how many members it has, of others nothing."""
+    first, second = fill(broker, "orders", numbered(3), numbered(4, 3))
+    assert broker.first_position("orders") == first[0] == Position(first[0].ledger, 0, 0)
+    assert broker.last_position("orders") == second[-1] == Position(second[0].ledger, 0, 3)
+    assert broker.position_at("orders", 0) == first[0]
+
+
+def test_the_end_is_remembered_where_no_message_is_left(opening: Opening, broker: Broker) -> None:
+    """Reloaded, an empty topic has forgotten the entry, and even before that how many members it had."""
+    (positions,) = fill(broker, "orders", numbered(3))
+    broker.roll("orders")
+    broker.trim("orders", 2**62)
+    assert read_all(broker, "orders", EARLIEST) == []
+    for _ in range(2):
+        assert opening().last_position("orders") == positions[-1]
+        broker._cluster.ask("PUT", "orders", "unload")  # type: ignore[attr-defined]  # an empty ledger is not rolled

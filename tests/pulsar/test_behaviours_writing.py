@@ -1,0 +1,231 @@
+"""What Pulsar does to writers, and to what they wrote."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar_cluster import Cluster
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import AppendUnknown, Error, Fenced, NotOffered, StillHeld, TopicNotFound, UnsafePolicy
+from broker_io.port import Broker
+from broker_io.pulsar.state import HOLD
+from broker_io.testing.contract.base import (
+    PATIENCE_SECONDS,
+    eventually,
+    fill,
+    numbered,
+    positions_of,
+    put,
+    read_all,
+    values,
+)
+from broker_io.testing.standalone import ask
+
+Opening = Callable[..., Broker]
+
+
+@pytest.fixture
+def broker(opening: Opening) -> Broker:
+    made = opening()
+    made.create_topic("orders")
+    return made
+
+
+def append(writer: Any, number: int = 0) -> BaseException | None:
+    error: BaseException | None = writer.append(Batch.of(numbered(1, number))).exception(PATIENCE_SECONDS)
+    return error
+
+
+def test_an_owner_in_another_process_fences(opening: Opening, broker: Broker) -> None:
+    """Exclusive with fencing always wins, and who was fenced is dead for ever, also when the winner is gone."""
+    older = broker.writer("orders", exclusive=True)
+    assert append(older, 0) is None
+    with opening().writer("orders", exclusive=True) as owner:
+        put(owner, numbered(1, 1))
+        errors = [append(older, 7), append(older, 8)]
+    errors.append(append(older, 9))
+    assert all(isinstance(error, Fenced) for error in errors)
+    assert errors[1] is errors[0] is errors[2]
+    assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
+
+
+def test_who_waits_gets_in_when_the_other_process_is_gone(opening: Opening, broker: Broker) -> None:
+    """The library's own waiting ends with its time-out, and at once when somebody fences meanwhile."""
+    owning = opening()
+    owner = owning.writer("orders", exclusive=True)
+    with pytest.raises(StillHeld):
+        broker.writer("orders", exclusive=True, wait=0.2)
+    put(owner, numbered(1))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(broker.writer, "orders", exclusive=True, wait=PATIENCE_SECONDS)
+        owning.close()
+        with waiting.result(PATIENCE_SECONDS) as writer:
+            put(writer, numbered(1, 1))
+    assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
+
+
+def test_an_owner_goes_on_when_its_topic_was_unloaded(broker: Broker) -> None:
+    """Exclusiveness is no lease over a disconnect; nobody contests it here."""
+    with broker.writer("orders", exclusive=True) as writer:
+        for number in range(4):
+            put(writer, numbered(1, number))
+            broker.roll("orders")
+    assert values(read_all(broker, "orders")) == [b"value-%d" % number for number in range(4)]
+
+
+def test_a_topic_that_another_process_made_anew_is_not_written_to(opening: Opening, broker: Broker) -> None:
+    """The client library goes on by itself in the new topic: nothing there is acknowledged."""
+    writer = broker.writer("orders")
+    put(writer, numbered(1))
+    other = opening()
+    other.delete_topic("orders")
+    other.create_topic("orders")
+    error = append(writer, 1)
+    assert isinstance(error, TopicNotFound)
+    assert append(writer, 2) is error
+
+
+def test_the_first_failure_ends_a_writer(broker: Broker) -> None:
+    """The library sends on behind a message that failed, which would be a hole."""
+    writer = broker.writer("orders")
+    writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster has to refuse it, as one with a lower limit
+    futures = [writer.append(Batch.of([Message(b"k", b"x" * size)])) for size in (5, 6 * 1024 * 1024, 7)]
+    errors = [future.exception(PATIENCE_SECONDS) for future in futures]
+    assert isinstance(errors[1], Error)
+    assert "max_message_bytes" in str(errors[1])
+    assert append(writer) is errors[1]
+    assert {*values(read_all(broker, "orders"))} <= {b"x" * 5, b"x" * 7}
+    assert errors[2] is errors[1]
+
+
+def test_an_append_that_was_swallowed_is_no_success(broker: Broker) -> None:
+    """Deduplication acknowledges what it drops, with an id that is none."""
+    with broker.writer("orders") as writer:
+        outcome = writer.outcome([pulsar.MessageId(-1, -1, -1, -1)])  # type: ignore[attr-defined]  # see above
+        assert isinstance(outcome, AppendUnknown)
+        assert append(writer) is outcome
+
+
+def test_more_than_may_be_under_way_waits_and_makes_no_hole(broker: Broker) -> None:
+    """By default the library refuses what its queue has no room for, and takes what comes behind."""
+    with broker.writer("orders") as writer:
+        futures = [writer.append(Batch.of(numbered(1000, start))) for start in range(0, 12_000, 1000)]
+    assert [position for future in futures for position in future.result()] == positions_of(read_all(broker, "orders"))
+
+
+def test_callbacks_of_appends_may_call_anything(broker: Broker) -> None:
+    """A call into the client library from its own thread stops all of it for ever."""
+    done = threading.Event()
+    with broker.writer("orders") as writer:
+
+        def go_on(_: object) -> None:
+            writer.append(Batch.of(numbered(1, 1)))
+            assert broker.last_position("orders") is not None
+            broker.writer("orders").close()
+            done.set()
+
+        writer.append(Batch.of(numbered(1))).add_done_callback(go_on)
+        assert done.wait(PATIENCE_SECONDS)
+    assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
+
+
+def test_what_retention_would_drop_is_held(
+    opening: Opening, broker: Broker, client: pulsar.Client, namespace: str, cluster: Cluster
+) -> None:
+    """Without retention Pulsar drops each ledger that no durable subscription is at, whoever reads it."""
+    producer = client.create_producer(f"persistent://{namespace}/foreign")
+    producer.send(b"foreign")  # before ours was held
+    positions = []
+    with broker.writer("foreign") as writer:
+        for number in range(3):
+            positions += put(writer, numbered(1, number))
+            broker.roll("foreign")
+    ask(cluster.admin, f"persistent/{namespace}/foreign/trim", "POST")
+    assert values(read_all(broker, "foreign")) == [b"foreign", b"value-0", b"value-1", b"value-2"]
+    broker.trim("foreign", positions[1].ledger)
+    assert values(read_all(opening(), "foreign")) == [b"value-1", b"value-2"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "body", "word"),
+    [
+        ("messageTTL", 60, "TTL"),
+        (
+            "backlogQuota?backlogQuotaType=message_age",
+            {"limitSize": -1, "limitTime": 60, "policy": "consumer_backlog_eviction"},
+            "consumer_backlog_eviction",
+        ),
+        ("subscriptionExpirationTime", 5, "expire"),
+        ("compactionThreshold", 1000, "compaction"),
+    ],
+)
+def test_a_policy_that_drops_what_is_held_is_refused(
+    broker: Broker, namespace: str, cluster: Cluster, policy: str, body: Any, word: str
+) -> None:
+    """A time to live, an eviction, an expiry go over the head of every subscription; compaction over transactions."""
+    fill(broker, "orders", numbered(1))
+    method = "PUT" if policy == "compactionThreshold" else "POST"
+    ask(cluster.admin, f"namespaces/{namespace}/{policy}", method, body)
+
+    said: list[str] = []
+
+    def refused() -> bool:
+        try:
+            broker.writer("orders").close()
+        except UnsafePolicy as error:
+            said.append(str(error))
+        return bool(said)
+
+    eventually(refused)  # policies take a moment to reach topics
+    assert word in said[0]
+    assert namespace in said[0]
+    assert values(read_all(broker, "orders")) == [b"value-0"]
+
+
+def test_a_topic_of_data_that_was_compacted_is_not_written_to(broker: Broker, asking: Callable[..., Any]) -> None:
+    """Compaction knows no transactions: an aborted record may have taken the place of a committed one."""
+    fill(broker, "orders", numbered(3))
+    with pytest.raises(NotOffered, match="__txnbuffer"):
+        broker.compact("orders")
+    asking("PUT", "compaction")
+    eventually(lambda: "__compaction" in asking("GET", "internalStats")["cursors"])
+    with pytest.raises(UnsafePolicy, match="compact"):
+        broker.writer("orders")
+
+
+def test_compactions_at_once_are_all_done(opening: Opening) -> None:
+    """The cluster refuses one while another is under way."""
+    broker = opening(compacted_prefix="orders")
+    broker.create_topic("orders")
+    fill(broker, "orders", numbered(500))
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda _: broker.compact("orders"), range(4))] == [None] * 4
+    assert len(read_all(broker, "orders", compacted=True)) == 7
+
+
+def test_a_compacted_topic_keeps_a_steady_size(opening: Opening) -> None:
+    """What compaction has seen is held no longer, but for the ledger of the last message and one more."""
+    broker = opening(compacted_prefix="orders")
+    broker.create_topic("orders")
+    last = None
+    for turn in range(6):
+        fill(broker, "orders", numbered(20, turn))
+        broker.roll("orders")
+        last = broker.last_position("orders")
+        broker.compact("orders")
+        assert len([ledger for ledger in broker.ledgers("orders") if ledger.entries]) <= 2
+        assert broker.last_position("orders") == last
+    assert len(read_all(broker, "orders", compacted=True)) == 7
+
+
+def test_our_subscription_is_there_before_the_first_message(broker: Broker, asking: Callable[..., Any]) -> None:
+    cursor = asking("GET", "internalStats")["cursors"][HOLD]
+    assert cursor["markDeletePosition"].endswith(":-1")
+    fill(broker, "orders", numbered(2))
+    assert asking("GET", "internalStats")["cursors"][HOLD]["markDeletePosition"] == cursor["markDeletePosition"]
