@@ -187,9 +187,10 @@ def test_a_server_frame_comes_back_as_it_was(
     assert [*map(plain, decode_server_frame(encode_server_frame(frame)))] == [*map(plain, frame)]
 
 
-@pytest.mark.parametrize("payload", [encode_client_frame(CLIENT["all"]), encode_server_frame(SERVER["all"])])
-def test_a_cut_or_longer_frame_is_refused(payload: bytes) -> None:
-    decode = decode_client_frame if payload == encode_client_frame(CLIENT["all"]) else decode_server_frame
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_cut_or_longer_frame_is_refused(side: str) -> None:
+    payload = encode_client_frame(CLIENT["all"]) if side == "client" else encode_server_frame(SERVER["all"])
+    decode = decode_client_frame if side == "client" else decode_server_frame
     for damaged in (*(payload[:size] for size in range(len(payload))), payload + b"\0"):
         with pytest.raises(MalformedFrame):
             decode(damaged)
@@ -272,9 +273,9 @@ def test_a_server_frame_that_contradicts_itself_is_refused(changes: dict[str, ob
         decode_server_frame(changed(SERVER_SCHEMA, encode_server_frame(()), changes))
 
 
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", [0, 1, 3])
 def test_mutations_that_are_not_announced_are_refused(count: int) -> None:
-    frame = encode_server_frame([StreamMutations(1, FIRST)])
+    frame = encode_server_frame([StreamMutations(1, MORE)])
     control = int.from_bytes(frame[:4], "little")
     with pytest.raises(MalformedFrame, match="mutations"):
         head = changed(SERVER_SCHEMA, frame[: 4 + control], {"mutations_count": [count]})

@@ -90,7 +90,7 @@ class StreamClient:
         if consumer is not None:
             consumer.state = consumed(consumer.state, Event.CLOSED)
             self._leave(consumer)
-            self._events = [event for event in self._events if isinstance(event, HangUp) or event.stream != handle]
+        self._events = [event for event in self._events if isinstance(event, HangUp) or event.stream != handle]
 
     def consumed(self, handle: int, items: int, size: int) -> None:
         """The reader is done with mutations that were delivered, each once, also with those before a rollback."""

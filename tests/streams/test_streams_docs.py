@@ -1,0 +1,57 @@
+"""The tables of the documentation are those of the code, and the tables of states lead somewhere."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from txnbuffer.streams.errors import StreamViolation
+from txnbuffer.streams.messages import ERROR_OF, EndReason, end_error
+from txnbuffer.streams.states import (
+    CONSUMER_STEPS,
+    PRODUCER_STEPS,
+    Consuming,
+    Event,
+    Producing,
+    consumed,
+    produced,
+    table,
+)
+
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "change-streams.md").read_text()
+
+
+def test_tables_of_states() -> None:
+    assert table(PRODUCER_STEPS) in DOCS
+    assert table(CONSUMER_STEPS) in DOCS
+
+
+def test_table_of_end_reasons() -> None:
+    for reason in EndReason:
+        error = end_error("t", reason)
+        name, again = ("none", "no") if error is None else (type(error).__name__, "yes" if error.retryable else "no")
+        assert f"| {reason.name} | {name} | {again} |" in DOCS
+    assert set(ERROR_OF) == set(EndReason) - {EndReason.OK}
+
+
+def test_every_state_can_be_reached_and_left_and_nothing_follows_death() -> None:
+    for steps, first, dead in (
+        (PRODUCER_STEPS, Producing.ASKED, Producing.DEAD),
+        (CONSUMER_STEPS, Consuming.WAITING, Consuming.DEAD),
+    ):
+        assert {step.before for step in steps} == set(type(first)) - {dead}
+        assert {step.after for step in steps} | {first} == set(type(first))
+        assert len({(step.before, step.event) for step in steps}) == len(steps)
+
+
+def test_what_the_tables_do_not_have_is_refused() -> None:
+    for state, event in itertools.product(Producing, Event):
+        if not any((step.before, step.event) == (state, event) for step in PRODUCER_STEPS):
+            with pytest.raises(StreamViolation, match=event.value):
+                produced(state, event)
+    for before, event in itertools.product(Consuming, Event):
+        if not any((step.before, step.event) == (before, event) for step in CONSUMER_STEPS):
+            with pytest.raises(StreamViolation, match=event.value):
+                consumed(before, event)
