@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator_stage import S, aborted, ask_abort, ask_commit, query, txn
 from coordinator_world import World
 
-from txnbuffer.coordinator.entries import Mark, decode
+from txnbuffer.coordinator.entries import Mark, Owner, decode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.model import Outcome
@@ -177,9 +177,9 @@ class TestH6LowWaterMark:
 class TestH12OneEpoch:
     def test_an_owner_that_finds_its_own_epoch_before_its_entry_writes_a_higher_one(self) -> None:
         acquisition = Acquisition("new", 5)
-        assert decode(acquisition.entry()) == (6, "new")
+        assert decode(acquisition.entry()) == Owner(6, "new")
         assert not acquisition.read(6)
-        assert decode(acquisition.entry()) == (7, "new")
+        assert decode(acquisition.entry()) == Owner(7, "new")
         assert acquisition.read(6)
         assert acquisition.epoch == 7
 

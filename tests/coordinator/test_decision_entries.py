@@ -123,8 +123,8 @@ entries = st.one_of(
     st.builds(EndedIds, bitmaps),
     st.builds(Lease, longs, longs, names, longs),
     st.builds(Topic, names, st.booleans()),
-    st.builds(Name, names, longs, longs, st.booleans()),
-    st.builds(Consumers, names, longs, several(st.tuples(names, positions))),
+    st.builds(Name, names, longs, longs, st.booleans(), longs),
+    st.builds(Consumers, names, longs, several(st.tuples(names, positions)), longs),
 )
 
 

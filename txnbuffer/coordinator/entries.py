@@ -5,7 +5,9 @@ is one Avro record without a schema in front, whose schema stands below. No valu
 Times are in milliseconds since 1970. A column called a delta column holds each number as the difference
 from the one before, the first from 0. A bitmap is a 64-bit Roaring bitmap in its portable form. Ids are
 the `least` of transactions of this coordinator. Whoever reads applies the messages in order. An `owner` may have
-the property `tb.address` too: HOST:PORT at which its clients find it.
+the property `tb.address` too: HOST:PORT at which its clients find it. A `name` and a `consumers` entry have
+`tb.group`: what groups of lower numbers say is in them. A cluster that crashed may have such an entry a second
+time behind groups that came after it, and those hold; without the property the later message does.
 
 | kind        | key                | says                                                                       |
 |-------------|--------------------|----------------------------------------------------------------------------|
@@ -33,6 +35,7 @@ passed since `decided_at`, and a durable `mark` or `ended` covers all its ids. A
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from pyroaring import BitMap64
@@ -48,6 +51,7 @@ TOPIC = "__txnbuffer_decisions"
 VERSION = "tb.v"
 KIND = "tb.kind"
 ADDRESS = "tb.address"
+GROUP = "tb.group"
 FORMAT_VERSION = "1"
 
 OWNER_KEY = "__owner"
@@ -122,18 +126,25 @@ class Topic(NamedTuple):
 
 
 class Name(NamedTuple):
-    """`opening` grows by one with each opening; `deleted`: nothing was ever committed under it."""
+    """`opening` grows by one with each opening; `deleted`: nothing was ever committed under it.
+
+    `since`: it says what groups below this number said; 0: whatever stands before it.
+    """
 
     name: str
     opening: int
     committed: int
     deleted: bool
+    since: int = 0
 
 
 class Consumers(NamedTuple):
+    """`since`: as of a name."""
+
     group: str
     generation: int
     positions: tuple[tuple[str, Position], ...]
+    since: int = 0
 
 
 Entry: TypeAlias = Owner | Group | Mark | EndedIds | Lease | Topic | Name | Consumers
@@ -226,6 +237,8 @@ def encode(entry: Entry) -> Message:
     properties = _PROPERTIES[kind]
     if isinstance(entry, Owner) and entry.address:
         properties = properties | {ADDRESS: entry.address}
+    elif isinstance(entry, Name | Consumers) and entry.since:
+        properties = properties | {GROUP: str(entry.since)}
     return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], record), properties)
 
 
@@ -246,12 +259,12 @@ def decode(message: Message) -> Entry | None:
     try:
         if kind not in _PARSED:
             raise ValueError(f"kind {kind!r} is unknown")
-        entry = _of_record(kind, avro.decode(_PARSED[kind], message.value))
+        entry = _of_record(kind, avro.decode(_PARSED[kind], message.value), message.properties)
         if key_of(entry) != key:
             raise ValueError(f"its content belongs under {key_of(entry)!r}")
     except ValueError as error:
         raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log before going on") from None
-    return entry._replace(address=message.properties.get(ADDRESS, "")) if isinstance(entry, Owner) else entry
+    return entry
 
 
 def to_bytes(bitmap: BitMap64) -> bytes:
@@ -288,17 +301,18 @@ def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
         case Topic():
             return "topic", entry._asdict()
         case Name():
-            return "name", entry._asdict()
-        case Consumers(group=group, generation=generation, positions=positions):
-            columns = position_columns([end for _, end in positions], "")
-            topics = [topic for topic, _ in positions]
+            return "name", {name: value for name, value in entry._asdict().items() if name != "since"}
+        case Consumers(group=group, generation=generation, positions=places):
+            columns = position_columns([end for _, end in places], "")
+            topics = [topic for topic, _ in places]
             return "consumers", {"group": group, "generation": generation, "topics": topics} | columns
 
 
-def _of_record(kind: str, record: dict[str, Any]) -> Entry:
+def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str]) -> Entry:
+    since = int(properties.get(GROUP, "0"))
     match kind:
         case "owner":
-            return Owner(**record)
+            return Owner(**record, address=properties.get(ADDRESS, ""))
         case "group":
             return _group(record)
         case "mark":
@@ -311,12 +325,12 @@ def _of_record(kind: str, record: dict[str, Any]) -> Entry:
         case "topic":
             return Topic(**record)
         case "name":
-            return Name(**record)
+            return Name(**record, since=since)
         case _:
             ends = positions(record, "")
             same_length(record["topics"], ends)
             pairs = tuple(zip(record["topics"], ends, strict=True))
-            return Consumers(record["group"], record["generation"], pairs)
+            return Consumers(record["group"], record["generation"], pairs, since)
 
 
 def _group_record(group: Group) -> dict[str, Any]:

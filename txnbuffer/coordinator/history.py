@@ -26,21 +26,24 @@ from txnbuffer.errors import UnreadableDecision
 
 @dataclass(slots=True)
 class NameState:
-    """`group`: the last group that committed a number of it, 0 if a `name` entry repeats that."""
+    """`group`: the last group that committed a number of it, 0 if a `name` entry of that `since` repeats it."""
 
     opening: int = 0
     committed: int = 0
     group: int = 0
     deleted: bool = False
+    since: int = 0
 
 
 @dataclass(slots=True)
 class ConsumersState:
-    """`group`: as with names."""
+    """`group`, `since`: as with names; `groups`: the last group that moved each topic, if none was repeated since."""
 
     generation: int = 0
     positions: dict[str, Position] = field(default_factory=dict)
     group: int = 0
+    since: int = 0
+    groups: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,10 +99,34 @@ class History:
                 self.leases[entry.first] = entry
             case Topic(topic=topic, one_phase=one_phase):
                 self.topics[topic] = one_phase
-            case Name(name=name, opening=opening, committed=committed, deleted=deleted):
-                self.names[name] = NameState(opening, committed, 0, deleted)
-            case Consumers(group=group, generation=generation, positions=positions):
-                self.consumers[group] = ConsumersState(generation, dict(positions), 0)
+            case Name():
+                self._take_name(entry)
+            case Consumers():
+                self._take_consumers(entry)
+
+    # An entry that stands there a second time says less than the groups behind its first copy, which may be compacted
+    # away: what is newer is told by the numbers of groups, not by the order of messages.
+
+    def _take_name(self, entry: Name) -> None:
+        known = self.names.get(entry.name, NameState())
+        if not entry.since:
+            self.names[entry.name] = NameState(entry.opening, entry.committed, 0, entry.deleted)
+        elif entry.since > known.group:
+            if entry.since >= known.since:
+                self.names[entry.name] = NameState(entry.opening, entry.committed, 0, entry.deleted, entry.since)
+        else:
+            known.opening = max(known.opening, entry.opening)
+            known.since = max(known.since, entry.since)
+
+    def _take_consumers(self, entry: Consumers) -> None:
+        known = self.consumers.get(entry.group, ConsumersState())
+        if entry.since and entry.since < known.since:
+            return
+        newer = {topic: group for topic, group in known.groups.items() if entry.since and group >= entry.since}
+        places = dict(entry.positions) | {topic: known.positions[topic] for topic in newer}
+        generation = max(entry.generation, known.generation) if newer else entry.generation
+        group = max(newer.values(), default=0)
+        self.consumers[entry.group] = ConsumersState(generation, places, group, entry.since, newer)
 
     def _take_group(self, group: Group) -> None:
         self.groups[group.number] = group
@@ -107,11 +134,14 @@ class History:
         self.epoch = max(self.epoch, group.epoch)
         for name, number in group.names:
             state = self.names.setdefault(name, NameState())
-            state.committed, state.group = number, group.number
+            if group.number >= max(state.since, state.group):
+                state.committed, state.group = number, group.number
         for consumers, topic, end in group.positions:
             found = self.consumers.setdefault(consumers, ConsumersState())
-            found.positions[topic] = end
-            found.group = group.number
+            if group.number >= max(found.since, found.groups.get(topic, 0)):
+                found.positions[topic] = end
+                found.groups[topic] = group.number
+                found.group = max(found.group, group.number)
 
     def _forget(self, key: str) -> None:
         kind, _, rest = key.partition("-")

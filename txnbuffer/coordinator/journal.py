@@ -9,8 +9,10 @@ from pyroaring import BitMap64
 
 from broker_io.batch import Message
 from txnbuffer.coordinator.entries import (
+    Consumers,
     Entry,
     Group,
+    Name,
     NamedCommit,
     PositionCommit,
     Retired,
@@ -72,6 +74,8 @@ class Journal:
     def put(self, entry: Entry, then: Then | None = None) -> None:
         """An entry of its own, behind all decisions so far; `then` is called once it is durable."""
         self._seal()
+        if isinstance(entry, Name | Consumers):
+            entry = entry._replace(since=self.next_group)
         self._messages.append(encode(entry))
         if then is not None:
             self._thens.append(then)
