@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
 
 from client_world import BreakingLink, never, run
 
 from broker_io.memory import MemoryBroker
-from broker_io.port import Writer
 from snapshots.errors import OwnershipLost
-from snapshots.keys import is_internal
 from txnbuffer.client.client import Client
 from txnbuffer.client.cluster import client_on
 from txnbuffer.client.link import EngineLink, Link
-from txnbuffer.coordinator.config import Config
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.frames import ClientFrame
 from txnbuffer.service.engine import Engine
@@ -69,7 +65,7 @@ class DirectWorld:
     async def restart(self) -> None:
         """Another owner takes over."""
         old = self.engine
-        self.engine = await start(self.broker)
+        self.engine = await Engine.start(self.broker, shared=True)
         self.cut()
         with contextlib.suppress(OwnershipLost):
             await old.stop()
@@ -81,7 +77,7 @@ class DirectWorld:
         return self.links[-1]
 
     async def __aenter__(self) -> DirectWorld:
-        self.engine = await start(self.broker)
+        self.engine = await Engine.start(self.broker, shared=True)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,26 +86,6 @@ class DirectWorld:
             await resources.aclose()
         await self.engine.stop()
         self.broker.close()
-
-
-class SharedTopics:
-    """A cluster whose data topics are written by anybody. Stands in for the engine's own way until it has one."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self._broker = broker
-
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Writer:
-        return self._broker.writer(topic, exclusive=exclusive and is_internal(topic), wait=wait)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._broker, name)
-
-
-async def start(broker: MemoryBroker) -> Engine:
-    from snapshots.policy import SnapshotPolicy
-
-    rare = SnapshotPolicy(changes=10**9, interval_ms=10**9)
-    return await Engine.start(SharedTopics(broker), config=Config(one_phase=False, verify_counts=False), policy=rare)
 
 
 def in_direct_world(test: Callable[[DirectWorld], Awaitable[None]]) -> None:

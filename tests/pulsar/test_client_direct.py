@@ -1,0 +1,271 @@
+"""Applications on a real cluster: their records go there straight, a service beside it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pulsar
+import pytest
+from client_world import until
+from pulsar_cluster import Cluster
+
+from broker_io import open_broker
+from snapshots.errors import OwnershipLost
+from txnbuffer import (
+    Client,
+    CommittedReader,
+    MessageTooLarge,
+    Outcome,
+    Record,
+    ServiceUnavailable,
+    Transaction,
+    connect,
+)
+from txnbuffer.client.connecting import Opening
+from txnbuffer.client.finding import Finder
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.limits import Limits
+
+LONG = 300.0
+"""Seconds after which a test that hangs has failed."""
+
+
+class Place:
+    """A namespace of the cluster."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.address = f"{cluster.url}/{namespace}"
+        self.options = {"admin_url": cluster.admin}
+        self.topic_prefix = f"persistent://{namespace}/"
+        self.url = cluster.url
+
+    def connect(self, **more: Any) -> Opening:
+        return connect(self.address, broker_options=self.options, **more)
+
+    def read(self, topic: str, count: int) -> list[Record]:
+        """So many committed records, as a process of its own would read them."""
+        records: list[Record] = []
+        with open_broker(self.address, **self.options) as broker:
+            while topic not in broker.topics():
+                time.sleep(0.05)
+            with CommittedReader(broker, topic) as reader:
+                while len(records) < count:
+                    batch = reader.read(timeout=LONG)
+                    assert batch is not None
+                    records += batch
+        return records
+
+    @asynccontextmanager
+    async def service(self) -> AsyncIterator[Engine]:
+        """A service that tells its address in the decision log."""
+        broker = await asyncio.to_thread(lambda: open_broker(self.address, **self.options))
+        server = GrpcServer(Limits(), max_clients=10)
+        await server.start("127.0.0.1:0")
+        engine = await Engine.start(broker, shared=True, address=f"127.0.0.1:{server.port}")
+        await server.serve(engine, Admin(engine))
+        try:
+            yield engine
+        finally:
+            await server.stop()
+            with contextlib.suppress(OwnershipLost):  # where another one took over
+                await engine.stop()
+            await asyncio.to_thread(broker.close)
+
+
+@pytest.fixture
+def place(cluster: Cluster, namespace: str) -> Place:
+    return Place(cluster, namespace)
+
+
+def beside_a_service(place: Place, test: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(LONG), place.service(), place.connect() as client:
+            await test(client)
+
+    asyncio.run(run())
+
+
+def test_a_transaction_over_topics_is_seen_whole_elsewhere(place: Place) -> None:
+    async def test(client: Client) -> None:
+        async with client.transaction() as txn:
+            await txn.send_many("orders", [b"1", b"2"], keys=["a", None])
+            await txn.send("stock", "-3", key=b"\xff", properties={"of": "apples"}, event_time=7)
+            await txn.delete("stock", "gone")
+        assert await client.outcome(txn.id) is Outcome.COMMIT
+        orders = await asyncio.to_thread(place.read, "orders", 2)
+        stock = await asyncio.to_thread(place.read, "stock", 2)
+        assert [(one.key, one.value, one.seqno, one.txn) for one in orders] == [
+            (b"a", b"1", 1, txn.id),
+            (None, b"2", 2, txn.id),
+        ]
+        assert [(one.key, one.value, one.properties, one.event_time) for one in stock] == [
+            (b"\xff", b"-3", {"of": "apples"}, 7),
+            (b"gone", None, {}, 0),
+        ]
+
+    beside_a_service(place, test)
+
+
+def test_an_aborted_transaction_is_seen_by_nobody(place: Place) -> None:
+    async def test(client: Client) -> None:
+        async with client.transaction() as first:
+            await first.send("orders", b"1")
+        with pytest.raises(KeyError):
+            async with client.transaction() as txn:
+                await txn.send("orders", b"never")
+                raise KeyError
+        while await client.outcome(txn.id) is None:
+            await asyncio.sleep(0.01)
+        async with client.transaction() as last:
+            await last.send("orders", b"2")
+            await last.commit(wait_visible=True)
+        records = await asyncio.to_thread(place.read, "orders", 2)
+        assert [record.value for record in records] == [b"1", b"2"]
+
+    beside_a_service(place, test)
+
+
+def test_another_programs_consumer_sees_a_record_as_one_message(place: Place) -> None:
+    async def test(client: Client) -> None:
+        async with client.transaction() as txn:
+            await txn.send("orders", "3 apples", key="order-1", properties={"of": "apples"}, event_time=77)
+        await client.send("orders", b"ordinary", key="order-2")
+        markers, records = await asyncio.to_thread(consume, place, 3)
+        assert markers == 1
+        assert records == [
+            ("order-1", b"3 apples", 77, {"of": "apples", "tb.v": "1", "tb.txn": str(txn.id), "tb.seq": "1"}),
+            ("order-2", b"ordinary", 0, {}),
+        ]
+
+    beside_a_service(place, test)
+
+
+def consume(place: Place, count: int) -> tuple[int, list[tuple[str, bytes, int, dict[str, str]]]]:
+    """What a plain consumer of topic `orders` is given: how many markers, and the other messages."""
+    other = pulsar.Client(place.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    try:
+        consumer = other.subscribe(
+            f"{place.topic_prefix}orders", "plain", initial_position=pulsar.InitialPosition.Earliest
+        )
+        messages = [consumer.receive(int(LONG * 1000)) for _ in range(count)]
+        rows = [(one.partition_key(), one.data(), one.event_timestamp(), one.properties()) for one in messages]
+        records = [row for row in rows if "tb.marker" not in row[3]]
+        return count - len(records), sorted(records)
+    finally:
+        other.close()
+
+
+def test_each_record_is_processed_exactly_once(place: Place) -> None:
+    async def double(txn: Transaction, record: Record) -> None:
+        assert record.value is not None
+        await txn.send("doubled", str(2 * int(record.value)), key=record.key)
+
+    async def test(client: Client) -> None:
+        await client.send_many("numbers", [str(number) for number in range(25)])
+        await client.send("numbers", b"not a number")
+        async with client.transaction() as txn:
+            await txn.send_many("numbers", [str(number) for number in range(25, 50)])
+        for count in (30, 51):  # as two processes, the second of which goes on behind the first
+            work = asyncio.create_task(client.process("numbers", "doubling", double, on_error="skip", batch=10))
+            await asyncio.to_thread(place.read, "doubled", count - 1)
+            if count == 51:
+                await client.send("numbers", b"50")
+                await asyncio.to_thread(place.read, "doubled", count)
+            work.cancel()
+            await asyncio.wait([work])
+        records = await asyncio.to_thread(place.read, "doubled", 51)
+        assert [int(record.value or b"") for record in records] == [2 * number for number in range(51)]
+
+    beside_a_service(place, test)
+
+
+def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_one(place: Place) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LONG), place.connect(patience=1.0) as client:
+            await client.send("orders", b"1")
+            with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace"):
+                await client.transaction().begin()
+            async with await client.reader("orders") as reader:
+                batch = await reader.read(timeout=LONG)
+                assert batch is not None
+                assert [record.value for record in batch] == [b"1"]
+            async with place.service():
+                await until(lambda: client.session.core.welcomed)
+                async with client.transaction() as txn:
+                    await txn.send("orders", b"2")
+
+    asyncio.run(test())
+
+
+def test_a_client_goes_over_to_the_next_owner(place: Place) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LONG), place.service() as first, place.connect() as client:
+            async with client.transaction() as before:
+                await before.send("orders", b"1")
+            async with client.transaction() as txn:
+                await txn.send("orders", b"2")
+                async with place.service():
+                    await first.ended
+                    await txn.send("orders", b"3")
+                    await txn.commit(wait_visible=True)
+                    assert await client.outcome(before.id) is Outcome.COMMIT
+                    records = await asyncio.to_thread(place.read, "orders", 3)
+        assert [record.value for record in records] == [b"1", b"2", b"3"]
+
+    asyncio.run(test())
+
+
+def test_a_client_is_told_the_services_address_where_it_wants(place: Place) -> None:
+    async def test() -> None:
+        async with asyncio.timeout(LONG), place.service() as engine:
+            address = newest_address(engine)
+            async with place.connect(service=address) as client, client.transaction() as txn:
+                await txn.send("orders", b"1")
+            async with place.connect(service="127.0.0.1:1", timeout=0.1, patience=0.1) as client:
+                with pytest.raises(ServiceUnavailable, match="no service answers at"):
+                    await client.transaction().begin()
+
+    asyncio.run(test())
+
+
+def newest_address(engine: Engine) -> str:
+    return Finder(engine.broker, "").look()
+
+
+def test_a_record_that_the_cluster_would_refuse_harms_no_other(place: Place) -> None:
+    async def test(client: Client) -> None:
+        async with client.transaction() as txn:
+            await txn.send("orders", b"1")
+            with pytest.raises(MessageTooLarge):
+                await txn.send("orders", bytes(5 * 1024 * 1024))
+            await txn.send("orders", os.urandom(4 * 1024 * 1024))
+        with pytest.raises(MessageTooLarge):
+            await client.send("orders", bytes(5 * 1024 * 1024))
+        assert len(await asyncio.to_thread(place.read, "orders", 2)) == 2
+
+    beside_a_service(place, test)
+
+
+def test_many_transactions_at_once_from_plain_threads(place: Place) -> None:
+    def work() -> None:
+        with place.connect() as client:
+            for number in range(10):
+                with client.transaction() as txn:
+                    txn.send("orders", str(number))
+                    txn.send("stock", str(number))
+
+    async def test(_: Client) -> None:
+        await asyncio.gather(*(asyncio.to_thread(work) for _ in range(3)))
+        for topic in ("orders", "stock"):
+            records = await asyncio.to_thread(place.read, topic, 30)
+            assert sorted(int(record.value or b"") for record in records) == sorted([*range(10)] * 3)
+
+    beside_a_service(place, test)
