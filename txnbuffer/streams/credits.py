@@ -14,18 +14,24 @@ GRANT_SHARE = 5
 
 
 class Allowance:
-    """The sender's side: what was granted, what was sent. The last mutation may go beyond the bytes granted."""
+    """The sender's side: what was granted, what was sent. The last mutation may go beyond the bytes granted.
 
-    __slots__ = ("granted_bytes", "granted_items", "sent_bytes", "sent_items")
+    `window_*`: the most that was free at once, which is what the receiver has room for as far as can be told.
+    """
+
+    __slots__ = ("granted_bytes", "granted_items", "sent_bytes", "sent_items", "window_bytes", "window_items")
 
     def __init__(self) -> None:
         self.granted_items = self.granted_bytes = 0
         self.sent_items = self.sent_bytes = 0
+        self.window_items = self.window_bytes = 0
 
     def grant(self, items: int, size: int) -> None:
         """New totals; one that is lower than before takes nothing back."""
         self.granted_items = max(self.granted_items, min(items, MAX_SEQNO))
         self.granted_bytes = max(self.granted_bytes, min(size, MAX_SEQNO))
+        self.window_items = max(self.window_items, self.granted_items - self.sent_items)
+        self.window_bytes = max(self.window_bytes, self.granted_bytes - self.sent_bytes)
 
     def left(self) -> tuple[int, int]:
         """Mutations and bytes that may still be sent; none of one if there is none of the other."""

@@ -13,8 +13,9 @@ class StreamStatistics(NamedTuple):
     """One stream at the server.
 
     `state`: pending, backfilling, in-memory or dead. `items_remaining`: seqnos between the last sent and the newest
-    one, an upper bound of what is still to come. `unacked_*`: sent since the last grant would have allowed all of
-    it again, that is not yet covered by the window that is granted. `paused_current_reason` is "" while not paused.
+    one, an upper bound of what is still to come. `max_buffer_*`: what the client has room for, and `unacked_*` how
+    much of that is taken by what it has not consumed yet, both as its grants show. `paused_current_reason` is ""
+    while not paused.
     """
 
     stream: int
@@ -29,8 +30,10 @@ class StreamStatistics(NamedTuple):
     items_sent: int
     bytes_sent: int
     items_remaining: int
-    granted_items: int
-    granted_bytes: int
+    unacked_items: int
+    unacked_bytes: int
+    max_buffer_items: int
+    max_buffer_bytes: int
     backfill_disk_items: int
     backfill_mem_items: int
     paused_current_reason: str
@@ -68,8 +71,10 @@ def of_stream(producer: Producer, now: float) -> StreamStatistics:
         items_sent=allowance.sent_items,
         bytes_sent=allowance.sent_bytes,
         items_remaining=max(0, producer.high - producer.sent),
-        granted_items=allowance.granted_items,
-        granted_bytes=allowance.granted_bytes,
+        unacked_items=allowance.window_items - (allowance.granted_items - allowance.sent_items),
+        unacked_bytes=allowance.window_bytes - (allowance.granted_bytes - allowance.sent_bytes),
+        max_buffer_items=allowance.window_items,
+        max_buffer_bytes=allowance.window_bytes,
         backfill_disk_items=producer.disk_items,
         backfill_mem_items=allowance.sent_items - producer.disk_items,
         paused_current_reason="" if paused is None else "credits",
