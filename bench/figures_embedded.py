@@ -15,13 +15,15 @@ WARM_UP = 1.0
 VALUE = b"v" * 100
 
 
-async def lanes(address: str, topics: list[str], in_flight: int, records: int, seconds: float) -> dict[str, float]:
+async def lanes(
+    address: str, topics: list[str], in_flight: int, records: int, seconds: float, options: dict[str, str] | None = None
+) -> dict[str, float]:
     """So many transactions at a time, each of `records` records to each topic, one behind the other in each lane."""
     from txnbuffer import connect
 
     done = 0
     began = time.perf_counter() + WARM_UP
-    async with connect(address) as client:
+    async with connect(address, broker_options=options) as client:
 
         async def lane() -> None:
             nonlocal done
@@ -67,8 +69,8 @@ async def paced(address: str, rate: float, seconds: float) -> dict[str, float]:
     return {"p99": times[int(len(times) * 0.99)], "count": len(times)}
 
 
-def run_lanes(address: str, topics: list[str], in_flight: int, records: int, seconds: float) -> dict[str, float]:
-    return asyncio.run(lanes(address, topics, in_flight, records, seconds))
+def run_lanes(*arguments: Any) -> dict[str, float]:
+    return asyncio.run(lanes(*arguments))
 
 
 def run_paced(address: str, rate: float, seconds: float) -> dict[str, float]:

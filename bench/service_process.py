@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,12 +17,22 @@ def service() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}/log"]
         command += ["--listen", "127.0.0.1:0", "--http", ""]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            yield _address(process)
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
+        with serving(command) as (_, address):
+            yield address
+
+
+@contextmanager
+def serving(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of a service, and its address."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        address = _address(process)
+        assert process.stderr is not None
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the service would wait for us
+        yield process, address
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
 
 
 def _address(process: subprocess.Popen[str]) -> str:
