@@ -103,6 +103,10 @@ class Reader(Protocol):
 
 
 class Broker(Protocol):
+    @property
+    def max_message_bytes(self) -> int:
+        """The limit of one message: key, value and properties together."""
+
     def topics(self) -> list[str]:
         """Names of all topics, sorted."""
 

@@ -40,7 +40,7 @@ class FileBroker(ReadingBroker):
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
         self._log, self.report = open_log(environment, directory, options)
         self._owned = Owned(environment, directory, self._log, committer=committer)
-        super().__init__(self._owned)
+        super().__init__(self._owned, options.max_message_bytes)
         self._environment = environment
         self._directory = directory
         self._options = options

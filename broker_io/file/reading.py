@@ -12,7 +12,7 @@ from broker_io.file.options import disk_error
 from broker_io.file.reader import FileReader
 from broker_io.file.recovery import missing_segment
 from broker_io.file.source import Source
-from broker_io.port import Ledger
+from broker_io.port import MAX_MESSAGE_BYTES, Ledger
 from broker_io.position import EARLIEST, Position
 
 Answer = TypeVar("Answer")
@@ -21,7 +21,8 @@ Answer = TypeVar("Answer")
 class ReadingBroker:
     """The half of the broker port that changes nothing."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.max_message_bytes = max_message_bytes
         self._source = source
 
     def topics(self) -> list[str]:

@@ -49,6 +49,10 @@ class MemoryBroker:
         """Another process's handle on the same topics."""
         return MemoryBroker(log=self.log)
 
+    @property
+    def max_message_bytes(self) -> int:
+        return self.log.max_message_bytes
+
     def topics(self) -> list[str]:
         with self.log.changed:
             self._check_open()

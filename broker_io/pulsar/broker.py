@@ -67,7 +67,7 @@ class PulsarBroker:
         self._cluster = Cluster(place, admin_url, credentials, patience, client_log)
         self._compacted_prefix = compacted_prefix
         self._batching = batching
-        self._max_message_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._upkeep = Upkeep(self._cluster)
@@ -229,7 +229,7 @@ class PulsarBroker:
                 incarnation,
                 mode=mode,
                 batching=batching,
-                max_message_bytes=self._max_message_bytes,
+                max_message_bytes=self.max_message_bytes,
             ),
         )
         self._add(writer)

@@ -32,7 +32,7 @@ class RemoteBroker:
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
         try:
-            version, self._max_message_bytes, self._max_append_bytes = self._connection.ask("Hello").numbers
+            version, self.max_message_bytes, self._max_append_bytes = self._connection.ask("Hello").numbers
             if version != VERSION:
                 raise UnsupportedFormat(
                     f"the service at {target} speaks version {version} of the log protocol and this release version "
@@ -59,7 +59,7 @@ class RemoteBroker:
         self._connection.check()
         if wait is not None:
             raise NotOffered(f"{self._connection.target} is a service's log, which nobody stands by: open without wait")
-        name, limits = check_topic_name(topic), (self._max_message_bytes, self._max_append_bytes)
+        name, limits = check_topic_name(topic), (self.max_message_bytes, self._max_append_bytes)
         writer = self._connection.patiently(
             lambda: RemoteWriter(self._connection, name, exclusive=exclusive, limits=limits)
         )

@@ -77,6 +77,7 @@ class OwnerAndFollower:
     def __init__(self, owner: Broker, follower: Broker) -> None:
         self.owner = owner
         self.follower = follower
+        self.max_message_bytes = owner.max_message_bytes
 
     def topics(self) -> list[str]:
         return self.follower.topics()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeAlias
 
-from broker_io.port import MAX_MESSAGE_BYTES, Broker
+from broker_io.port import Broker
 from txnbuffer.client.client import Client
 from txnbuffer.client.direct_link import Carrier
 from txnbuffer.client.finding import Finder
@@ -31,15 +31,14 @@ async def client_on(
     """A client that writes to `broker` itself and reaches its service by `dial`; `resources` end with it."""
     writers = Writers(broker, patience)
     resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
-    limit = getattr(broker, "max_message_bytes", MAX_MESSAGE_BYTES)
-    carrier = Carrier(writers, limit)
+    carrier = Carrier(writers, broker.max_message_bytes)
 
     async def direct() -> Link:
         return carrier.over(await dial())
 
     session = Session(direct, patience, apart=True)
     session.begin()
-    return Client(session, lambda: broker, serializer, OrdinarySends(writers, limit))
+    return Client(session, lambda: broker, serializer, OrdinarySends(writers, broker.max_message_bytes))
 
 
 def dial_at(address: str, dial: DialAddress) -> Dial:

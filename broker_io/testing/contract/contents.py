@@ -134,6 +134,9 @@ class ContentsContract(Base):
             assert before.result(PATIENCE_SECONDS).first < after[0]
         assert values(read_all(broker, topic)) == [b"small", b"small"]
 
+    def test_a_broker_tells_its_limit(self, broker: Broker) -> None:
+        assert broker.max_message_bytes == self.max_message_bytes
+
     def test_the_limit_counts_key_value_and_properties(self, broker: Broker, topic: str) -> None:
         third = self.max_message_bytes // 3 + 1
         with broker.writer(topic) as writer:
