@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import figures_aborts, figures_buffer, figures_log, figures_snapshots, harness
+from bench import figures_aborts, figures_buffer, figures_log, figures_snapshots, figures_streams, harness
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 
@@ -18,6 +18,7 @@ AGREED = {
     "recovery.seconds.10m",
     "recovery.seconds.1m",
     "snapshot.bytes.800k",
+    "streams.queued_per_s",
 }
 
 
@@ -44,6 +45,13 @@ def test_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures_buffer.fold_long() > 0
     assert figures_buffer.fold_short() > 0
     assert figures_buffer.visible() > 0
+
+
+def test_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_streams, "BATCHES", 40)
+    assert figures_streams.queued() > 0
+    assert figures_streams.queued_by_few() > 0
+    assert figures_streams.queued_ahead_of_cursors() > 0
 
 
 def test_appending_and_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,6 +290,21 @@ def test_row_40_without_cursors_the_open_snapshot_can_be_evicted() -> None:
     assert [(entry.start, entry.end) for entry in stage.manager.persist()] == [(2, 2), (3, 3)]
 
 
+def test_row_40_with_cursors_only_what_they_do_not_stand_in_is_evicted() -> None:
+    stage = Stage()
+    slow = behind(stage, "a=1 b=1")
+    slow.take(1)
+    stage.queue("c=1")
+    stage.queue("d=1")
+    stage.manager.evict(1_000_000)
+    assert stage.manager.statistics().items == 2
+    assert stage.reads.open == {}
+    assert slow.take(1) == 1
+    assert slow.snapshots == [(1, 2)]
+    stage.drain(slow)
+    assert slow.snapshots == [(1, 2), (3, 4)]
+
+
 def test_row_42_cursors_that_may_be_dropped() -> None:
     stage = Stage()
     reader = stage.reader("c", 0)

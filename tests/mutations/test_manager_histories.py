@@ -150,4 +150,4 @@ class ManagerLife(RuleBasedStateMachine):
 
 
 TestManagerLife = ManagerLife.TestCase
-TestManagerLife.settings = settings(max_examples=min(600, settings.default.max_examples))
+TestManagerLife.settings = settings(max_examples=min(400, settings.default.max_examples))

@@ -53,6 +53,8 @@ def test_recent_entries_stay_exact() -> None:
         index.add(entry)
     assert index.entries()[-4:] == entries[-4:]
     assert index.entries()[0].start == 1
+    for entry in index.entries():
+        assert (entry.first, entry.last) == (position_of(entry.start), position_of(entry.end))
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,23 @@ def test_a_cursor_dropped_within_a_snapshot_gets_the_rest_of_that_snapshot() -> 
     stage.manager.persist()
     assert stage.ranges() == []
     stage.queue("k1=v6")
+    stage.manager.persist()
     assert reader.take() == 0
     assert stage.reads.answer(1)
     stage.drain(reader)
     assert reader.snapshots == [(1, 5), (6, 6)]
+
+
+def test_a_small_backfill_still_completes_what_was_begun_elsewhere() -> None:
+    stage = Stage("k1=v1 k2=v2 k1=v3 k2=v4 k3=v5", backfill_bytes=1)
+    stage.manager.persist()
+    reader = stage.reader("c", 1, snapshot_end=4)
+    assert reader.take() == 0
+    while stage.reads.answer(1):
+        pass
+    assert reader.cursor.has_next()
+    stage.drain(reader)
+    assert reader.snapshots == [(2, 4), (5, 5)]
 
 
 def test_a_reader_that_holds_part_of_a_snapshot_gets_no_shorter_one() -> None:
