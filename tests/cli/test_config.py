@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from txnbuffer.cli.app import app
 from txnbuffer.config import Config, load_config
 from txnbuffer.errors import InvalidConfiguration
 
@@ -78,6 +80,26 @@ def test_a_variable_of_no_section_is_an_error(name: str) -> None:
 @pytest.mark.parametrize("name", ["PULSAR_URL", "PULSAR_IMAGE", "SERVICE", "TLS_CA"])
 def test_variables_that_are_no_settings_are_left_alone(name: str) -> None:
     assert load_config(environ={f"TXNBUFFER_{name}": "some text", "TXNBUF": "1"}) == Config()
+
+
+def test_how_to_get_into_a_cluster_is_passed_on_as_far_as_it_is_given(tmp_path: Path) -> None:
+    assert Config().pulsar.options() == {"patience": 60.0}
+    path = written(tmp_path, '[pulsar]\noauth2_issuer_url = "https://issuer"\noauth2_private_key = "file:key"\n')
+    environ = {"TXNBUFFER_PULSAR_ADMIN_URL": "http://localhost:1", "TXNBUFFER_PULSAR_URL": "pulsar://localhost"}
+    assert load_config(path, environ, ["pulsar.patience=5"]).pulsar.options() == {
+        "admin_url": "http://localhost:1",
+        "oauth2": {"issuer_url": "https://issuer", "private_key": "file:key"},
+        "patience": 5.0,
+    }
+
+
+def test_a_token_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXNBUFFER_PULSAR_TOKEN", "s3cret")
+    assert "s3cret" not in repr(load_config(environ={"TXNBUFFER_PULSAR_TOKEN": "s3cret"}))
+    for output in ("json", "table"):
+        shown = CliRunner().invoke(app, ["config", "show", "--output", output])
+        assert shown.exit_code == 0
+        assert "s3cret" not in shown.output
 
 
 @pytest.mark.parametrize("flag", ["segment_bytes=1", "log.segment_bytes"])

@@ -110,6 +110,24 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
     assert "recovering" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say once which log to serve"),
+        (["file:x", "--broker", "file:x"], "say once which log to serve"),
+        (["file:x", "--standby"], "one can stand by beside a cluster only"),
+        (["--broker", "pulsar://127.0.0.1:1/p/n", "--advertise", "here"], "write HOST:PORT"),
+        (["pulsar://nowhere"], "is no address of a cluster"),
+    ],
+)
+def test_what_a_service_can_not_be_told(arguments, message):
+    command = [sys.executable, "-m", "txnbuffer", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_log_that_another_service_owns_is_refused(tmp_path):
     with ServiceProcess(tmp_path) as service:
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path}", "--listen", "127.0.0.1:0"]

@@ -1,0 +1,156 @@
+"""Followers: what they read is taken together, never too much of it, and a dead reader is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from service_setup import eventually, on_a_loop
+
+from broker_io.batch import Batch, Message, PlacedBatch
+from broker_io.errors import Damaged
+from broker_io.memory import MemoryBroker
+from broker_io.position import EARLIEST
+from txnbuffer.errors import TailStalled
+from txnbuffer.service import following
+from txnbuffer.service.following import Following, gathered
+
+
+class Taker:
+    """A loop's side of a follower: `following.take` runs as the engine's turn would."""
+
+    def __init__(self, broker) -> None:
+        self.values: list[bytes | None] = []
+        self.batches = 0
+        self.failures: list[BaseException] = []
+        self.following = Following(asyncio.get_running_loop(), broker, self.turn)
+        self.holding = False
+
+    def turn(self) -> None:
+        if not self.holding:
+            self.following.take()
+
+    def follow(self, topic: str):
+        return self.following.follow(topic, EARLIEST, self.take, self.failures.append)
+
+    def take(self, placed: PlacedBatch) -> None:
+        self.batches += 1
+        self.values += placed.messages.values.to_list()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self.following.stop)
+
+
+def put(broker: MemoryBroker, *values: bytes) -> None:
+    with broker.writer("a") as writer:
+        writer.append(Batch.of([Message(None, value) for value in values])).result()
+
+
+@pytest.fixture
+def broker():
+    with MemoryBroker() as opened:
+        opened.create_topic("a")
+        yield opened
+
+
+@on_a_loop
+async def test_all_that_came_is_taken_in_order(broker):
+    taker = Taker(broker)
+    taker.follow("a")
+    values = [b"%d" % number for number in range(200)]
+    for start in range(0, 200, 7):
+        put(broker, *values[start : start + 7])
+    await eventually(lambda: len(taker.values) == 200)
+    assert taker.values == values
+    await taker.stop()
+
+
+@on_a_loop
+async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
+    monkeypatch.setattr(following, "HELD_BYTES", 1)
+    monkeypatch.setattr(following, "LEAST_HELD", 2000)
+    monkeypatch.setattr(following, "READ_MESSAGES", 1)
+    taker = Taker(broker)
+    taker.holding = True
+    follower = taker.follow("a")
+    for _ in range(50):
+        put(broker, b"x" * 1000)
+    await eventually(lambda: follower._held >= 2000)
+    await asyncio.sleep(0.1)
+    assert follower._held < 5000
+    taker.holding = False
+    taker.turn()
+    await eventually(lambda: len(taker.values) == 50)
+    await taker.stop()
+
+
+@on_a_loop
+async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch):
+    monkeypatch.setattr(following, "HELD_BYTES", 1)
+    monkeypatch.setattr(following, "LEAST_HELD", 1)
+    monkeypatch.setattr(following, "READ_MESSAGES", 1)
+    taker = Taker(broker)
+    taker.holding = True
+    follower = taker.follow("a")
+    put(broker, b"1", b"2", b"3")
+    await eventually(lambda: follower._held > 0)
+    await asyncio.wait_for(taker.stop(), 30)
+
+
+class Deaf:
+    """A reader that is dead and does not say so."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+
+    def read(self, *, limit: int, timeout: float) -> None:
+        return None
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@on_a_loop
+async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, monkeypatch):
+    monkeypatch.setattr(following, "QUIET", 0.0)
+    opened, deaf = broker.reader, [True]
+    broker.reader = lambda topic, *where, **how: (Deaf if deaf[0] else lambda it: it)(opened(topic, *where, **how))
+    taker = Taker(broker)
+    follower = taker.follow("a")
+    put(broker, b"1")
+    await eventually(lambda: isinstance(follower.problem, TailStalled))
+    assert "ends at" in str(follower.problem)
+    deaf[0] = False
+    await eventually(lambda: taker.values == [b"1"])
+    await eventually(lambda: follower.problem is None)
+    put(broker, b"2")
+    await eventually(lambda: taker.values == [b"1", b"2"])
+    await taker.stop()
+
+
+@on_a_loop
+async def test_a_failure_is_told_once_behind_what_came_before(broker):
+    taker = Taker(broker)
+    put(broker, b"1")
+    follower = taker.follow("a")
+    await eventually(lambda: taker.values == [b"1"])
+    broker.faults.fail_read(Damaged("a", 1, "torn"), topic="a")
+    await eventually(lambda: taker.failures)
+    assert isinstance(taker.failures[0], Damaged)
+    assert follower not in taker.following._followers
+    taker.turn()
+    assert len(taker.failures) == 1
+    await taker.stop()
+
+
+def test_batches_of_one_ledger_become_one():
+    with MemoryBroker(ledger_entries=4) as broker:
+        broker.create_topic("a")
+        put(broker, *(b"%d" % number for number in range(10)))
+        with broker.reader("a") as reader:
+            batches = list(iter(lambda: reader.read(limit=1), None))
+    assert len(batches) == 10
+    few = gathered(batches)
+    assert [len(placed) for placed in few] == [4, 4, 2]
+    assert [message.position for placed in few for message in placed] == [placed.positions.first for placed in batches]
+    assert [value for placed in few for value in placed.messages.values] == [b"%d" % number for number in range(10)]
