@@ -251,3 +251,16 @@ class Stage:
 def _word(row: Mutation) -> str:
     key = (row.key or b"").decode()
     return f"{key}-" if row.value is None else f"{key}={row.value.decode()}"
+
+
+def behind(stage: Stage, text: str = "z=0") -> Reader:
+    """A slow cursor in a snapshot of its own, so that what is queued later stays in memory."""
+    reader = stage.reader("slow", stage.topic.high)
+    stage.queue(text)
+    stage.manager.persist()
+    return reader
+
+
+def large(stage: Stage, key: str, size: int = 4_000) -> None:
+    stage.manager.queue_many(stage.topic.add([(key.encode(), b"x" * size)]))
+    check_chain(stage.manager)
