@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from broker_io import open_broker
+from broker_io import is_cluster, open_broker
 from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
 from txnbuffer.client.client import Client
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
 
 REMOTE = "txnbuf://"
-CLUSTERS = ("pulsar://", "pulsar+ssl://")
 
 
 class ClusterOptions(NamedTuple):
@@ -63,10 +62,10 @@ class Opening:
     async def open(self) -> Client:
         """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises."""
         async with AsyncExitStack() as resources:
-            if self.address.startswith(CLUSTERS):
+            if is_cluster(self.address):
                 client = await self._open_cluster(resources)
             elif self._cluster != NO_CLUSTER:
-                raise InvalidRequest(f"{self.address} is no cluster: service and broker_options are for pulsar://")
+                raise InvalidRequest(f"{self.address!r} is no cluster: service and broker_options are for pulsar://…")
             elif self.address.startswith(REMOTE):
                 client = await self._open_remote(resources)
             else:
