@@ -10,7 +10,7 @@ from raw_session import InProcess, RawSession, transactional
 from service_setup import QUICK, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import Damaged, Fenced, ServiceUnavailable
+from broker_io.errors import Damaged, Fenced, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -107,6 +107,14 @@ async def test_records_sent_to_the_service_are_refused_with_one_clear_error(clus
 
 
 @on_a_loop
+async def test_clients_are_told_how_large_a_message_the_cluster_takes():
+    with MemoryBroker(max_message_bytes=1000) as cluster:
+        async with beside(cluster) as (engine, _):
+            app = await app_on(engine, cluster, "a")
+            assert app.session.welcome.max_message_bytes == 1000
+
+
+@on_a_loop
 async def test_one_phase_can_not_be_beside_a_cluster(cluster):
     with pytest.raises(InvalidConfiguration, match="one_phase"):
         await Engine.start(cluster, shared=True, config=Config())
@@ -188,6 +196,23 @@ async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(clu
         late = await app.write("a", [txn], b"late", seq=2)
         await eventually(lambda: tail(engine, "a").buffer.applied >= late.last)
         assert visible(cluster, "a") == visible(cluster, "b") == {}
+
+
+@on_a_loop
+async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(cluster, quick):
+    async with beside(cluster, config=BESIDE) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        await app.write("b", [txn])
+        cluster.delete_topic("b")
+        await eventually(lambda: isinstance(engine.topics.get("b").problem, TopicNotFound))
+        app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
+        await app.session.until(lambda: 1000 in app.session.answers)
+        assert app.session.answers[1000] is Outcome.COMMIT
+        await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
+        assert visible(cluster, "a") == {b"v": 1}
+        assert "b" not in broker.topics()
 
 
 @on_a_loop

@@ -7,7 +7,7 @@ from functools import partial
 
 from pyroaring import BitMap64
 
-from broker_io.errors import Error
+from broker_io.errors import Error, TopicNotFound
 from txnbuffer.buffer.effects import Damage, Effect, Ended, EpochRaised, Suppressed
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import (
@@ -165,14 +165,20 @@ class Carrying:
     def _append_marker(self, effect: AppendMarker) -> None:
         token, name, marker = effect
         topic = self._topics.get(name)
-        if topic is None:
+        if topic is None or isinstance(topic.problem, TopicNotFound):
             self._coordinator.marker_failed(token)
+            if self.marking is not None:
+                self.marking.missing(name)
             return
         landed = partial(self._marker_landed, token)
         failed = partial(self._marker_failed, token)
         self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
         if self.marking is not None:
             self.marking.need(topic)
+
+    def deleted(self, name: str) -> None:
+        """A topic and its messages are gone for good: nothing that concerns it is waited for."""
+        self._coordinator.topic_deleted(name, self._now())
 
     def _marker_landed(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())

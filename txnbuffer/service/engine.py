@@ -15,6 +15,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -107,7 +108,10 @@ class Engine:
         `address`: HOST:PORT where clients find this engine. `shared`: applications write the topics themselves.
         `standing`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
         """
-        engine = cls(broker, limits or Limits(), retention or RetentionConfig(), clock or SystemClock())
+        limits = limits or Limits()
+        if shared:  # where records are written by others, the cluster says how large they may be
+            limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
+        engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         config = config or (BESIDE if shared else Config())
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
@@ -296,7 +300,7 @@ class Engine:
 
     def _read_others(self, following: Following, at: Position) -> None:
         """Beside a cluster: markers need writers, counts need tails, and the next owner's entry ends this one."""
-        self.carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release)
+        self.carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release, self.carrying.deleted)
         self.carrying.counting = Counting(self.broker, self.run, self.carrying.count)
         following.follow(DECISIONS, at, self._decisions_came, self.fail)
 
