@@ -107,7 +107,7 @@ class Admin:
             raise NotAuthorized(f"{what}: give credentials that may do this")
         if status in _AWAY:
             raise ServiceUnavailable(f"{what}: the cluster is busy or starting")
-        if status >= 500:
+        if status >= 500 or (status == 412 and "Busy" in reason):  # somebody else makes the same right now
             raise _Faulty(f"{what}: see the log of the broker")
         raise ClusterRefused(what, status, reason)
 

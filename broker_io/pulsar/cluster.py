@@ -75,15 +75,15 @@ class Cluster:
                 raise TopicNotFound(f"there is no topic {topic!r}: create it first") from None
             raise
 
-    def incarnation(self, topic: str) -> str:
+    def incarnation(self, topic: str, *, patiently: bool = True) -> str:
         """Ours have one of their own; of others the time of their making tells them apart."""
-        mark = (self.ask("GET", topic, "properties") or {}).get(INCARNATION)
+        mark = (self.ask("GET", topic, "properties", patiently=patiently) or {}).get(INCARNATION)
         if mark is not None:
             return str(mark)
-        return f"{self.ask('GET', topic, 'internal-info')['creationDate']} {self.url(topic)}"
+        return f"{self.ask('GET', topic, 'internal-info', patiently=patiently)['creationDate']} {self.url(topic)}"
 
-    def state(self, topic: str) -> TopicState:
-        return read_state(self.ask("GET", topic, "internalStats"))
+    def state(self, topic: str, *, patiently: bool = True) -> TopicState:
+        return read_state(self.ask("GET", topic, "internalStats", patiently=patiently))
 
     def last_position(self, topic: str) -> Position | None:
         found = self.ask("GET", topic, "lastMessageId")

@@ -44,16 +44,16 @@ class Flusher:
             _try(self._queue.get())
 
 
-def flush_within(producer: Any, seconds: float) -> None:
-    """Wait until all that a producer holds is acknowledged or has failed, so long at most."""
-    thread = threading.Thread(target=_try, args=(producer.flush,), name="pulsar last flush", daemon=True)
+def within(call: Callable[[], Any], seconds: float) -> None:
+    """Have a producer flush or close, and wait for that so long at most."""
+    thread = threading.Thread(target=_try, args=(call,), name="pulsar closing", daemon=True)
     thread.start()
     thread.join(seconds)
 
 
-def _try(flush: Callable[[], Any]) -> None:
+def _try(call: Callable[[], Any]) -> None:
     with contextlib.suppress(pulsar.PulsarException):  # the messages' own acknowledgements tell
-        flush()
+        call()
 
 
 flusher = Flusher()

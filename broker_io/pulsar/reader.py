@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import Closed, Error, PositionTrimmed, TopicNotFound
+from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
@@ -42,25 +42,26 @@ class PulsarReader(Handle):
         self._ahead = ahead
         self._dead: Error | None = None
         self._incarnation = cluster.incarnation(topic)
-        state = cluster.state(topic)
-        if start >= LATEST:
+        latest = start >= LATEST
+        if latest:
             start, inclusive = cluster.last_position(topic) or EARLIEST, False
-            if state.find(start.ledger) is None:  # all that was below is gone, and not asked for
-                start = EARLIEST
-        elif start != EARLIEST and is_gone(start, state, compacted=compacted, horizon=state.cursors.get(COMPACTION)):
-            raise self._trimmed(start, state)
+        state = cluster.state(topic)
+        if start != EARLIEST and is_gone(start, state, compacted=compacted, horizon=state.cursors.get(COMPACTION)):
+            if not latest:
+                raise self._trimmed(start, state)
+            start = EARLIEST  # all that was below is gone, and not asked for
         self._start = start
         self._inclusive = inclusive
         self._last = start
         self._met = False
         self._given = False  # whether the message at `last` was seen, which a fresh source must give again
         self._held: Any | None = None
-        self._bytes = 0
         self._tries = (EARLIEST, 0)
         self._tail = (-1, -1)
         self._doubt = FIRST_DOUBT
-        self._source: Source = None  # type: ignore[assignment]  # opened right below
-        self._open_source()
+        self._source = self._new_source(start)
+        self._begun = False  # whether the source has given anything
+        self._opened_at = self._quiet_since = time.monotonic()
 
     @property
     def position(self) -> Position:
@@ -115,7 +116,12 @@ class PulsarReader(Handle):
         places: list[Position] = []
         size = 0
         while len(messages) < limit and size < BATCH_BYTES:
-            message = self._next(0 if messages else round(wait * 1000))
+            try:
+                message = self._next(0 if messages else round(wait * 1000))
+            except Error:
+                if not messages:
+                    raise
+                break  # what came before is good; it will be told next time
             if message is None:
                 break
             place = place_of(message)
@@ -123,7 +129,7 @@ class PulsarReader(Handle):
                 if messages:
                     self._held = message  # whatever it is, what came before is good
                     break
-                if not self._admit(place):
+                if not self._admitted(message, place):
                     continue
             self._last, self._given = place, True
             if self.compacted and place.batch >= 0 and is_hole(message):
@@ -134,7 +140,11 @@ class PulsarReader(Handle):
         if not messages:
             return None
         times = np.fromiter((message.publish_timestamp() for message in messages), np.int64, len(messages))
-        return PlacedBatch(Positions.of(places), times, decode_messages(messages))
+        try:
+            return PlacedBatch(Positions.of(places), times, decode_messages(messages))
+        except Damaged as error:  # reading on would be a hole
+            self.end(error)
+            raise
 
     def _next(self, milliseconds: int) -> Any | None:
         held, self._held = self._held, None
@@ -153,6 +163,13 @@ class PulsarReader(Handle):
         return self._source.has_more() is not False
 
     # --- what comes, and whether something is missing before it ---
+
+    def _admitted(self, message: Any, place: Position) -> bool:
+        try:
+            return self._admit(place)
+        except Error:
+            self._held = message  # who reads again is told again, or it is looked at again
+            raise
 
     def _admit(self, place: Position) -> bool:
         """Whether a message that doesn't plainly follow is next; if not it is left out. Raises PositionTrimmed."""
@@ -177,31 +194,27 @@ class PulsarReader(Handle):
 
     def _admit_first(self, place: Position) -> bool:
         start = self._start
-        if start == EARLIEST:
-            self._met = True
-            return True
         if place < start:
             return False
-        self._met = self._begun = True
-        if place == start:
-            self._given = True
+        if place == start:  # numbers of ledgers are the whole cluster's, so it is the same topic
+            self._met = self._begun = self._given = True
             self._last = place
             return self._inclusive
-        if self.compacted or place[:2] == start[:2]:
-            return True
         self._check_topic()
-        state = self._cluster.state(self.topic)
-        if not self._is_tail(start, place) and (self._given or state.find(start.ledger) is None):
-            raise self._trimmed(start, state)
+        if start != EARLIEST and not self.compacted and place[:2] != start[:2]:
+            state = self._cluster.state(self.topic)
+            if not self._is_tail(start, place) and (self._given or state.find(start.ledger) is None):
+                raise self._trimmed(start, state)
+        self._met = self._begun = True
         return True
 
     def _is_tail(self, last: Position, place: Position) -> bool:
         """Whether, when the cluster was asked in a silence, a ledger began right behind another's last message."""
         return self._tail == (last.ledger, place.ledger) and place.entry == 0
 
-    def _check_topic(self) -> None:
+    def _check_topic(self, *, patiently: bool = True) -> None:
         """The library goes on by itself where a topic was deleted and made anew."""
-        if self._cluster.incarnation(self.topic) != self._incarnation:
+        if self._cluster.incarnation(self.topic, patiently=patiently) != self._incarnation:
             raise TopicNotFound(f"topic {self.topic!r} was deleted: open a reader of the new one")
 
     def _trimmed(self, after: Position, state: TopicState) -> PositionTrimmed:
@@ -216,8 +229,11 @@ class PulsarReader(Handle):
         """Look whether the end lies ahead of a reader that gives nothing: it may be dead without a word."""
         self._quiet_since = time.monotonic()
         self._doubt = min(2 * self._doubt, LONGEST_DOUBT)
-        self._check_topic()
-        state = self._cluster.state(self.topic)
+        try:
+            self._check_topic(patiently=False)
+            state = self._cluster.state(self.topic, patiently=False)
+        except ServiceUnavailable:
+            return  # while the cluster is away nothing comes, and that is no error
         if state.last.entry < 0 or state.last[:2] <= self._last[:2]:
             if self._last.ledger != state.newest and state.empty_between(self._last.ledger, state.newest + 1):
                 self._tail = (self._last.ledger, state.newest)
@@ -236,10 +252,12 @@ class PulsarReader(Handle):
 
     def _open_source(self) -> None:
         """Read on from the last message that was seen, which comes again and shows that nothing is missing."""
-        if self._source is not None:
-            self._source.close()
-        if self._met:
-            self._start, self._inclusive, self._met = self._last, not self._given, False
-        self._source = Source(self._cluster, self.topic, self._start, compacted=self.compacted, ahead=self._ahead)
-        self._begun = False
+        start, inclusive = (self._last, not self._given) if self._met else (self._start, self._inclusive)
+        source = self._new_source(start)
+        self._source.close()
+        self._source, self._start, self._inclusive = source, start, inclusive
+        self._met = self._begun = False
         self._opened_at = self._quiet_since = time.monotonic()
+
+    def _new_source(self, start: Position) -> Source:
+        return Source(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from broker_io.errors import ClusterRefused, ServiceUnavailable
 from broker_io.position import Position
+from broker_io.pulsar.address import path_of
 from broker_io.pulsar.cluster import LAST, Cluster
+from broker_io.pulsar.policies import hold
 from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
 
 TRIM_SECONDS = 3.0
@@ -50,6 +52,7 @@ class Upkeep:
         self._wait(lambda: self._trimmed(topic, first), wait)
 
     def _move_hold(self, topic: str, first: int) -> None:
+        hold(self._cluster.admin, path_of(self._cluster.namespace, topic))  # a topic of others may have none yet
         place = {"ledgerId": first, "entryId": 0, "partitionIndex": -1, "batchIndex": -1}
         self._cluster.ask("POST", topic, f"subscription/{HOLD}/resetcursor", place)
 
