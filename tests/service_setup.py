@@ -64,7 +64,7 @@ def visible(broker: Broker, topic: str) -> Counter[bytes | None]:
     return found
 
 
-async def eventually(reached: Callable[[], Any], seconds: float = 10.0) -> None:
+async def eventually(reached: Callable[[], Any], seconds: float = 30.0) -> None:
     """Wait until something holds."""
     async with asyncio.timeout(seconds):
         while not reached():
