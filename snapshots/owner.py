@@ -14,13 +14,16 @@ from types import TracebackType
 from typing import Self
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import Fenced
+from broker_io.errors import Fenced, StillHeld
 from broker_io.port import Broker, Writer
 from broker_io.position import Position
 from snapshots.envelope import owner_message
 from snapshots.errors import OwnershipLost
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.table import Scan, SnapshotTable
+
+RENEW_SECONDS = 5.0
+"""How long a writer of ours that failed may take to be gone."""
 
 
 class Ownership:
@@ -65,7 +68,11 @@ class Ownership:
                 self.lost = True
                 raise OwnershipLost(self.topic, self.epoch)
             self._writer.close()
-            self._writer = self._broker.writer(self.topic, exclusive=True)
+            try:  # whoever has it now, without a word in it yet, owns it: a fenced owner never fences back
+                self._writer = self._broker.writer(self.topic, exclusive=True, wait=RENEW_SECONDS)
+            except StillHeld as error:
+                self.lost = True
+                raise OwnershipLost(self.topic, self.epoch) from error
             self._announce(running)
         finally:
             running.close()

@@ -2,8 +2,10 @@ import pytest
 from snapshot_driver import Interfering, entries, keeper, put
 from writing import TopicWriter
 
+from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
+from snapshots import owner
 from snapshots.envelope import owner_message
 from snapshots.errors import OwnershipLost
 from snapshots.keys import SNAPSHOT_TOPIC
@@ -49,6 +51,17 @@ def test_a_fenced_owner_never_fences_back():
         first.renew()
     second.append([owner_message(2)])
     assert not second.lost
+
+
+def test_a_successor_that_has_not_said_a_word_yet_is_not_fenced_either(monkeypatch):
+    monkeypatch.setattr(owner, "RENEW_SECONDS", 0.05)
+    broker = MemoryBroker()
+    first, _ = acquire(broker)
+    with broker.connect().writer(SNAPSHOT_TOPIC, exclusive=True) as successor:
+        with pytest.raises(OwnershipLost):
+            first.renew()
+        assert first.lost
+        successor.append(Batch.of([owner_message(2)])).result()
 
 
 def test_an_owner_that_lost_an_acknowledgement_renews_itself():
