@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 import weakref
 from collections.abc import Callable
@@ -19,13 +18,16 @@ from broker_io.pulsar.address import ClusterAddress, path_of, url_of
 from broker_io.pulsar.admin import Admin, Patience
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_opening
+from broker_io.pulsar.flushing import flusher
 from broker_io.pulsar.state import HOLD, TopicState, read_state
 
 T = TypeVar("T")
 
 INCARNATION = "txnbuffer.incarnation"
 """The property that tells a topic of ours from one made anew under its name."""
-CLOSE_SECONDS = 10.0
+OPERATION_SECONDS = 10.0
+"""How long an attempt to open may take; an answer can get lost where a topic is unloaded meanwhile."""
+CLOSE_SECONDS = 5.0
 LAST = "txnbuffer.last"
 """The property that keeps the last position where trimming leaves no message."""
 
@@ -45,7 +47,7 @@ class Cluster:
         self.client = pulsar.Client(
             address.service,
             authentication=credentials.for_client(),
-            operation_timeout_seconds=max(1, round(min(patience, 30.0))),
+            operation_timeout_seconds=max(1, round(min(patience, OPERATION_SECONDS))),
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, log or os.devnull),
             **_tls_options(credentials, tls=address.tls),
         )
@@ -116,10 +118,11 @@ class Cluster:
 
 
 def _close_client(client: pulsar.Client) -> None:
-    """Not by `shutdown`, which can keep the interpreter from the library's own threads until they give up."""
-    closed = threading.Event()
-    client._client.close_async(lambda _: closed.set())
-    closed.wait(CLOSE_SECONDS)
+    """Not by `shutdown`, which keeps Python's lock from the library's own threads until they give up, nor with a
+    callback, which may be let go of when Python is no more.
+    """
+    flusher.within(client.close, CLOSE_SECONDS)
+    flusher.rest(CLOSE_SECONDS)
 
 
 def _tls_options(credentials: Credentials, *, tls: bool) -> dict[str, Any]:

@@ -23,17 +23,33 @@ class Flusher:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._started = False
+        self._busy = 0
 
     def flush(self, producer: Any) -> None:
         """Have what a producer holds sent now; returns at once."""
         if not self._started:
             self._start()
+        with self._changed:
+            self._busy += 1
         self._queue.put(producer.flush)
 
+    def within(self, call: Callable[[], Any], seconds: float) -> None:
+        """Have something flush or close, and wait for that so long at most."""
+        with self._changed:
+            self._busy += 1
+        thread = threading.Thread(target=self._do, args=(call,), name="pulsar closing", daemon=True)
+        thread.start()
+        thread.join(seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Wait until no thread is in the library any more: one that comes back while Python ends aborts it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy, seconds)
+
     def _start(self) -> None:
-        with self._lock:
+        with self._changed:
             if not self._started:
                 self._started = True
                 for _ in range(THREADS):
@@ -41,19 +57,14 @@ class Flusher:
 
     def _run(self) -> None:
         while True:
-            _try(self._queue.get())
+            self._do(self._queue.get())
 
-
-def within(call: Callable[[], Any], seconds: float) -> None:
-    """Have a producer flush or close, and wait for that so long at most."""
-    thread = threading.Thread(target=_try, args=(call,), name="pulsar closing", daemon=True)
-    thread.start()
-    thread.join(seconds)
-
-
-def _try(call: Callable[[], Any]) -> None:
-    with contextlib.suppress(pulsar.PulsarException):  # the messages' own acknowledgements tell
-        call()
+    def _do(self, call: Callable[[], Any]) -> None:
+        with contextlib.suppress(pulsar.PulsarException):  # the messages' own acknowledgements tell
+            call()
+        with self._changed:
+            self._busy -= 1
+            self._changed.notify_all()
 
 
 flusher = Flusher()

@@ -25,9 +25,8 @@ FIRST_DOUBT, LONGEST_DOUBT = 1.0, 10.0
 """Seconds of silence after which the cluster is asked whether there is more."""
 RECONNECT_SECONDS = 5.0
 """How long even a read without patience waits for a reader that is about to come back, or to be given what is there."""
-FRESH_SECONDS = 5.0
-"""What a reader skips that was opened no longer ago is nothing that readers are given."""
 COMPACTED_TRIES = 2
+"""Sources that have to be silent before what lies ahead of a compacted reader is taken to be compacted away."""
 
 
 class PulsarReader(Handle):
@@ -60,8 +59,8 @@ class PulsarReader(Handle):
         self._tail = (-1, -1)
         self._doubt = FIRST_DOUBT
         self._source = self._new_source(start)
-        self._begun = False  # whether the source has given anything
-        self._opened_at = self._quiet_since = time.monotonic()
+        self._asked_behind = EARLIEST
+        self._quiet_since = time.monotonic()
 
     @property
     def position(self) -> Position:
@@ -187,8 +186,9 @@ class PulsarReader(Handle):
             return True
         if state.find(self._last.ledger) is None:
             raise self._trimmed(self._last, state)
-        if time.monotonic() - self._opened_at < FRESH_SECONDS and self._begun:
-            return True  # a reader that was opened just now skips it too: nothing stands there for readers
+        if self._asked_behind == self._last:
+            return True  # a source that was opened for this question skips it too: nothing stands there for readers
+        self._asked_behind = self._last
         self._open_source()
         return False
 
@@ -197,7 +197,7 @@ class PulsarReader(Handle):
         if place < start:
             return False
         if place == start:  # numbers of ledgers are the whole cluster's, so it is the same topic
-            self._met = self._begun = self._given = True
+            self._met = self._given = True
             self._last = place
             return self._inclusive
         self._check_topic()
@@ -205,7 +205,7 @@ class PulsarReader(Handle):
             state = self._cluster.state(self.topic)
             if not self._is_tail(start, place) and (self._given or state.find(start.ledger) is None):
                 raise self._trimmed(start, state)
-        self._met = self._begun = True
+        self._met = True
         return True
 
     def _is_tail(self, last: Position, place: Position) -> bool:
@@ -256,8 +256,8 @@ class PulsarReader(Handle):
         source = self._new_source(start)
         self._source.close()
         self._source, self._start, self._inclusive = source, start, inclusive
-        self._met = self._begun = False
-        self._opened_at = self._quiet_since = time.monotonic()
+        self._met = False
+        self._quiet_since = time.monotonic()
 
     def _new_source(self, start: Position) -> Source:
         return Source(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
@@ -13,6 +12,7 @@ from broker_io.errors import Closed, Error
 from broker_io.position import Position
 from broker_io.pulsar.cluster import Cluster
 from broker_io.pulsar.failures import of_opening
+from broker_io.pulsar.flushing import flusher
 
 ASK_SECONDS = 2.0
 """How long the library may take to say whether there is more; it has been seen to hang."""
@@ -65,8 +65,7 @@ class Source:
 
     def close(self) -> None:
         """Let go of it; nothing is waited for."""
-        with contextlib.suppress(pulsar.PulsarException):
-            self._reader.close()
+        flusher.within(self._reader.close, 0.0)  # the answer is lost if the topic is unloaded just then
 
     def _named(self, error: pulsar.PulsarException) -> Error:
         if type(error).__name__ == "AlreadyClosed":

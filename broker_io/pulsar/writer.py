@@ -20,7 +20,7 @@ from broker_io.position import Position, Positions
 from broker_io.pulsar.acks import settle
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.failures import of_append
-from broker_io.pulsar.flushing import flusher, within
+from broker_io.pulsar.flushing import flusher
 from broker_io.pulsar.mapping import encode_messages
 
 PENDING_MESSAGES = 4000
@@ -102,7 +102,7 @@ class PulsarWriter(Handle):
         if taken:
             self._lock.release()
         if alive:  # closing alone would drop what is under way
-            within(self._producer.flush, patience)
+            flusher.within(self._producer.flush, patience)
         self._close_producer()
 
     def end(self, error: Error) -> None:
@@ -115,7 +115,7 @@ class PulsarWriter(Handle):
             if self._closed:
                 return
             self._closed = True
-            within(self._producer.close, self._cluster.patiently.seconds)
+            flusher.within(self._producer.close, self._cluster.patiently.seconds)
         self._cluster.acks.wait(self._cluster.patiently.seconds)
 
     def __enter__(self) -> Self:
@@ -186,7 +186,7 @@ class PulsarWriter(Handle):
 
     def given_up(self) -> Error:
         """Why an append failed; nothing behind it gets through any more."""
-        within(self._producer.close, 0.0)
+        flusher.within(self._producer.close, 0.0)
         return self._failed or AppendUnknown(f"an append to topic {self.topic!r} failed: read the log to know")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from typing import Any
 import pulsar
 import pytest
 from pulsar_cluster import Cluster
+from source_tree import ROOT
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, Error, Fenced, NotOffered, StillHeld, TopicNotFound, UnsafePolicy
@@ -229,3 +232,26 @@ def test_our_subscription_is_there_before_the_first_message(broker: Broker, aski
     assert cursor["markDeletePosition"].endswith(":-1")
     fill(broker, "orders", numbered(2))
     assert asking("GET", "internalStats")["cursors"][HOLD]["markDeletePosition"] == cursor["markDeletePosition"]
+
+
+LEAVING = """
+import sys
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+broker = open_broker(sys.argv[1], admin_url=sys.argv[2])
+broker.create_topic("orders")
+writer, reader = broker.writer("orders"), broker.reader("orders")
+for _ in range(50):
+    writer.append(Batch.of([Message(b"k", b"v" * 100)] * 100))
+"""
+
+
+def test_a_process_that_just_ends_ends_well(cluster: Cluster, namespace: str) -> None:
+    """With sends under way and nothing closed the client library aborts the process."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", LEAVING, f"{cluster.url}/{namespace}", cluster.admin],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS * 6,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == done.stderr == ""
