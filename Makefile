@@ -32,8 +32,12 @@ $(STAMP): requirements/build.txt requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e . >&2
 	touch $(STAMP)
 
-demo: $(STAMP) ## see it work in under a minute; ARGS="--output json" for a machine
-	$(BIN)/txnbuf demo $(ARGS)
+demo: $(STAMP) ## see it work in a minute, BROKER=pulsar on a real one in three; ARGS="--output json" for a machine
+	if [ "$(BROKER)" = pulsar ]; then
+	    TXNBUFFER_PULSAR_HOME=$${TXNBUFFER_PULSAR_HOME:-$$(docker/distribution.sh)}
+	    export TXNBUFFER_PULSAR_HOME
+	fi
+	$(BIN)/txnbuf demo $(if $(BROKER),--broker $(BROKER)) $(ARGS)
 
 test: lint typecheck pulsar ## lint, types and all tests, as CI runs them
 	HYPOTHESIS_PROFILE=ci $(PYTEST)

@@ -75,9 +75,12 @@ OAUTH2 = "oauth2_"
 
 NO_SETTINGS = {
     *(f"{PREFIX}{name}" for name in ("SERVICE", "TLS_CA")),
-    *(f"{PREFIX}{name}" for name in ("PULSAR_URL", "PULSAR_ADMIN", "PULSAR_IMAGE", "PULSAR_REQUIRE", "CACHE")),
+    *(
+        f"{PREFIX}{name}"
+        for name in ("PULSAR_URL", "PULSAR_ADMIN", "PULSAR_IMAGE", "PULSAR_REQUIRE", "PULSAR_HOME", "CACHE")
+    ),
 }
-"""Variables of ours that are no settings: options of commands, and what the tests of a real Pulsar are told."""
+"""Variables of ours that are no settings: options of commands, and what tests and demo on a real Pulsar are told."""
 
 ABOVE_0 = {("service", "max_clients"), ("retention", "check_seconds")}
 """Settings that can't be 0: nobody could connect, retention would look without a pause."""

@@ -181,6 +181,9 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["inspect", "snapshot", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
         (["demo", "--dir", "{d}"], 2, "is not empty"),
         (["demo", "--dir", "{d}/lock/x"], 2, "can't hold the log of the demo"),
+        (["demo", "--broker", "pulsar"], 2, "needs Pulsar's server distribution"),
+        (["demo", "--broker", "pulsar", "--pulsar-home", "{d}"], 2, "it has no bin/pulsar"),
+        (["demo", "--broker", "pulsar", "--dir", "{d}/new"], 2, "--dir is for --broker file"),
         (["nonsense"], 2, "No such command"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runs the demo: service, producers and reader, kills without warning, and the verdict at the end."""
+"""Runs the demo: services, producers and reader, kills without warning, and the verdict at the end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
 from txnbuffer.demo.flights import Hour, load_hours
-from txnbuffer.demo.processes import PATIENCE, Child, DemoFailed, Service
+from txnbuffer.demo.processes import PATIENCE, Child, DemoFailed
 from txnbuffer.demo.producer import produce
 from txnbuffer.demo.reader import follow
+from txnbuffer.demo.sites import Site
 
 PRODUCERS = 2
 
 FIRST = 20
 """Ended transactions after which both topics exist and the reader begins."""
+
+LOOK = 0.5
+"""Seconds of silence after which services are looked at."""
 
 TELL_EVERY = 1000
 """Transactions between two lines about how far it is."""
@@ -36,6 +40,7 @@ class Report:
     kills: int = 0
     kills_in_recovery: int = 0
     producer_kills: int = 0
+    broker_kills: int = 0
     recovery_seconds_max: float = 0.0
     transactions_per_second: float = 0.0
 
@@ -46,13 +51,15 @@ class Report:
 
 @dataclass(slots=True)
 class Conductor:
-    """One run of the demo. `kills` SIGKILLs for the service fall at random points, one of them in recovery.
+    """One run of the demo. `kills` SIGKILLs for services fall at random points, one of them in recovery, and
+    `broker_kills` for the broker, if the site has one.
 
     One producer is killed as well. `transactions`: only the first so many hours of the year; None for all.
     """
 
-    service: Service
+    site: Site
     kills: int
+    broker_kills: int
     chance: random.Random
     narrate: Narrate
     transactions: int | None = None
@@ -64,12 +71,16 @@ class Conductor:
     def run(self) -> Report:
         self.narrate("loading the flights of 2013 …")
         hours = load_hours()[: self.transactions]
+        of_broker = f", {self.broker_kills} of the broker" if self.broker_kills else ""
         self.narrate(
             f"{len(hours):,} transactions from {PRODUCERS} processes, one in ten aborted on purpose; "
-            f"{self.kills} kills of the service to come, and one of a producer"
+            f"{self.kills} kills of the service to come{of_broker}, and one of a producer"
         )
-        self._start_service()
         try:
+            self.site.start()
+            started = time.monotonic()
+            self.site.succeed()
+            self._take_over(started)
             started = time.monotonic()
             self._write_all(hours)
             seconds = time.monotonic() - started
@@ -79,40 +90,44 @@ class Conductor:
         finally:
             for child in (*self.children.values(), *([self.reader] if self.reader else [])):
                 child.stop()
-            self.service.stop()
+            self.site.stop()
         return self.report
 
     def _write_all(self, hours: list[Hour]) -> None:
         marks = sorted(self.chance.sample(range(FIRST, len(hours) * 9 // 10), self.kills - 1))
+        broker_marks = sorted(self.chance.sample(range(FIRST, len(hours) * 9 // 10), self.broker_kills))
         producer_mark = self.chance.randrange(FIRST, len(hours) // 2)
         self.children = {share: self._producer(hours, share) for share in range(PRODUCERS)}
         while self.children:
             self._listen()
             if self.reader is None and len(self.ended) >= FIRST:
-                self.reader = Child(follow, self.service.address, hours)
+                self.reader = Child(follow, self.site.way(), hours)
+            if broker_marks and len(self.ended) >= broker_marks[0]:
+                broker_marks.pop(0)
+                self._kill_broker()
             if marks and len(self.ended) >= marks[0]:
                 marks.pop(0)
                 # The kill falls anywhere in what is under way, not at the end of a transaction.
                 time.sleep(self.chance.uniform(0, 0.02))
                 self._kill_service()
-                if not self.report.kills_in_recovery:
-                    self._kill_in_recovery()
-                else:
-                    self._start_service()
+                self._recover()
             if not self.report.producer_kills and len(self.ended) >= producer_mark and self.children:
                 self._kill_producer(hours)
-        if self.report.kills < self.kills:
+            self._heed_services()
+        if self.report.kills < self.kills or broker_marks:
             raise DemoFailed(f"the year was over after {self.report.kills} kills: choose fewer, or more transactions")
 
     def _producer(self, hours: list[Hour], share: int) -> Child:
-        return Child(produce, self.service.address, hours, share, PRODUCERS)
+        return Child(produce, self.site.way(), hours, share, PRODUCERS)
 
     def _listen(self) -> None:
         """Take what the producers say."""
         pipes = {child.pipe: share for share, child in self.children.items()}
-        heard = wait(list(pipes), timeout=PATIENCE)
-        if not heard:
-            raise DemoFailed(f"no producer said anything for {PATIENCE:.0f} s")
+        deadline = time.monotonic() + PATIENCE
+        while not (heard := wait(list(pipes), timeout=LOOK)):
+            self._heed_services()
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"no producer said anything for {PATIENCE:.0f} s")
         for pipe in heard:
             share = pipes[pipe]  # type: ignore[index]  # wait() gives back what it got
             event, value = self.children[share].hear()
@@ -126,31 +141,58 @@ class Conductor:
         if len(self.ended) % TELL_EVERY == 0:
             self.narrate(f"{len(self.ended):,} transactions have ended")
 
-    def _start_service(self) -> None:
-        started = time.monotonic()
-        self.service.start()
-        self.service.wait_for("serving")
-        seconds = time.monotonic() - started
-        self.report.recovery_seconds_max = max(self.report.recovery_seconds_max, round(seconds, 3))
-        self.narrate(f"service serves {seconds * 1000:.0f} ms after its start")
+    def _heed_services(self) -> None:
+        """Go over to the service that took over without a kill, as one may while the broker is away."""
+        if self.site.broker is not None and not self.site.broker.alive:
+            raise DemoFailed(f"the broker ended on its own:\n{self.site.broker.log()}")
+        if self.site.serving.runs:
+            return
+        if not self.site.serving.said("failed", kind="CoordinatorStopped"):
+            raise self.site.serving.failed("ended on its own")
+        self.narrate("the service lost its place to the one that stood by")
+        self.site.succeed()
+        self._take_over(None)
+
+    def _take_over(self, since: float | None) -> None:
+        """Wait until the serving service serves, which it should since that time."""
+        self.site.serving.wait_for("serving")
+        if since is not None:
+            seconds = time.monotonic() - since
+            self.report.recovery_seconds_max = max(self.report.recovery_seconds_max, round(seconds, 3))
+            since_what = self.site.since if self.report.kills else "its start"
+            self.narrate(f"service serves {seconds * 1000:.0f} ms after {since_what}")
+        self.site.reinforce()
 
     def _kill_service(self, where: str = "") -> None:
-        self.service.kill()
+        self.site.serving.kill()
         self.report.kills += 1
         self.narrate(
             f"SIGKILL {self.report.kills}: service killed {where or f'after {len(self.ended):,} transactions'}"
         )
 
-    def _kill_in_recovery(self) -> None:
-        """Start the service, kill it while it recovers, and start it again."""
-        self.service.start()
-        self.service.wait_for("recovering")
-        time.sleep(self.chance.uniform(0, 0.02))
-        if self.service.said("serving"):
-            return  # it was quicker; the next kill tries again
-        self._kill_service("in its recovery")
-        self.report.kills_in_recovery += 1
-        self._start_service()
+    def _recover(self) -> None:
+        """Let the next service take over; kill one of them while it recovers."""
+        since = time.monotonic()
+        self.site.succeed()
+        if not self.report.kills_in_recovery:
+            self.site.serving.wait_for("recovering")
+            time.sleep(self.chance.uniform(0, 0.02))
+            if not self.site.serving.said("serving"):  # else it was quicker; the next kill tries again
+                self._kill_service("in its recovery")
+                self.report.kills_in_recovery += 1
+                since = time.monotonic()
+                self.site.succeed()
+        self._take_over(since)
+
+    def _kill_broker(self) -> None:
+        if self.site.broker is None:
+            return
+        self.site.broker.kill()
+        self.report.broker_kills += 1
+        self.narrate(f"SIGKILL for the broker after {len(self.ended):,} transactions")
+        started = time.monotonic()
+        self.site.broker.start()
+        self.narrate(f"the broker is up again after {time.monotonic() - started:.0f} s")
 
     def _kill_producer(self, hours: list[Hour]) -> None:
         share = self.chance.choice(sorted(self.children))

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from txnbuffer.demo.flights import Hour
-from txnbuffer.demo.processes import PATIENCE
+from txnbuffer.demo.sites import Way
 
 if TYPE_CHECKING:
     from txnbuffer import Client, Transaction
@@ -25,18 +25,19 @@ class OnPurpose(Exception):
     """Leaves a transaction that is to be aborted."""
 
 
-def produce(pipe: Connection, address: str, hours: list[Hour], share: int, shares: int) -> None:
+def produce(pipe: Connection, way: Way, hours: list[Hour], share: int, shares: int) -> None:
     """Write every `shares`-th hour from `share` on; tell the conductor of each that has ended, and of the end."""
-    asyncio.run(_produce(pipe, address, hours[share::shares], f"demo-{share}"))
+    asyncio.run(_produce(pipe, way, hours[share::shares], f"demo-{share}"))
     pipe.send(("done", None))
 
 
-async def _produce(pipe: Connection, address: str, hours: list[Hour], name: str) -> None:
-    from txnbuffer import connect
-
-    async with connect(address, timeout=PATIENCE) as client:
+async def _produce(pipe: Connection, way: Way, hours: list[Hour], name: str) -> None:
+    client = await way.open()
+    try:
         lanes = [Lane(client, f"{name}-{number}", hours[number::LANES], pipe) for number in range(LANES)]
         await asyncio.gather(*(lane.write_all() for lane in lanes))
+    finally:
+        await client.close()
 
 
 async def send(txn: Transaction, hour: Hour) -> None:

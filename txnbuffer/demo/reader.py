@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeAlias
 
 from txnbuffer.demo.flights import TOPICS, Hour, record_id
-from txnbuffer.demo.processes import PATIENCE
+from txnbuffer.demo.sites import Way
 from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
@@ -19,11 +20,9 @@ if TYPE_CHECKING:
 Seen: TypeAlias = "dict[str, list[RecordBatch]]"
 
 
-def follow(pipe: Connection, address: str, hours: list[Hour]) -> None:
+def follow(pipe: Connection, way: Way, hours: list[Hour]) -> None:
     """Read live until the conductor tells how all transactions ended; then read all again, compare, and report."""
-    from txnbuffer import connect
-
-    with connect(address, timeout=PATIENCE) as client:
+    with contextlib.closing(way.open_plain()) as client:
         live = read(client, pipe)
         again = read(client, None)
         pipe.send(("verdict", judge(hours, pipe.recv(), live, again)))

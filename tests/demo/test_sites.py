@@ -1,0 +1,111 @@
+"""What the conductor of the demo makes of services and a broker that end when nobody killed them."""
+
+from __future__ import annotations
+
+import random
+import stat
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from txnbuffer.demo.conductor import Conductor
+from txnbuffer.demo.processes import DemoFailed
+from txnbuffer.demo.service import Service
+from txnbuffer.demo.sites import BesideBroker, Site
+
+
+class Told(Service):
+    """A service that has logged some events, and runs or has ended."""
+
+    def __init__(self, place: Path, *lines: str, runs: bool = False) -> None:
+        log = place / f"{len(list(place.iterdir()))}.log"
+        log.write_text("".join(f"{line}\n" for line in lines))
+        super().__init__("pulsar://host:1/public/demo", str(log))
+        self._alive = runs
+
+    @property
+    def runs(self) -> bool:
+        return self._alive
+
+
+class Broker:
+    def __init__(self, *, alive: bool = True) -> None:
+        self.alive = alive
+
+    def log(self) -> str:
+        return "no space left"
+
+
+class Beside:
+    """A broker with a service that serves and one that stands by."""
+
+    since = "the end of the other"
+
+    def __init__(self, serving: Service, standby: Service, *, alive: bool = True) -> None:
+        self.serving = serving
+        self.broker = Broker(alive=alive)
+        self.reinforced = 0
+        self._standby = standby
+
+    def succeed(self) -> None:
+        self.serving = self._standby
+
+    def reinforce(self) -> None:
+        self.reinforced += 1
+
+
+SERVING = '{"event": "serving", "port": 7}'
+FENCED = '{"event": "failed", "kind": "CoordinatorStopped"}'
+
+
+def conductor(site: Beside) -> Any:
+    told: list[str] = []
+    return Conductor(cast(Site, site), 4, 1, random.Random(0), told.append)
+
+
+def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
+    site = Beside(Told(tmp_path, SERVING, runs=True), Told(tmp_path))
+    conductor(site)._heed_services()
+    assert site.reinforced == 0
+
+
+def test_the_standby_serves_once_the_other_has_lost_its_place(tmp_path: Path) -> None:
+    standby = Told(tmp_path, "no JSON", "3", SERVING, runs=True)
+    site = Beside(Told(tmp_path, SERVING, FENCED), standby)
+    conductor(site)._heed_services()
+    assert (site.serving, site.reinforced, standby.port) == (standby, 1, 7)
+
+
+@pytest.mark.parametrize("last", [SERVING, '{"event": "failed", "kind": "DiskFailed"}'])
+def test_a_service_that_ends_for_another_reason_fails_the_demo(tmp_path: Path, last: str) -> None:
+    site = Beside(Told(tmp_path, SERVING, last), Told(tmp_path, SERVING, runs=True))
+    with pytest.raises(DemoFailed, match=r'ended on its own:\s{"event": "serving"'):
+        conductor(site)._heed_services()
+
+
+def test_a_standby_that_never_serves_fails_the_demo(tmp_path: Path) -> None:
+    site = Beside(Told(tmp_path, FENCED), Told(tmp_path, "why it ended"))
+    with pytest.raises(DemoFailed, match="did not come to 'serving':\nwhy it ended"):
+        conductor(site)._heed_services()
+
+
+def test_a_broker_that_ends_on_its_own_fails_the_demo(tmp_path: Path) -> None:
+    site = Beside(Told(tmp_path, runs=True), Told(tmp_path), alive=False)
+    with pytest.raises(DemoFailed, match="the broker ended on its own:\nno space left"):
+        conductor(site)._heed_services()
+
+
+def test_a_broker_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    for directory in (home / "bin", home / "conf", scratch):
+        directory.mkdir(parents=True)
+    (home / "conf" / "standalone.conf").write_text("")
+    starter = home / "bin" / "pulsar"
+    starter.write_text("#!/bin/sh\necho no Java here\nexit 1\n")
+    starter.chmod(stat.S_IRWXU)
+    site = BesideBroker(str(home), str(scratch))
+    said: list[str] = []
+    with pytest.raises(Exception, match="no Java here"):
+        Conductor(site, 4, 1, random.Random(0), said.append, 500).run()
+    assert not (scratch / "data").exists()
