@@ -22,6 +22,7 @@ from snapshots.dropping import drop_parts
 from snapshots.entries import decode_end
 from snapshots.errors import LOST, NotRegistered, OwnershipLost, SnapshotError, SnapshotMissing
 from snapshots.keys import SNAPSHOT_TOPIC, check_data_topic
+from snapshots.losing import holds_transactions
 from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.recovery import Restored, fresh, restore, restored_topics
@@ -115,6 +116,12 @@ class BufferKeeper:
         self._fallen_back.clear()
         return effects
 
+    def expect(self, topics: Iterable[str]) -> None:
+        """After `recover`, topics that were registered once: one that has lost its snapshot stands in `problems`."""
+        for topic in {*topics} - {*self._tails, *self.problems, *self._deleted}:
+            if holds_transactions(self._broker, topic):
+                self.problems[topic] = SnapshotMissing(topic, LOST)
+
     def register(self, topic: str) -> None:
         """Follow a topic, made if missing; its first snapshot is durable before this returns.
 
@@ -201,8 +208,8 @@ class BufferKeeper:
         """
         tail = self._tail(topic)
         self._write([tail])
-        needed = [tail.floor(), *self._other_floor(topic)]
-        self._broker.trim(topic, min(first_ledger, *needed))
+        other = None if self._floor is None else self._floor(topic)
+        self._broker.trim(topic, min(first_ledger, tail.floor(), first_ledger if other is None else other))
         existing = self._broker.ledgers(topic)[0].ledger
         if self._drop_parts(tail):
             self._write([tail])
@@ -380,10 +387,6 @@ class BufferKeeper:
         except Error as error:
             self.notes.append(f"{self._snapshot_topic} could not be compacted: {error}")
         ownership.written = 0
-
-    def _other_floor(self, topic: str) -> list[int]:
-        ledger = self._floor(topic) if self._floor is not None else None
-        return [] if ledger is None else [ledger]
 
     def _follow(self, tail: Tail) -> None:
         self._deleted.pop(tail.topic, None)

@@ -24,13 +24,13 @@ from snapshots.errors import (
     UnsupportedSnapshot,
 )
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind, is_internal
+from snapshots.losing import holds_transactions
 from snapshots.parts import decode_part
 from snapshots.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
 from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
-from txnbuffer.columns import any_transactional
 
 
 class Level(enum.Enum):
@@ -79,11 +79,9 @@ def verify(broker: Broker, topic: str | None = None, *, snapshot_topic: str = SN
 def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:
     """A topic has its first snapshot before its first transaction, so one that has transactions has lost its own."""
     try:
-        with broker.reader(topic) as reader:
-            while (placed := reader.read()) is not None:
-                if any_transactional(placed.messages):
-                    yield Finding(Level.ERROR, topic, str(SnapshotMissing(topic, LOST)))
-                    return
+        if holds_transactions(broker, topic):
+            yield Finding(Level.ERROR, topic, str(SnapshotMissing(topic, LOST)))
+            return
     except Error as error:
         yield Finding(Level.ERROR, topic, f"it has no snapshot, and its log can't be read: {error}")
         return

@@ -56,6 +56,7 @@ def take_over(
     try:
         at = acquire_decisions(log, writer, identity)
         keeper.recover()
+        keeper.expect(log.history.topics)
     except BaseException:
         writer.close()
         raise

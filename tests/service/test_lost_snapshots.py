@@ -1,0 +1,63 @@
+"""What an owner does that finds topics of its decision log without their snapshots."""
+
+from __future__ import annotations
+
+import pytest
+from raw_session import transactional
+from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+
+from broker_io.memory import MemoryBroker
+from snapshots.errors import SnapshotMissing
+from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.model import Outcome
+
+
+async def commit_half(cluster: MemoryBroker) -> None:
+    """Commit a transaction of two topics, and crash before its marker stands in one of them."""
+    with cluster.connect() as broker:
+        async with engine_on(broker) as engine:
+            session, ids = await session_on(engine, "a", "b")
+            await session.write(("a", transactional(ids[:1])), ("b", transactional(ids[:1])))
+            broker.faults.hold(topic="a", landing=False)
+            assert await session.commit(ids[0], ["a", "b"], [1, 1]) is Outcome.COMMIT
+            await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
+            engine.fail(CoordinatorStopped("as if it had crashed"))
+
+
+@on_a_loop
+async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt():
+    with MemoryBroker() as cluster:
+        await commit_half(cluster)
+        assert visible(cluster, "a") == {}
+        cluster.delete_topic(SNAPSHOT_TOPIC)
+        for _ in range(2):
+            with cluster.connect() as broker:
+                async with engine_on(broker) as engine:
+                    assert isinstance(engine.topics.get("a").problem, SnapshotMissing)
+                    assert isinstance(engine.topics.get("b").problem, SnapshotMissing)
+        with cluster.connect() as broker, BufferKeeper(broker) as keeper:
+            keeper.recover()
+            keeper.rebuild("a")
+            keeper.rebuild("b")
+        with cluster.connect() as broker:
+            async with engine_on(broker) as engine:
+                await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
+        assert visible(cluster, "a") == visible(cluster, "b") == {b"v": 1}
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+@on_a_loop
+async def test_a_topic_that_was_deleted_is_not_taken_for_one_that_lost_its_snapshot(made_anew):
+    with MemoryBroker() as cluster:
+        await commit_half(cluster)
+        cluster.delete_topic(SNAPSHOT_TOPIC)
+        cluster.delete_topic("a")
+        if made_anew:
+            cluster.create_topic("a")
+        with cluster.connect() as broker:
+            async with engine_on(broker) as engine:
+                assert engine.topics.get("a") is None
+                assert isinstance(engine.topics.get("b").problem, SnapshotMissing)
+                await session_on(engine, "a")
