@@ -18,17 +18,12 @@ T = TypeVar("T")
 
 CALL_SECONDS = 30.0
 """How long the cluster may take to answer a question."""
-FAULT_SECONDS = 5.0
-"""For how long a question is asked again that the cluster has an internal error about."""
 MOST_REDIRECTS = 5
+REASON_CHARACTERS = 200
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 _REDIRECTS = (301, 302, 307, 308)
 _AWAY = (408, 429, 502, 503, 504)
-
-
-class _Faulty(ServiceUnavailable):
-    """An internal error of the cluster: passing, as a rule, while a topic moves."""
 
 
 class Patience:
@@ -42,16 +37,11 @@ class Patience:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(ServiceUnavailable),
             wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
-            stop=self._over,
+            stop=tenacity.stop_after_delay(self.seconds),
             before_sleep=lambda _: self._check(),
             reraise=True,
         )
         return retrying(attempt)
-
-    def _over(self, state: tenacity.RetryCallState) -> bool:
-        error = state.outcome.exception() if state.outcome else None
-        bound = min(FAULT_SECONDS, self.seconds) if isinstance(error, _Faulty) else self.seconds
-        return (state.seconds_since_start or 0.0) > bound
 
 
 class Admin:
@@ -108,7 +98,7 @@ class Admin:
         if status in _AWAY:
             raise ServiceUnavailable(f"{what}: the cluster is busy or starting")
         if status >= 500 or (status == 412 and "Busy" in reason):  # somebody else makes the same right now
-            raise _Faulty(f"{what}: see the log of the broker")
+            raise ServiceUnavailable(f"{what}: see the log of the broker")
         raise ClusterRefused(what, status, reason)
 
     def _call(self, method: str, place: str, data: bytes | None) -> tuple[int, bytes, str | None]:
@@ -153,8 +143,9 @@ class Admin:
 
 
 def _reason(content: bytes) -> str:
-    """What an answer says in its body, which is JSON, or a page of a web server."""
+    """What an answer says in its body, which is JSON, or a page of a web server; it can be a whole stack trace."""
     try:
-        return str(json.loads(content)["reason"])
+        said = str(json.loads(content)["reason"])
     except (ValueError, KeyError, TypeError):
-        return content[:80].decode(errors="replace").replace("\n", " ").strip() or "no reason given"
+        said = content.decode(errors="replace")
+    return " ".join(said.split())[:REASON_CHARACTERS] or "no reason given"
