@@ -296,7 +296,8 @@ class BufferKeeper:
 
     def _whole_tail(self, topic: str, entries: TopicEntries) -> Tail:
         incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
-        return self._new_tail(fresh(topic, incarnation, ledgers, self._part_size), entries)
+        branch = f"{self.epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
+        return self._new_tail(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
 
     def _new_tail(self, restored: Restored, entries: TopicEntries) -> Tail:
         writer = self._writer(restored.topic, restored.incarnation, entries)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from broker_io.batch import PlacedBatch
 from broker_io.port import Broker, Reader
 from broker_io.position import Position
 from snapshots.layout import reaches
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.sequencer import Sequenced, Sequencer
+
+Told = Callable[[PlacedBatch, Sequenced], None]
 
 HELD_BYTES = 8 * 1024 * 1024
 """Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
@@ -21,7 +24,7 @@ STEP_MESSAGES = 4096
 class Numbering:
     """Gives seqnos behind `renumber` (exclusive), in step with a buffer that was applied up to `resume`.
 
-    `trails`: what is to be numbered is read from the log again.
+    `trails`: what is to be numbered is read from the log again. `told` is called with what got seqnos.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Numbering:
     ) -> None:
         self.sequencer = sequencer
         self.held_limit = HELD_BYTES
+        self.told: Told | None = None
         self._broker = broker
         self._topic = topic
         self._buffer = buffer
@@ -87,7 +91,9 @@ class Numbering:
 
     def _number(self, placed: PlacedBatch) -> int:
         """Number what is decided of a batch; how many of its messages have been numbered by now."""
-        self.sequencer.advance(placed, self._buffer)
+        numbered = self.sequencer.advance(placed, self._buffer)
+        if self.told is not None and numbered.stop > numbered.start:
+            self.told(placed, numbered)
         at = self.sequencer.position
         if at is None:
             return 0

@@ -22,12 +22,14 @@ from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.layout import reaches
 from snapshots.parts import PartEntry, decode_part
 from snapshots.records import BadRecord
-from snapshots.states import UNKNOWN_LEDGER, TopicState, decode_state
+from snapshots.states import UNKNOWN_LEDGER, UUID_BYTES, TopicState, decode_state
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.items import Part
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.errors import PartMismatch
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.streams.failover import FailoverLog, Version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +60,8 @@ class Restored:
     following_ledger: int
     resume: Position
     renumber: Position
+    failover: FailoverLog
+    index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
     rewrite: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -200,14 +204,30 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
         snapshot.state.following_ledger,
         resume,
         renumber,
+        stored_log(topic, incarnation, snapshot.state.versions),
+        snapshot.state.index,
     )
 
 
-def fresh(topic: str, incarnation: str, ledgers: Sequence[Ledger], part_size: int = PART_SIZE) -> Restored:
-    """A topic from the start of what its log holds."""
+def fresh(
+    topic: str, incarnation: str, ledgers: Sequence[Ledger], part_size: int = PART_SIZE, branch: str = ""
+) -> Restored:
+    """A topic from the start of what its log holds; `branch` tells its history from others of the same topic."""
     origin = ledgers[0].ledger
     start = before_ledger(origin)
-    return Restored(topic, incarnation, None, TransactionBuffer(part_size), Sequencer(), origin, origin, start, start)
+    buffer, sequencer = TransactionBuffer(part_size), Sequencer()
+    log = FailoverLog.initial(version_of(topic, incarnation, branch))
+    return Restored(topic, incarnation, None, buffer, sequencer, origin, origin, start, start, log)
+
+
+def stored_log(topic: str, incarnation: str, versions: Iterable[Version]) -> FailoverLog:
+    """The failover log of stored versions; of a topic without any it has the one that every recovery finds again."""
+    return FailoverLog.sanitised(versions, version_of(topic, incarnation, ""))
+
+
+def version_of(topic: str, incarnation: str, branch: str) -> int:
+    """The uuid of a version of a topic's history; `branch` is another one for each, "" for the first."""
+    return int.from_bytes(digest(f"{topic}\0{incarnation}\0{branch}".encode())[:UUID_BYTES], "big") or 1
 
 
 def _older(broker: Broker, snapshot_topic: str, topic: str) -> list[TopicEntries]:
@@ -246,25 +266,25 @@ def _from_start(
     """A replay of the whole log, if an end entry that can be read proves that it begins where it always did."""
     for entries in older:
         try:
-            state, part_size = _origin(topic, incarnation, entries)
+            state = _origin(topic, incarnation, entries)
         except (SnapshotError, BadRecord):
             continue
-        if state != ledgers[0].ledger or state == UNKNOWN_LEDGER:
+        if state.origin_ledger != ledgers[0].ledger or state.origin_ledger == UNKNOWN_LEDGER:
             return None
-        restored = fresh(topic, incarnation, ledgers, part_size)
+        restored = fresh(topic, incarnation, ledgers, state.buffer.part_size)
+        restored.failover = stored_log(topic, incarnation, state.versions)
         restored.notes.append(f"topic {topic}: replayed from the start of its log, of which nothing was ever trimmed")
         return restored
     return None
 
 
-def _origin(topic: str, incarnation: str, entries: TopicEntries) -> tuple[int, int]:
+def _origin(topic: str, incarnation: str, entries: TopicEntries) -> TopicState:
     if entries.end is None:
         raise SnapshotMissing(topic, "no end entry")
     end = decode_end(topic, entries.end)
     if end.incarnation != incarnation or end.deleted:
         raise SnapshotMissing(topic, "of another incarnation")
-    state = decode_state(_state_bytes(topic, end, entries.spills))
-    return state.origin_ledger, state.buffer.part_size
+    return decode_state(_state_bytes(topic, end, entries.spills))
 
 
 def restored_topics(table: SnapshotTable) -> list[str]:

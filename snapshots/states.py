@@ -2,14 +2,18 @@
 
 It has the whole state of the transaction buffer (`txnbuffer.buffer.state`), how far seqnos were given
 and the first seqno of each ledger, and what proves that nothing is missing where the log goes on:
-the ledger that follows if the one of the applied position was closed and wholly applied. Its columns
-for the index of mutation snapshots, durable cursors and the failover log are empty in this version.
+the ledger that follows if the one of the applied position was closed and wholly applied.
+
+For change streams it has the failover log, newest version first (`failover_uuid`: six bytes each, the
+highest first), and the index of mutation snapshots, ascending: seqnos and positions of the first and last
+mutation of each, and how many stood in it. Entries of earlier releases have neither; then the topic's only
+version is the one that its incarnation gives. The columns for durable cursors are empty in this version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ import numpy as np
 from broker_io.position import Position, Positions
 from snapshots.columns import BadColumn
 from snapshots.layout import (
+    AXES,
     get_column,
     get_items,
     get_position,
@@ -32,22 +37,14 @@ from txnbuffer.buffer.effects import Damage
 from txnbuffer.buffer.sequencer import SequencerState
 from txnbuffer.buffer.state import BufferState, CoordinatorColumns, Counters, OngoingColumns, PartColumns
 from txnbuffer.model import TxnId
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.streams.failover import Version
 
 UNKNOWN_LEDGER = -1
 
-_EMPTY = np.empty(0, np.int64)
-_LATER: dict[str, Any] = {
-    **dict.fromkeys(
-        [
-            *("index_start", "index_end", "index_count"),
-            *(f"index_{end}_{axis}" for end in ("first", "last") for axis in ("ledger", "entry", "batch")),
-            *("cursor_seqno", "failover_seqno"),
-        ],
-        _EMPTY,
-    ),
-    "cursor_name": [],
-    "failover_uuid": [],
-}
+UUID_BYTES = 6
+
+_LATER: dict[str, Any] = {"cursor_seqno": np.empty(0, np.int64), "cursor_name": []}
 """Fields that nothing fills yet."""
 
 
@@ -57,13 +54,16 @@ class TopicState:
 
     `origin_ledger` is the first ledger that existed when the topic was registered; `following_ledger` the one
     in which the log goes on behind `buffer.applied` if the ledger of that position was closed and wholly
-    applied (or if nothing was applied yet), else UNKNOWN_LEDGER.
+    applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log,
+    newest first, not checked.
     """
 
     buffer: BufferState
     sequencer: SequencerState
     origin_ledger: int
     following_ledger: int = UNKNOWN_LEDGER
+    versions: tuple[Version, ...] = ()
+    index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
 
     @property
     def resume_ledger(self) -> int:
@@ -85,6 +85,9 @@ def encode_state(state: TopicState) -> bytes:
         "following_ledger": state.following_ledger,
         **_put_buffer(state.buffer),
         **_put_sequencer(state.sequencer),
+        **_put_index(state.index),
+        "failover_uuid": [version.uuid.to_bytes(UUID_BYTES, "big") for version in state.versions],
+        "failover_seqno": np.array([version.seqno for version in state.versions], np.int64),
         **_LATER,
     }
     return record("state-1").encode(values)
@@ -95,7 +98,12 @@ def decode_state(data: bytes) -> TopicState:
     values = record("state-1").decode(data)
     try:
         return TopicState(
-            _get_buffer(values), _get_sequencer(values), values["origin_ledger"], values["following_ledger"]
+            _get_buffer(values),
+            _get_sequencer(values),
+            values["origin_ledger"],
+            values["following_ledger"],
+            _get_versions(values),
+            _get_index(values),
         )
     except BadColumn as error:
         raise BadRecord(str(error)) from error
@@ -234,3 +242,32 @@ def _get_sequencer(values: Mapping[str, Any]) -> SequencerState:
         raise BadColumn(f"{len(firsts)} first seqnos of {len(ledgers)} ledgers")
     position: Position | None = get_position(values, "sequenced")
     return SequencerState(position, values["next_seqno"], ledgers, firsts)
+
+
+def _get_versions(values: Mapping[str, Any]) -> tuple[Version, ...]:
+    uuids, seqnos = values["failover_uuid"], values["failover_seqno"].tolist()
+    if len(uuids) != len(seqnos):
+        raise BadColumn(f"{len(uuids)} versions that began at {len(seqnos)} seqnos")
+    return tuple(Version(int.from_bytes(uuid, "big"), seqno) for uuid, seqno in zip(uuids, seqnos, strict=True))
+
+
+def _put_index(index: IndexColumns) -> dict[str, Any]:
+    columns = {"index_start": index.starts, "index_end": index.ends, "index_count": index.rows}
+    for end, places in (("first", index.firsts), ("last", index.lasts)):
+        for axis, column in zip(AXES, (places.ledgers, places.entries, places.indexes), strict=True):
+            columns[f"index_{end}_{axis}"] = column
+    return columns
+
+
+def _get_index(values: Mapping[str, Any]) -> IndexColumns:
+    """Raises BadColumn where it is none."""
+    first, last = (Positions(*(values[f"index_{end}_{axis}"] for axis in AXES)) for end in ("first", "last"))
+    index = IndexColumns(values["index_start"], values["index_end"], first, last, values["index_count"])
+    sizes = {len(column) for name, column in values.items() if name.startswith("index_")}
+    if len(sizes) > 1:
+        raise BadColumn("the columns of the index of mutation snapshots have different lengths")
+    try:
+        SnapshotIndex.of(index)
+    except ValueError as error:
+        raise BadColumn(str(error)) from error
+    return index

@@ -17,6 +17,8 @@ from snapshots.states import UNKNOWN_LEDGER, TopicState, encode_state
 from snapshots.writer import Plan, SnapshotWriter
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.effects import Effect, Ended, Suppressed
+from txnbuffer.mutations.index import IndexColumns
+from txnbuffer.streams.failover import FailoverLog
 
 REPLAY_TIMEOUT = 30.0
 """Seconds in which a message that the log says it holds must be read."""
@@ -33,7 +35,11 @@ class Captured(NamedTuple):
 
 
 class Tail:
-    """Follows one topic from where it was restored."""
+    """Follows one topic from where it was restored.
+
+    `failover`: the versions of its history. `index`: where mutations stand in its log, as the next snapshot has it; it
+    must not go beyond what is numbered.
+    """
 
     def __init__(
         self, broker: Broker, restored: Restored, writer: SnapshotWriter, policy: SnapshotPolicy, clock: Clock
@@ -59,6 +65,8 @@ class Tail:
             renumber=restored.renumber,
             resume=restored.resume,
         )
+        self.failover: FailoverLog = restored.failover
+        self.index: IndexColumns = restored.index
 
     def replay(self) -> list[Effect]:
         """Apply everything up to the present end of the log; nothing is visible before. Raises as `read` does."""
@@ -107,6 +115,8 @@ class Tail:
             self.numbering.sequencer.snapshot_state(),
             self.origin_ledger,
             self._following_ledger(self._broker.ledgers(self.topic)),
+            self.failover.versions,
+            self.index,
         )
 
     def _following_ledger(self, ledgers: list[Ledger]) -> int:

@@ -1,6 +1,7 @@
 """The bytes of every kind of entry, committed: what this release writes and what it reads."""
 
 import io
+from dataclasses import replace
 
 import fastavro
 import numpy as np
@@ -12,7 +13,7 @@ from broker_io.position import Position, Positions
 from snapshots.entries import EndEntry, chain_start, digest
 from snapshots.envelope import Stored, owner_message
 from snapshots.parts import PartEntry, decode_part, encode_part
-from snapshots.records import record, schema
+from snapshots.records import BadRecord, record, schema
 from snapshots.states import TopicState, decode_state, encode_state
 from txnbuffer.buffer import (
     BufferState,
@@ -26,6 +27,8 @@ from txnbuffer.buffer import (
     SequencerState,
 )
 from txnbuffer.model import TxnId
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.streams.failover import Version
 
 T = "orders"
 
@@ -71,6 +74,15 @@ def by_avro(name, data):
     return fastavro.schemaless_reader(io.BytesIO(data), fastavro.parse_schema(dict(schema(name))), None)
 
 
+STREAMED = replace(
+    STATE,
+    versions=(Version(2**48 - 1, 1200), Version(7, 0)),
+    index=IndexColumns(
+        longs(1000, 1101), longs(1100, 1233), Positions.run(3, 4, 2), Positions.run(4, 11, 2), longs(60, 1)
+    ),
+)
+
+
 def test_owner():
     made = owner_message(7)
     data = committed("snapshots/owner-1.bin", made.value)
@@ -100,6 +112,33 @@ def test_state():
     avro = by_avro("state-1", data)
     assert avro["coordinators"] == 2
     assert BitMap64.deserialize(avro["coordinator_committed"][0]) == BitMap64([9, 10, 11])
+
+
+def test_state_of_a_streamed_topic():
+    data = committed("snapshots/state-1-streamed.bin", encode_state(STREAMED))
+    back = decode_state(data)
+    assert back.versions == STREAMED.versions
+    assert SnapshotIndex.of(back.index).entries() == SnapshotIndex.of(STREAMED.index).entries()
+    avro = by_avro("state-1", data)
+    assert avro["failover_uuid"] == [b"\xff" * 6, b"\0\0\0\0\0\7"]
+    assert np.cumsum(avro["index_last_entry"]).tolist() == [11, 12]
+    earlier = decode_state(committed("snapshots/state-1.bin", encode_state(STATE)))
+    assert (earlier.versions, len(earlier.index.starts)) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"failover_seqno": longs(1)},
+        {"index_count": longs(60)},
+        {"index_start": longs(1000, 1050)},
+    ],
+    ids=["a version too many", "another length", "an overlap"],
+)
+def test_a_state_with_broken_history_is_refused(broken):
+    values = record("state-1").decode(encode_state(STREAMED))
+    with pytest.raises(BadRecord):
+        decode_state(record("state-1").encode(values | broken))
 
 
 @pytest.mark.parametrize(

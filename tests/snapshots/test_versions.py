@@ -1,0 +1,82 @@
+"""Failover log and index of mutation snapshots in the snapshot: kept over owners, new where seqnos begin anew."""
+
+import numpy as np
+import pytest
+from snapshot_driver import keeper
+from writing import TopicWriter
+
+from broker_io.memory import MemoryBroker
+from broker_io.position import Position, Positions
+from broker_io.testing.world import SimulatedClock
+from txnbuffer.mutations.index import IndexColumns
+from txnbuffer.streams.failover import Version
+
+T = "t"
+INDEX = IndexColumns(
+    np.array([1]), np.array([2]), Positions.of([Position(0, 0)]), Positions.of([Position(0, 1)]), np.array([1])
+)
+
+
+@pytest.fixture
+def broker():
+    with MemoryBroker(ledger_entries=9) as made:
+        yield made
+
+
+def test_a_topic_has_one_version_whoever_owns_it(broker):
+    owner = keeper(broker)
+    owner.register(T)
+    writer = TopicWriter(broker, T)
+    writer.plain("p")
+    writer.plain("q")
+    owner.pump()
+    first = owner.tail(T).failover
+    assert first.versions == (Version(first.current.uuid, 0),)
+    owner.tail(T).index = INDEX
+    owner.snapshot(T)
+    owner.close()
+    for _ in range(2):
+        owner = keeper(broker)
+        assert owner.tail(T).failover == first
+        assert owner.tail(T).index.ends.tolist() == [2]
+        owner.close()
+
+
+def test_an_entry_without_versions_gives_each_recovery_the_same_one(broker):
+    owner = keeper(broker)
+    owner.register(T)
+    owner.tail(T).failover = _Nothing()
+    owner.snapshot(T)
+    owner.close()
+    found = set()
+    for _ in range(2):
+        owner = keeper(broker)
+        found.add(owner.tail(T).failover)
+        owner.close()
+    (log,) = found
+    assert log.versions == (Version(log.current.uuid, 0),)
+
+
+def test_topics_made_anew_and_rebuilt_ones_have_other_versions(broker):
+    clock = SimulatedClock()
+    owner = keeper(broker, clock=clock)
+
+    def version(change):
+        clock.advance(0.001)
+        change(T)
+        return owner.tail(T).failover.current.uuid
+
+    uuids = [version(owner.register), version(owner.rebuild), version(owner.rebuild)]
+    owner.close()
+    owner = keeper(broker, clock=clock)
+    assert owner.tail(T).failover.versions == (Version(uuids[-1], 0),)
+    owner.delete(T)
+    uuids.append(version(owner.register))  # of the log that is still there some may have been trimmed meanwhile
+    owner.delete(T)
+    broker.delete_topic(T)
+    uuids.append(version(owner.register))
+    assert len(set(uuids)) == len(uuids)
+
+
+class _Nothing:
+    versions = ()
