@@ -18,10 +18,11 @@ from concurrent.futures import Future
 from functools import partial
 
 from broker_io.batch import Batch
+from broker_io.checking import check_batch
 from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, TooManyFiles, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.commit import Append, Commit, Topic, build_commit, check_batch
+from broker_io.file.commit import Append, Commit, Topic, build_commit
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
 from broker_io.file.lock import Lock
 from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, replace_manifest

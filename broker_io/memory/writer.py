@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from broker_io.batch import Batch
-from broker_io.errors import Closed, Fenced, MessageTooLarge, TopicNotFound
+from broker_io.checking import check_batch
+from broker_io.errors import Closed, Fenced, TopicNotFound
 from broker_io.memory.faults import AppendFault, Held
 from broker_io.memory.log import Connection
 from broker_io.memory.topic import TopicLog
@@ -27,7 +28,7 @@ class MemoryWriter:
     def append(self, batch: Batch) -> Future[Positions]:
         future: Future[Positions] = Future()
         with self.connection.log.changed:
-            _check_sizes(batch, self.connection.log.max_message_bytes)
+            check_batch(batch, self.connection.log.max_message_bytes)
             outcome = self._append(batch, future)
         if outcome is not None:
             _resolve(future, outcome)
@@ -109,16 +110,6 @@ class MemoryWriter:
         if self in writers:
             writers.remove(self)
             self.connection.log.changed.notify_all()
-
-
-def _check_sizes(batch: Batch, limit: int) -> None:
-    sizes = batch.sizes()
-    if len(sizes) and int(sizes.max()) > limit:
-        index = int((sizes > limit).argmax())
-        raise MessageTooLarge(
-            f"message {index} of the batch has {sizes[index]} bytes and the limit is {limit}: split it;"
-            " nothing was appended"
-        )
 
 
 def _resolve(future: Future[Positions], outcome: Positions | Exception) -> None:

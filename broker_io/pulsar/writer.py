@@ -14,8 +14,8 @@ from typing import Any, Self
 import pulsar
 
 from broker_io.batch import Batch
+from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
-from broker_io.file.commit import check_batch
 from broker_io.position import Position, Positions
 from broker_io.pulsar.acks import settle
 from broker_io.pulsar.cluster import Cluster, Handle

@@ -13,8 +13,8 @@ from typing import Self
 import grpc
 
 from broker_io.batch import Batch
+from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, InvalidMessage, ServiceUnavailable
-from broker_io.file.commit import check_batch
 from broker_io.position import Positions
 from broker_io.remote import messages
 from broker_io.remote.connection import Connection
