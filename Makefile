@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore lint typecheck mutants bench golden lock clean
+.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench golden lock clean
 
 help: ## show this list
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,8 +61,9 @@ explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one s
 mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(ONLY)
 
-soak: $(STAMP) ## kill service and clients 200 times, and open everything that may be open at once
+soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open everything that may be open at once
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
 	SOAK=full $(PYTEST) tests/service/test_scale.py
 
 bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some

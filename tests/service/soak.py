@@ -19,16 +19,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path.insert(0, str(HERE.parent))
 
 from service_process import ServiceProcess  # noqa: E402
-from soak_writer import TOPICS  # noqa: E402
+from soak_judge import TOPICS, Verdict, judge, told, values  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
 from txnbuffer.client.reader import CommittedReader  # noqa: E402
@@ -42,24 +41,10 @@ SETTINGS = (
 
 
 @dataclass
-class Report:
+class Report(Verdict):
     kills: int = 0
     service_kills: int = 0
-    begun: int = 0
-    committed: int = 0
-    aborted: int = 0
-    untold: int = 0
-    records: int = 0
-    lost: int = 0
-    doubled: int = 0
-    half: int = 0
-    uncommitted_seen: int = 0
-    live_differs: int = 0
     slowest_recovery: float = 0.0
-
-    @property
-    def good(self) -> bool:
-        return not (self.lost or self.doubled or self.half or self.uncommitted_seen or self.live_differs)
 
 
 class LiveReader(threading.Thread):
@@ -165,7 +150,13 @@ class Soak:
         self._count += 1
         name = f"w{self._count}"
         diary = self._diaries / f"{name}.diary"
-        command = [sys.executable, str(HERE / "soak_writer.py"), f"txnbuf://127.0.0.1:{self._port}", name, str(diary)]
+        command = [
+            sys.executable,
+            str(HERE.parent / "soak_writer.py"),
+            f"txnbuf://127.0.0.1:{self._port}",
+            name,
+            str(diary),
+        ]
         return subprocess.Popen([*command, str(self._random.randrange(2**32))])
 
     def _judge(self) -> None:
@@ -173,60 +164,8 @@ class Soak:
             final = {topic: list(values(broker, topic)) for topic in TOPICS}
         for topic in TOPICS:
             self.report.live_differs += self._live.seen[topic] != final[topic]
-        judge(self.report, self._diaries, {topic: Counter(found) for topic, found in final.items()})
-
-
-def judge(report: Report, diaries: Path, final: dict[str, Counter[bytes]]) -> None:
-    """Compare what the writers were told with what is visible."""
-    visible: dict[str, dict[str, Counter[bytes]]] = {topic: defaultdict(Counter) for topic in TOPICS}
-    for topic, found in final.items():
-        report.records += sum(found.values())
-        for value, count in found.items():
-            report.doubled += count - 1
-            visible[topic][value.decode().partition("/")[0]][value] = count
-    known = set()
-    for token, topics, records, outcome in told(diaries):
-        known.add(token)
-        report.begun += 1
-        wanted = {b"%s/%d" % (token.encode(), part) for part in range(records or 0)}
-        found = {topic: set(visible[topic].pop(token, ())) for topic in TOPICS}
-        there = [topic for topic in topics if found[topic]]
-        if outcome == "COMMIT":
-            report.committed += 1
-            report.lost += sum(len(wanted - found[topic]) for topic in topics)
-        elif outcome == "ABORT":
-            report.aborted += 1
-            report.uncommitted_seen += len(there)
-        else:
-            report.untold += 1
-            whole = all(found[topic] == wanted for topic in topics)
-            report.half += bool(there) and not whole
-    report.uncommitted_seen += sum(len(left) for left in visible.values())
-
-
-def told(diaries: Path) -> Iterator[tuple[str, list[str], int | None, str]]:
-    """Token, topics, records in each and outcome of every transaction; `?` if nobody was told."""
-    for diary in diaries.glob("*.diary"):
-        topics: dict[str, list[str]] = {}
-        records: dict[str, int] = {}
-        outcomes: dict[str, str] = {}
-        for line in diary.read_text().splitlines():
-            kind, token, *rest = line.split()
-            if kind == "B":
-                topics[token] = rest[1:]
-            elif kind == "R":
-                records[token] = int(rest[0])
-            else:
-                outcomes[token] = rest[0]
-        for token, names in topics.items():
-            yield token, names, records.get(token), outcomes.get(token, "?")
-
-
-def values(broker: object, topic: str) -> Iterator[bytes]:
-    with CommittedReader(broker, topic) as reader:  # type: ignore[arg-type]  # any broker
-        while (batch := reader.read()) is not None:
-            for record in batch:
-                yield record.value or b""
+        transactions = told(self._diaries.glob("*.diary"))
+        judge(self.report, transactions, {topic: Counter(found) for topic, found in final.items()})
 
 
 def free_port() -> int:

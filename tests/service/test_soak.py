@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from soak_judge import Verdict, judge, told
 
 SPEC = importlib.util.spec_from_file_location("soak", Path(__file__).with_name("soak.py"))
 assert SPEC is not None
@@ -59,8 +60,8 @@ def test_the_judge_sees(tmp_path, topic, value, count, wrong) -> None:
     (tmp_path / "w1.diary").write_text(DIARY)
     final = {name: Counter(found) for name, found in WHOLE.items()}
     final[topic][value] = count
-    report = soak.Report()
-    soak.judge(report, tmp_path, {name: +found for name, found in final.items()})
+    report = Verdict()
+    judge(report, told([tmp_path / "w1.diary"]), {name: +found for name, found in final.items()})
     assert report.good == (wrong is None)
     if wrong is not None:
         assert getattr(report, wrong) == 1

@@ -1,0 +1,359 @@
+"""Kill broker, services and clients at random moments, and compare what is left with what was told.
+
+    python tests/pulsar/cluster_soak.py --brokers 20 --services 50 --seed 7
+
+Two services stand by for one another beside a broker of our own; writers send transactions over two topics and keep
+diaries; a reader in a process of its own follows live. Brokers and services are killed with SIGKILL, services and
+writers are stopped and go on later, when they are zombies. In the end the service is asked for the outcome of each
+transaction, and writers, service and readers have to agree. Prints one JSON object; exit code 1 if they don't.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS))
+
+from service_process import ServiceProcess  # noqa: E402
+from soak_judge import TOPICS, Told, Verdict, judge, told  # noqa: E402
+
+from broker_io import open_broker  # noqa: E402
+from broker_io.port import Broker  # noqa: E402
+from broker_io.testing.standalone import Standalone  # noqa: E402
+from txnbuffer import CommittedReader, connect  # noqa: E402
+
+SETTINGS = (
+    "transactions.session_timeout=3",
+    "snapshots.changes=200",
+    "service.drain_seconds=20",
+)
+LOST_OWNERSHIP = 3
+"""The exit code of a service that another one has fenced, or whose log failed: it is started again."""
+SECONDS = 240.0
+"""How long anything may take to come back, on a machine that is busy with other tests."""
+ASLEEP = 4.0
+"""Seconds that a writer is stopped: more than its session and some of its transactions live."""
+
+
+@dataclass
+class Report(Verdict):
+    broker_kills: int = 0
+    service_kills: int = 0
+    writer_kills: int = 0
+    zombies: int = 0
+    ended_by_themselves: list[str] = field(default_factory=list)
+    disagree: int = 0
+    slowest_takeover: float = 0.0
+    surprises: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return super().good and not (self.disagree or self.surprises or self.untold)
+
+
+class Soak:
+    def __init__(self, broker: Standalone, directory: Path, seed: int, writers: int) -> None:
+        self.report = Report()
+        self._broker = broker
+        self._directory = directory
+        self._address = f"{broker.url}/{broker.namespace()}"
+        self._options = {"admin_url": broker.admin, "patience": SECONDS}
+        self._random = random.Random(seed)
+        self._names = 0
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._services = [self._start_service(), self._start_service()]
+        self._old_services: list[ServiceProcess] = []
+        self._active()
+        self._live = self._start("soak_reader.py", self._address, str(self._seen), json.dumps(self._options))
+        self._writers = [self._start_writer() for _ in range(writers)]
+
+    def run(self, events: Sequence[str]) -> Report:
+        for event in events:
+            self._wait_for_progress()
+            time.sleep(self._random.uniform(0.0, 0.5))
+            print(time.strftime("%H:%M:%S"), event, file=sys.stderr)
+            getattr(self, f"_{event}")()
+            self._supervise()
+        self._wait_for_progress()
+        self._end()
+        return self.report
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for service in (*self._services, *self._old_services):
+            if service.process.poll() is None:
+                service.kill()
+
+    # What happens
+
+    def _kill_active(self) -> None:
+        self._kill_service(self._active())
+
+    def _kill_standby(self) -> None:
+        active = self._active()
+        self._kill_service(next(service for service in self._services if service is not active))
+
+    def _kill_both(self) -> None:
+        for service in [*self._services]:
+            self._kill_service(service)
+
+    def _kill_broker(self) -> None:
+        self.report.broker_kills += 1
+        self._broker.kill()
+        time.sleep(self._random.uniform(0.0, 1.0))
+        self._broker.start()
+
+    def _kill_broker_and_active(self) -> None:
+        active = self._active()
+        self.report.broker_kills += 1
+        self._broker.kill()
+        self._kill_service(active)
+        self._broker.start()
+
+    def _kill_writer(self) -> None:
+        self.report.writer_kills += 1
+        at = self._random.randrange(len(self._writers))
+        self._writers[at].kill()
+        self._writers[at].wait()
+        self._writers[at] = self._start_writer()
+
+    def _make_zombie(self) -> None:
+        """Stop the owner, let somebody fence it, and wake it up."""
+        zombie = self._active()
+        zombie.process.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        successor = self._start_service(standby=False)
+        self._services[self._services.index(zombie)] = successor
+        self._old_services.append(zombie)
+        wait_until(lambda: successor.event("serving") is not None, "nobody fences a stopped service")
+        self._took_over(started)
+        zombie.process.send_signal(signal.SIGCONT)
+        self.report.zombies += 1
+        self._ended(zombie, zombie.finish(SECONDS))
+
+    def _stop_writer(self) -> None:
+        writer = self._random.choice(self._writers)
+        writer.send_signal(signal.SIGSTOP)
+        time.sleep(ASLEEP)
+        writer.send_signal(signal.SIGCONT)
+        self.report.zombies += 1
+
+    # Services
+
+    def _kill_service(self, service: ServiceProcess) -> None:
+        self.report.service_kills += 1
+        service.process.kill()
+        service.finish()
+        self._replace(service)
+
+    def _replace(self, service: ServiceProcess) -> None:
+        """As whatever supervises services does."""
+        self._old_services.append(service)
+        self._services[self._services.index(service)] = self._start_service()
+
+    def _active(self) -> ServiceProcess:
+        """The one that serves, once there is one."""
+        started = time.monotonic()
+
+        def serving() -> ServiceProcess | None:
+            self._supervise()
+            return next((service for service in self._services if service.event("serving") is not None), None)
+
+        found = wait_until(serving, "nobody serves")
+        self._took_over(started)
+        return found
+
+    def _took_over(self, started: float) -> None:
+        self.report.slowest_takeover = max(self.report.slowest_takeover, round(time.monotonic() - started, 1))
+
+    def _supervise(self) -> None:
+        """Start those again that ended because they lost what they own."""
+        for service in [*self._services]:
+            if service.process.poll() is not None:
+                self._ended(service, service.finish())
+                self._replace(service)
+
+    def _ended(self, service: ServiceProcess, code: int) -> None:
+        self.report.ended_by_themselves.append(service.lines[-1].strip())
+        if code != LOST_OWNERSHIP:
+            self.report.surprises.append(f"a service ended with {code}: {''.join(service.lines[-20:])}")
+
+    # Processes
+
+    def _start_service(self, *, standby: bool = True) -> ServiceProcess:
+        flags = [word for setting in SETTINGS for word in ("--set", setting)]
+        return ServiceProcess(self._address, "--admin-url", self._broker.admin, *["--standby"] * standby, *flags)
+
+    def _start_writer(self) -> subprocess.Popen[bytes]:
+        self._names += 1
+        name = f"w{self._names}"
+        diary, seed = str(self._directory / f"{name}.diary"), str(self._random.randrange(2**32))
+        return self._start("soak_writer.py", self._address, name, diary, seed, json.dumps(self._options))
+
+    def _start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        self._processes.append(subprocess.Popen([sys.executable, str(TESTS / program), *arguments]))
+        return self._processes[-1]
+
+    @property
+    def _seen(self) -> Path:
+        return self._directory / "live"
+
+    @property
+    def _diaries(self) -> list[Path]:
+        return sorted(self._directory.glob("*.diary"))
+
+    def _wait_for_progress(self) -> None:
+        """Wait until something commits."""
+
+        def commits() -> int:
+            assert all(writer.poll() is None for writer in self._writers), "a writer ended by itself"
+            return sum(diary.read_text().count(" COMMIT\n") for diary in self._diaries)
+
+        before = commits()
+        wait_until(lambda: commits() > before, "nothing commits any more")
+
+    # The end
+
+    def _end(self) -> None:
+        for writer in self._writers:
+            writer.terminate()
+        for writer in self._writers:
+            code = writer.wait(SECONDS)
+            if code:
+                self.report.surprises.append(f"a writer ended with {code}")
+        self._active()
+        transactions = list(told(self._diaries))
+        print(time.strftime("%H:%M:%S"), f"asking for {len(transactions)} transactions", file=sys.stderr)
+        outcomes = ask_outcomes(self._address, self._options, transactions)
+        self.report.untold = 0
+        agreed = []
+        for one, outcome in zip(transactions, outcomes, strict=True):
+            self.report.disagree += one.outcome not in ("?", outcome)
+            agreed.append(one._replace(outcome=outcome))
+        with open_broker(self._address, **self._options) as broker:
+            final = {topic: read_decided(broker, topic) for topic in TOPICS}
+        judge(self.report, agreed, {topic: Counter(found) for topic, found in final.items()})
+        self._compare_live(final)
+        self._stop_services()
+
+    def _compare_live(self, final: dict[str, list[bytes]]) -> None:
+        """The live reader has seen what a new one sees, in the same order."""
+        count = sum(len(found) for found in final.values())
+        wait_until(
+            lambda: self._live.poll() is not None or self._seen.read_text().count("\n") >= count,
+            "the live reader does not see everything",
+        )
+        self._live.terminate()
+        if self._live.wait(SECONDS):
+            self.report.surprises.append(f"the live reader ended with {self._live.returncode}")
+        lines = [line.split() for line in self._seen.read_text().splitlines()]
+        for topic in TOPICS:
+            self.report.live_differs += [value.encode() for name, value in lines if name == topic] != final[topic]
+
+    def _stop_services(self) -> None:
+        for service in self._services:
+            service.terminate()
+        for service in self._services:
+            if code := service.finish(SECONDS):
+                self.report.surprises.append(f"a service stopped with {code}: {''.join(service.lines[-20:])}")
+        for service in (*self._old_services, *self._services):
+            told_of = [event for event in service.events if event["event"] in ("damage", "topic stopped")]
+            self.report.surprises += [str(event) for event in told_of]
+
+
+def wait_until(found: Callable[[], object], failure: str) -> object:
+    """What `found` returns once that is true."""
+    deadline = time.monotonic() + SECONDS
+    while not (result := found()):
+        assert time.monotonic() < deadline, f"{failure} for {SECONDS:g} s"
+        time.sleep(0.05)
+    return result
+
+
+def ask_outcomes(address: str, options: dict[str, object], transactions: Sequence[Told]) -> list[str]:
+    """How the service says that they ended; all have, once the time of their session or their own is up."""
+
+    async def ask_all() -> list[str]:
+        async with connect(address, patience=SECONDS, broker_options=options) as client:
+
+            async def ask(one: Told) -> str:
+                async with asyncio.timeout(SECONDS):
+                    while (outcome := await client.outcome(one.txn)) is None:
+                        await asyncio.sleep(0.1)
+                return outcome.name
+
+            return await asyncio.gather(*map(ask, transactions))
+
+    return asyncio.run(ask_all())
+
+
+def read_decided(broker: Broker, topic: str) -> list[bytes]:
+    """What is visible once everything is decided."""
+    found: list[bytes] = []
+    with CommittedReader(broker, topic) as reader:
+
+        def at_the_end() -> bool:
+            while (batch := reader.read()) is not None:
+                found.extend(record.value or b"" for record in batch)
+            return not reader.lag()[topic].behind
+
+        wait_until(at_the_end, f"topic {topic} has undecided records")
+    return found
+
+
+def plan(brokers: int, services: int, chance: random.Random) -> list[str]:
+    """Events with so many kills, in random order, and some kills and zombies of writers."""
+    events = ["kill_broker", "kill_broker_and_active"] * (brokers // 2) + ["kill_broker"] * (brokers % 2)
+    left = max(services - brokers // 2, 0)  # others are killed along with the broker
+    events += ["kill_both"] * (left // 10) + ["kill_standby"] * (left // 5)
+    events += ["kill_active"] * (left - 2 * (left // 10) - left // 5)
+    events += ["make_zombie", "stop_writer", "kill_writer", "kill_writer"] * (services // 10)
+    chance.shuffle(events)
+    return events
+
+
+def soak(broker: Standalone, events: Sequence[str], seed: int, writers: int) -> Report:
+    with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
+        run = Soak(broker, Path(directory), seed, writers)
+        try:
+            return run.run(events)
+        finally:
+            run.close()
+
+
+def main() -> int:
+    from pulsar_cluster import Cluster, choose
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--brokers", type=int, default=20, help="how often brokers are killed")
+    parser.add_argument("--services", type=int, default=50, help="how often services are killed, at least")
+    parser.add_argument("--writers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
+    print(f"seed {options.seed}", file=sys.stderr)
+    events = plan(options.brokers, options.services, random.Random(options.seed))
+    with Cluster(choose(), "", "").private_standalone() as broker:
+        report = soak(broker, events, options.seed, options.writers)
+    print(json.dumps(asdict(report) | {"good": report.good}))
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
