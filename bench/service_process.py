@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO, Any
 
 
 @contextmanager
@@ -17,29 +18,35 @@ def service() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{directory}/log"]
         command += ["--listen", "127.0.0.1:0", "--http", ""]
-        with serving(command) as (_, address):
-            yield address
+        with started(command) as (_, facts):
+            yield str(facts["address"])
 
 
 @contextmanager
-def serving(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process of a service, and its address."""
+def started(command: list[str], event: str = "serving") -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The process of a service, and what it told with an event, which is waited for."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    output = process.stderr
+    assert output is not None
+    reading = threading.Thread(target=output.read, daemon=True)  # or the service would wait for us
     try:
-        address = _address(process)
-        assert process.stderr is not None
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the service would wait for us
-        yield process, address
+        facts = _wait_for(output, event)
+        reading.start()
+        yield process, facts
     finally:
         process.terminate()
         process.wait(timeout=60)
+        if reading.ident is not None:
+            reading.join()
+        output.close()
 
 
-def _address(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
+def _wait_for(output: IO[str], event: str) -> dict[str, Any]:
     told = []
-    for line in process.stderr:
+    for line in output:
         told.append(line)
-        if line.startswith("{") and json.loads(line)["event"] == "serving":
-            return str(json.loads(line)["address"])
-    raise RuntimeError(f"the service did not start:\n{''.join(told)}")
+        if line.startswith("{"):
+            facts: dict[str, Any] = json.loads(line)
+            if facts["event"] == event:
+                return facts
+    raise RuntimeError(f"the service did not come to {event!r}:\n{''.join(told)}")
