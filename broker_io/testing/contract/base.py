@@ -15,7 +15,7 @@ from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.port import Broker, Reader, Writer
 from broker_io.position import EARLIEST, Position
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """How long a backend may take for what it promises to do in the end."""
 
 LAG_SECONDS = 0.5
