@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge
+    from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
     from txnbuffer.client.client import Client
     from txnbuffer.client.connecting import connect
     from txnbuffer.client.plain import PlainClient, PlainTransaction
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from txnbuffer.client.records import Record, RecordBatch
     from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
     from txnbuffer.client.threaded import AsyncReader
+    from txnbuffer.client.tokens import CallbackTokens, FileTokens, MemoryTokens, SQLiteTokens, TokenStore
     from txnbuffer.client.transaction import Transaction
     from txnbuffer.errors import (
         AlreadyCommitted,
@@ -37,18 +39,24 @@ if TYPE_CHECKING:
         UsedAfterFork,
     )
     from txnbuffer.model import Outcome, Position, TxnId
+    from txnbuffer.streams.token import ResumeToken
 
 __all__ = [
     "AlreadyCommitted",
     "AsyncReader",
     "AvroSerializer",
+    "CallbackTokens",
+    "ChangeBatch",
+    "ChangeStream",
     "Client",
     "CommittedReader",
     "Error",
     "Fenced",
+    "FileTokens",
     "InvalidMessage",
     "InvalidTopicName",
     "JsonSerializer",
+    "MemoryTokens",
     "MessageTooLarge",
     "Outcome",
     "OutcomeForgotten",
@@ -59,10 +67,14 @@ __all__ = [
     "Processed",
     "Record",
     "RecordBatch",
+    "ResumeToken",
+    "Rollback",
+    "SQLiteTokens",
     "SendUnknown",
     "Serializer",
     "ServiceUnavailable",
     "StaleGeneration",
+    "TokenStore",
     "Transaction",
     "TransactionAborted",
     "TxnId",
@@ -73,6 +85,7 @@ __all__ = [
 
 _HOMES = {
     "broker_io.errors": ("Error", "InvalidMessage", "InvalidTopicName", "MessageTooLarge"),
+    "txnbuffer.client.changes": ("ChangeBatch", "ChangeStream", "Rollback"),
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connecting": ("connect",),
     "txnbuffer.client.plain": ("PlainClient", "PlainTransaction"),
@@ -81,8 +94,10 @@ _HOMES = {
     "txnbuffer.client.records": ("Record", "RecordBatch"),
     "txnbuffer.client.serializers": ("AvroSerializer", "JsonSerializer", "Serializer"),
     "txnbuffer.client.threaded": ("AsyncReader",),
+    "txnbuffer.client.tokens": ("CallbackTokens", "FileTokens", "MemoryTokens", "SQLiteTokens", "TokenStore"),
     "txnbuffer.client.transaction": ("Transaction",),
     "txnbuffer.model": ("Outcome", "Position", "TxnId"),
+    "txnbuffer.streams.token": ("ResumeToken",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -53,6 +53,13 @@
     bytes = 0                   # the oldest go where a topic has more than this; 0: there is no limit
     check_seconds = 30.0        # how often that is looked at
 
+    [streams]                   # change streams
+    memory_bytes = 268435456    # mutations in memory, of all topics together
+    readers = 2                 # reads of the log at once, for streams that are behind memory
+    max_connections = 1000      # at once
+    max_streams = 1000          # of one connection
+    slow_after = 720.0          # seconds without room at its reader after which a stream ends
+
 The environment has the same keys as `TXNBUFFER_LOG_SEGMENT_BYTES`, a flag as `--set log.segment_bytes=…`.
 """
 
@@ -82,7 +89,10 @@ NO_SETTINGS = {
 }
 """Variables of ours that are no settings: options of commands, and what tests and demo on a real Pulsar are told."""
 
-ABOVE_0 = {("service", "max_clients"), ("retention", "check_seconds")}
+ABOVE_0 = {
+    *(("service", "max_clients"), ("retention", "check_seconds")),
+    *(("streams", name) for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after")),
+}
 """Settings that can't be 0: nobody could connect, retention would look without a pause."""
 
 
@@ -158,6 +168,15 @@ class RetentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsConfig:
+    memory_bytes: int = 256 * 1024 * 1024
+    readers: int = 2
+    max_connections: int = 1000
+    max_streams: int = 1000
+    slow_after: float = 720.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     log: LogConfig = field(default_factory=LogConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
@@ -165,6 +184,7 @@ class Config:
     service: ServiceConfig = field(default_factory=ServiceConfig)
     transactions: TransactionConfig = field(default_factory=TransactionConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    streams: StreamsConfig = field(default_factory=StreamsConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.client import forking
+from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.checks import check_name, check_number, check_timeout
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
@@ -17,11 +18,15 @@ from txnbuffer.client.reader import Start
 from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import Session
+from txnbuffer.client.stream_link import StreamDial
+from txnbuffer.client.streaming import Streaming
 from txnbuffer.client.threaded import AsyncReader
+from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Joined, NameOpened, Naming
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.streams.token import ResumeToken
 
 Result = TypeVar("Result")
 
@@ -45,12 +50,16 @@ class Client:
         self.serializer = serializer
         self.resources = AsyncExitStack()
         self.open_broker = broker
+        self.dial_streams: StreamDial | None = None
         self._ordinary = ordinary
+        self._streaming: Streaming | None = None
         self._names: dict[str, NameOpened] = {}
         self._topics: set[str] = set()
 
     async def close(self) -> None:
-        """End the session; transactions that are open abort."""
+        """End the session and all change streams; transactions that are open abort."""
+        if self._streaming is not None:
+            await self._streaming.close()
         await self.session.close()
         await self.resources.aclose()
 
@@ -184,6 +193,27 @@ class Client:
         one. Ends when cancelled, or without a record for `idle_timeout` seconds. Raises StaleGeneration.
         """
         return await process(self, source, Group(group, start), handler, on_error, batch, idle_timeout)
+
+    def stream(
+        self,
+        topic: str,
+        *,
+        from_: str | ResumeToken = "beginning",
+        to: int | str | None = None,
+        store: TokenStore | None = None,
+    ) -> ChangeStream:
+        """What committed in a topic, for ever or up to a seqno or "now": batches of mutations with resume tokens.
+
+        `from_` is "beginning", "now" or a token. A `store` keeps the token of what is done with, and its token comes
+        before `from_`. Streams of a client share a connection, and are opened again after any unexpected end; a
+        `Rollback` comes where history branched. Raises UnreadableToken, ForeignToken, InvalidRequest.
+        """
+        self.check_topic(topic)
+        if self._streaming is None:
+            if self.dial_streams is None:
+                raise InvalidRequest("this client was made without a way to change streams: use connect")
+            self._streaming = Streaming(self.dial_streams, self.session.patience)
+        return self._streaming.stream(topic, from_, to, store)
 
     async def join(self, group: str) -> Joined:
         """Begin a new generation of a consumer group, which fences the one before."""

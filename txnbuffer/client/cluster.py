@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from broker_io.port import Broker
 from txnbuffer.client.client import Client
@@ -21,7 +21,13 @@ from txnbuffer.errors import Error, ServiceUnavailable
 LOOK = 0.5
 """Seconds between two looks whether another owner came, while the one that is known does not answer."""
 
-DialAddress: TypeAlias = Callable[[str], Awaitable[Link]]
+
+class Closeable(Protocol):
+    async def close(self) -> None: ...
+
+
+L = TypeVar("L", bound=Closeable)
+DialAddress: TypeAlias = Callable[[str], Awaitable[L]]
 """Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
 
 
@@ -41,19 +47,19 @@ async def client_on(
     return Client(session, lambda: broker, serializer, OrdinarySends(writers, broker.max_message_bytes))
 
 
-def dial_at(address: str, dial: DialAddress) -> Dial:
+def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
     """Dials a service whose address is given."""
 
-    async def given() -> Link:
+    async def given() -> L:
         return await dial(address)
 
     return given
 
 
-def finding(finder: Finder, dial: DialAddress) -> Dial:
+def finding(finder: Finder, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
     """Dials whoever owns the namespace, and goes over to the next owner as soon as there is one."""
 
-    async def found() -> Link:
+    async def found() -> L:
         try:
             return await _dial_newest(finder, dial)
         except Error:
@@ -64,7 +70,7 @@ def finding(finder: Finder, dial: DialAddress) -> Dial:
     return found
 
 
-async def _dial_newest(finder: Finder, dial: DialAddress) -> Link:
+async def _dial_newest(finder: Finder, dial: DialAddress[L]) -> L:
     address = await asyncio.to_thread(finder.look)
     dialling = asyncio.ensure_future(dial(address))
     try:
@@ -80,7 +86,7 @@ async def _dial_newest(finder: Finder, dial: DialAddress) -> Link:
         raise
 
 
-async def _abandon(dialling: asyncio.Future[Link]) -> None:
+async def _abandon(dialling: asyncio.Future[L]) -> None:
     dialling.cancel()
     (link,) = await asyncio.gather(dialling, return_exceptions=True)
     if not isinstance(link, BaseException):

@@ -20,6 +20,7 @@ from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import LONGEST_PAUSE, Session
+from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -91,7 +92,14 @@ class Opening:
         broker = await asyncio.to_thread(open_broker, self.address, **options)
         resources.push_async_callback(asyncio.to_thread, broker.close)
         way = dial_at(service, dial) if service is not None else finding(Finder(broker, self.address), dial)
-        return await client_on(broker, way, self._serializer, self._patience, resources)
+        client = await client_on(broker, way, self._serializer, self._patience, resources)
+
+        async def dial_streams(target: str) -> StreamLink:
+            return await GrpcStreamLink.open(target, certificates, self._timeout)
+
+        found = finding(Finder(broker, self.address), dial_streams)
+        client.dial_streams = found if service is None else dial_at(service, dial_streams)
+        return client
 
     async def _certificates(self) -> bytes | None:
         return None if self._tls_ca is None else await asyncio.to_thread(Path(self._tls_ca).read_bytes)
@@ -116,7 +124,11 @@ class Opening:
             for opened in brokers:
                 await asyncio.to_thread(opened.close)
 
+        async def dial_streams() -> StreamLink:
+            return await GrpcStreamLink.open(target, certificates, self._timeout)
+
         client = await self._client_of(dial, broker)
+        client.dial_streams = dial_streams
         resources.push_async_callback(close_broker)
         return client
 
@@ -142,7 +154,12 @@ class Opening:
         async def dial() -> Link:
             return EngineLink(engine)
 
-        return await self._client_of(dial, lambda: broker)
+        async def dial_streams() -> StreamLink:
+            return EngineStreamLink(engine)
+
+        client = await self._client_of(dial, lambda: broker)
+        client.dial_streams = dial_streams
+        return client
 
     async def _client_of(self, dial: Dial, broker: Any) -> Client:
         session = Session(dial, self._patience)

@@ -33,25 +33,7 @@ class GrpcLink:
     @classmethod
     async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
-        forking.about_to_use_grpc()
-        import asyncio
-
-        import grpc
-
-        if root_certificates is None:
-            channel = grpc.aio.insecure_channel(target, OPTIONS)
-        else:
-            credentials = grpc.ssl_channel_credentials(root_certificates)
-            channel = grpc.aio.secure_channel(target, credentials, OPTIONS)
-        try:
-            async with asyncio.timeout(timeout):
-                await channel.channel_ready()
-        except BaseException as error:
-            await channel.close()
-            if isinstance(error, TimeoutError):
-                text = f"no service answers at {target} within {timeout:g} s: is `txnbuf serve` running there?"
-                raise ServiceUnavailable(text) from None
-            raise
+        channel = await open_channel(target, root_certificates, timeout)
         return cls(target, channel, channel.stream_stream(METHOD)())
 
     async def send(self, frame: ClientFrame) -> None:
@@ -83,3 +65,27 @@ class GrpcLink:
     def _gone(self, error: Any) -> ServiceUnavailable:
         details = error.details() if hasattr(error, "details") else str(error)
         return ServiceUnavailable(f"the connection to {self._target} broke ({details})")
+
+
+async def open_channel(target: str, root_certificates: bytes | None, timeout: float) -> Any:
+    """A channel to HOST:PORT that is ready within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
+    forking.about_to_use_grpc()
+    import asyncio
+
+    import grpc
+
+    if root_certificates is None:
+        channel = grpc.aio.insecure_channel(target, OPTIONS)
+    else:
+        credentials = grpc.ssl_channel_credentials(root_certificates)
+        channel = grpc.aio.secure_channel(target, credentials, OPTIONS)
+    try:
+        async with asyncio.timeout(timeout):
+            await channel.channel_ready()
+    except BaseException as error:
+        await channel.close()
+        if isinstance(error, TimeoutError):
+            text = f"no service answers at {target} within {timeout:g} s: is `txnbuf serve` running there?"
+            raise ServiceUnavailable(text) from None
+        raise
+    return channel

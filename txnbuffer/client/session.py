@@ -29,7 +29,7 @@ class Session:
         self.core = SessionCore(apart=apart)
         self.forked_from = forking.generation()
         self._dial = dial
-        self._patience = patience
+        self.patience = patience
         self._news = asyncio.Event()
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -175,8 +175,8 @@ class Session:
 
     def _lose_patience_later(self, error: Error | None) -> None:
         if self._impatience is None and self._unreachable is None:
-            text = f"no service for {self._patience:g} s: {error or 'it ended the connection'}"
-            self._impatience = self._loop.call_later(self._patience, self._give_up, ServiceUnavailable(text))
+            text = f"no service for {self.patience:g} s: {error or 'it ended the connection'}"
+            self._impatience = self._loop.call_later(self.patience, self._give_up, ServiceUnavailable(text))
 
     def _give_up(self, error: Error) -> None:
         self._impatience = None

@@ -25,7 +25,7 @@ from broker_io.errors import Error
 from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
-from txnbuffer.config import RetentionConfig
+from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -46,6 +46,7 @@ from txnbuffer.service.opening import Identity, Standing, take_over
 from txnbuffer.service.registering import Registering
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
+from txnbuffer.service.streaming.streams import Streams
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics, as_error
 
@@ -76,6 +77,7 @@ class Engine:
         self.retention: Retention
         self.sends: Sends
         self.appends: Appends
+        self.streams: Streams
         self.notes: list[str] = []
         self.following: Following | None = None
         self._frames: deque[tuple[Connection, ClientFrame]] = deque()
@@ -84,6 +86,7 @@ class Engine:
         self._question = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._retention_config = retention
+        self._streams_config: StreamsConfig
         self._scheduled = False
         self._credits = 0
         self._latest = 0.0
@@ -101,6 +104,7 @@ class Engine:
         limits: Limits | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
         retention: RetentionConfig | None = None,
+        streams: StreamsConfig | None = None,
         clock: Clock | None = None,
     ) -> Engine:
         """Take over everything in the broker. Raises what stands in the way.
@@ -112,6 +116,7 @@ class Engine:
         if shared:  # where records are written by others, the cluster says how large they may be
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
+        engine._streams_config = streams or StreamsConfig()
         config = config or (BESIDE if shared else Config())
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
@@ -166,6 +171,9 @@ class Engine:
             self._read_others(self.following, opened.at)
         self.keeping = Keeping(topics)
         self.retention = Retention(topics, self.keeping, self._retention_config, self.clock, self._group_floor)
+        self.streams = Streams(topics, self.registering.registered, self._streams_config, self.clock.monotonic)
+        self.keeping.capturing = self.streams.persist
+        self.run(self.streams.run())
         self.run(self._watch_time())
         self.run(self.keeping.run())
         self.run(self.retention.run())
@@ -214,6 +222,7 @@ class Engine:
     async def stop(self) -> None:
         """End: say goodbye, append what waits, snapshot what has changed, give up ownership."""
         self.intake.draining = True
+        self.streams.close()
         for connection in self.connections:
             connection.close(CoordinatorStopped("the service stops: connect again later"))
         deadline = self.clock.monotonic() + (STOPPING if self.following is not None else inf)
@@ -239,6 +248,7 @@ class Engine:
         named = as_error(error)
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
+        self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(named)

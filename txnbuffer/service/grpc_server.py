@@ -2,7 +2,8 @@
 
 Service `txnbuffer.v1.Session`, method `Talk`: a stream of client frames (`txnbuffer.wire`) answered by a stream
 of server frames. `txnbuffer.v1.Admin`: one method for each question of `txnbuffer.service.admin`, with a JSON
-object as request and a JSON object as answer. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
+object as request and a JSON object as answer. `txnbuffer.v1.Streams`, method `Stream`: change streams, as frames of
+`txnbuffer.streams.wire`. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
 writers elsewhere (`txnbuffer.service.log_service`). Messages are bytes; there is no generated code.
 
 It listens before there is an engine, as clients must know by then where: until `serve` everybody is sent away.
@@ -23,6 +24,7 @@ from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
 from txnbuffer.service.log_service import log_service
 from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, SESSION_SERVICE, TALK
+from txnbuffer.service.streaming.grpc_streams import stream_handler
 from txnbuffer.wire import decode_client_frame, encode_server_frame
 
 LAST_WORDS = 1.0
@@ -57,7 +59,8 @@ class GrpcServer:
         server = self._server = grpc.aio.server(options=_options(self._limits))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler(), self._log_handler()))
+        streams = stream_handler(lambda: self._engine, lambda: self.waits_for)
+        server.add_generic_rpc_handlers((self._session_handler(), self._admin_handler(), self._log_handler(), streams))
         for name in HEALTH:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from broker_io.errors import DiskFailed, Error
 from snapshots.errors import OwnershipLost
@@ -16,11 +17,12 @@ AFTER_FAILURE = 5.0
 
 
 class Keeping:
-    """`problem`: why the last round failed; it is tried again."""
+    """`problem`: why the last round failed; it is tried again. `capturing` is told of topics right before."""
 
     def __init__(self, topics: Topics) -> None:
         self.problem: Error | None = None
         self.written = 0
+        self.capturing: Callable[[list[str]], None] | None = None
         self._topics = topics
 
     async def run(self) -> None:
@@ -38,6 +40,8 @@ class Keeping:
         async with topics.keeping:
             try:
                 await topics.work(keeper.settle)
+                if self.capturing is not None:
+                    self.capturing(names)
                 captured = await topics.apart(names, keeper.begin, names)
                 await topics.work(keeper.write, captured)
                 await topics.apart(names, keeper.finish, captured)

@@ -2,6 +2,8 @@
 
 SESSION_SERVICE = "txnbuffer.v1.Session"
 TALK = "Talk"
+STREAMS_SERVICE = "txnbuffer.v1.Streams"
+STREAM = "Stream"
 ADMIN_SERVICE = "txnbuffer.v1.Admin"
 ERROR_NAME = "txnbuffer-error"
 ERROR_FAULT = "txnbuffer-fault"

@@ -42,6 +42,10 @@ class Registering:
         """Make a topic one with transactions, and tell the coordinator."""
         self._run(self._register(name))
 
+    async def registered(self, name: str) -> None:
+        """Make a topic one with transactions, as far as that can be: look at the topic what came of it."""
+        await self._register(name)
+
     async def _open(self, topic: Topic) -> None:
         async with topic.lock:
             try:

@@ -160,6 +160,7 @@ async def _own(
         limits=limits(config),
         policy=snapshot_policy(config.snapshots),
         retention=config.retention,
+        streams=config.streams,
     )
     try:
         _tell_recovery(engine, log, time.monotonic() - started)

@@ -1,0 +1,82 @@
+"""Change streams of a service in a process of its own, which is killed in the middle of them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from service_process import ServiceProcess
+from service_setup import on_a_loop_for
+from streamed import Follower, write
+
+from txnbuffer import ResumeToken, ServiceUnavailable, connect
+from txnbuffer.client.streaming import Streaming
+from txnbuffer.streams.client import ClientConfig
+
+SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@on_a_loop_for(150.0)
+async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
+    port = free_port()
+    service = ServiceProcess(tmp_path, port=port).wait_serving()
+    try:
+        async with connect(f"txnbuf://127.0.0.1:{port}") as client:
+            assert client.dial_streams is not None
+            client._streaming = Streaming(client.dial_streams, 60.0, SMALL_WINDOW)
+            truth: dict[bytes, bytes] = {}
+            for number in range(10):
+                rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
+                await write(client, "t", rows)
+                truth |= {key.encode(): value.encode() for key, value in rows.items()}
+            follower = Follower(client.stream("t"))
+            for _ in range(2):
+                while not follower.table or follower.stream.token.complete:
+                    await follower.read()
+                middle = follower.stream.token
+                service.kill()
+                service = await asyncio.to_thread(ServiceProcess(tmp_path, port=port).wait_serving)
+                await write(client, "t", {"after": "kill"})
+            truth[b"after"] = b"kill"
+            await follower.until(502)
+            assert follower.table == truth
+            assert follower.rollbacks == []
+            assert follower.seqnos == sorted(set(follower.seqnos))
+            fresh = Follower(client.stream("t", to="now"))
+            await fresh.to_end()
+            assert fresh.table == truth
+            assert isinstance(middle, ResumeToken)
+            assert fresh.stream.token.versions == middle.versions
+    finally:
+        service.kill()
+
+
+@on_a_loop_for(60.0)
+async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_path):
+    port = free_port()
+    service = ServiceProcess(tmp_path, port=port).wait_serving()
+    try:
+        async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, patience=30.0) as client:
+            await write(client, "t", {"a": "1"})
+            assert client.dial_streams is not None
+            client._streaming = Streaming(client.dial_streams, 0.0, SMALL_WINDOW)
+            follower = Follower(client.stream("t"))
+            await follower.until(1)
+            service.kill()
+            with pytest.raises(ServiceUnavailable, match="no service"):
+                while True:
+                    await follower.read()
+            service = await asyncio.to_thread(ServiceProcess(tmp_path, port=port).wait_serving)
+            client._streaming._patience = 60.0
+            await write(client, "t", {"b": "2"})
+            await follower.until(2)
+            assert follower.table == {b"a": b"1", b"b": b"2"}
+    finally:
+        service.kill()

@@ -1,0 +1,86 @@
+"""Change streams in tests: clients of an engine in this process, and tables that readers keep."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
+from txnbuffer.client.link import EngineLink, Link
+from txnbuffer.client.session import Session
+from txnbuffer.client.stream_link import EngineStreamLink, StreamLink
+from txnbuffer.service.engine import Engine
+
+Table = dict[bytes | None, bytes]
+
+
+@asynccontextmanager
+async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
+    async def dial() -> Link:
+        return EngineLink(engine)
+
+    async def dial_streams() -> StreamLink:
+        return EngineStreamLink(engine)
+
+    session = Session(dial, 10.0)
+    await session.open()
+    client = Client(session, lambda: broker, None)
+    client.dial_streams = dial_streams
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def write(client: Client, topic: str, rows: dict[str, str | None]) -> None:
+    """One transaction; None deletes a key."""
+    async with client.transaction() as txn:
+        for key, value in rows.items():
+            if value is None:
+                await txn.delete(topic, key)
+            else:
+                await txn.send(topic, value, key=key)
+        await txn.commit(wait_visible=True)
+
+
+class Follower:
+    """What a reader of a stream makes of it; `history` has each table that was complete, by its seqno."""
+
+    def __init__(self, stream: ChangeStream) -> None:
+        self.stream = stream
+        self.table: Table = {}
+        self.history: dict[int, Table] = {0: {}}
+        self.seqnos: list[int] = []
+        self.rollbacks: list[int] = []
+
+    async def read(self) -> ChangeBatch | Rollback | None:
+        item = await self.stream.next(timeout=30.0)
+        if isinstance(item, Rollback):
+            self.rollbacks.append(item.seqno)
+            point = max(seqno for seqno in self.history if seqno <= item.seqno)
+            self.table = dict(self.history[point])
+            self.history = {seqno: table for seqno, table in self.history.items() if seqno <= point}
+            await self.stream.rolled_back(point)
+        elif item is not None:
+            for row in item:
+                self.seqnos.append(row.seqno)
+                if row.value is None:
+                    self.table.pop(row.key, None)
+                else:
+                    self.table[row.key] = row.value
+            if item.complete:
+                self.history[item.token.seqno] = dict(self.table)
+        return item
+
+    async def until(self, seqno: int) -> None:
+        """Read until the table is complete up to a seqno."""
+        while True:
+            item = await self.read()
+            assert item is not None
+            if isinstance(item, ChangeBatch) and item.complete and item.token.seqno >= seqno:
+                return
+
+    async def to_end(self) -> None:
+        while await self.read() is not None:
+            pass

@@ -1,0 +1,206 @@
+"""What an application gets of a change stream: batches with resume tokens, and rollbacks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from txnbuffer.client.tokens import TokenStore
+from txnbuffer.errors import Error
+from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.streams.effects import (
+    CaughtUp,
+    ClientEvent,
+    Completed,
+    Delivered,
+    Ended,
+    HangUp,
+    Interrupted,
+    Opened,
+    RollBack,
+)
+from txnbuffer.streams.token import ResumeToken
+
+if TYPE_CHECKING:
+    from txnbuffer.client.streaming import Streaming
+
+NOTHING = MutationBatch.of([])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Mutations to apply in order, none where only the token has moved; iterate it for single ones.
+
+    A mutation without a value deletes its key; its publish time is not told (0). Keep `token` with what you made
+    of the mutations: the stream goes on from there. `complete`: with all up to here your data is what the topic
+    was at `token.seqno`; in between it lacks mutations that newer ones of the same key replace. `caught_up`: and
+    there was nothing newer.
+    """
+
+    topic: str
+    mutations: MutationBatch
+    token: ResumeToken
+    complete: bool = False
+    caught_up: bool = False
+    bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.mutations)
+
+    def __iter__(self) -> Iterator[Mutation]:
+        return iter(self.mutations)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """History branched: undo everything behind `seqno`.
+
+    Going on means that this was done. Whoever can only go back to a lower seqno at which the data was complete,
+    or has to start over (0), says so with `ChangeStream.rolled_back`.
+    """
+
+    topic: str
+    seqno: int
+    token: ResumeToken
+
+
+class ChangeStream:
+    """Iterate it with `async for`; made by `Client.stream`. Asking for the next batch means that the last is done with.
+
+    `problem`: why it was interrupted the last time; it is opened again by itself.
+    """
+
+    def __init__(
+        self, streaming: Streaming, topic: str, store: TokenStore | None, begin: Callable[[str | None], int]
+    ) -> None:
+        self.topic = topic
+        self.caught_up = False
+        self.problem: Error | None = None
+        self.token: ResumeToken | None = None
+        self._streaming = streaming
+        self._store = store
+        self._begin = begin
+        self._handle = 0
+        self._waiting: deque[ChangeBatch | Rollback] = deque()
+        self._given: ChangeBatch | Rollback | None = None
+        self._ended: Ended | None = None
+        self._impatient: Error | None = None
+        self._closed = False
+        self._something = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ChangeBatch | Rollback:
+        """The next batch. Raises why the stream can't go on, and ServiceUnavailable after the client's patience:
+        then asking again goes on.
+        """
+        item = await self.next()
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
+        """As `__anext__`; None at the end. Raises TimeoutError if nothing comes in `timeout` seconds."""
+        await self._settle()
+        async with asyncio.timeout(timeout):
+            while not self._waiting and not self._closed:
+                if self._ended is not None:
+                    if self._ended.error is not None:
+                        raise self._ended.error
+                    return None
+                if self._impatient is not None:
+                    error, self._impatient = self._impatient, None
+                    raise error
+                self._something.clear()
+                await self._something.wait()
+        if self._closed:
+            return None
+        self._given = item = self._waiting.popleft()
+        self.caught_up = isinstance(item, ChangeBatch) and item.caught_up
+        self.token = item.token
+        return item
+
+    async def rolled_back(self, seqno: int) -> None:
+        """The data is what it was at a seqno at which it was complete, at or below that of the rollback just given.
+
+        Raises InvalidRequest if none was.
+        """
+        self._streaming.rolled_back(self._handle, seqno)
+        self._given = None
+        await self._keep(self._streaming.core.token(self._handle))
+
+    async def close(self) -> None:
+        """Nothing more comes. What was handed out last counts as not done with, so its token is not stored."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.clear()
+            self._something.set()
+            self._streaming.close_stream(self._handle)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _settle(self) -> None:
+        """Open the stream the first time; later, what was handed out is done with."""
+        if not self._handle and not self._closed:
+            stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
+            self._handle = self._begin(stored)
+            self._streaming.add(self._handle, self)
+        given = self._given
+        if isinstance(given, Rollback):
+            await self.rolled_back(given.seqno)
+        elif given is not None:
+            self._given = None
+            await self._keep(given.token)
+            self._streaming.consumed(self._handle, len(given), given.bytes)
+
+    async def _keep(self, token: ResumeToken | None) -> None:
+        if token is not None:
+            self.token = token
+            if self._store is not None:
+                await asyncio.to_thread(self._store.save, self.topic, str(token))
+
+    # What the connection brings
+
+    def take(self, event: ClientEvent) -> None:
+        match event:
+            case Delivered(_, mutations, size, token):
+                self._waiting.append(ChangeBatch(self.topic, mutations, token, bytes=size))
+            case Opened(_, token, _):
+                self.problem = None
+                self._moved(token, caught_up=False)
+            case Completed(_, token, _):
+                self._moved(token, caught_up=False)
+            case CaughtUp(_, token):
+                self._moved(token, caught_up=True)
+            case RollBack(_, seqno, token):
+                self._waiting.append(Rollback(self.topic, seqno, token))
+            case Interrupted(_, error, _):
+                self.problem = error
+            case Ended():
+                self._ended = event
+            case HangUp():
+                pass  # is of the connection
+        self._something.set()
+
+    def lose_patience(self, error: Error | None) -> None:
+        """Whoever waits is to be told; None: no more."""
+        self._impatient = error
+        self._something.set()
+
+    def _moved(self, token: ResumeToken, *, caught_up: bool) -> None:
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, ChangeBatch):
+            self._waiting[-1] = replace(last, token=token, complete=token.complete, caught_up=caught_up)
+        else:
+            self._waiting.append(ChangeBatch(self.topic, NOTHING, token, token.complete, caught_up))

@@ -1,0 +1,184 @@
+"""All change streams of a client: one connection to the service, made again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from txnbuffer.client.changes import ChangeStream
+from txnbuffer.client.stream_link import StreamDial, StreamLink
+from txnbuffer.client.tokens import TokenStore
+from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.streams.client import ClientConfig, StreamClient
+from txnbuffer.streams.effects import HangUp
+from txnbuffer.streams.errors import ForeignToken
+from txnbuffer.streams.messages import NO_END, RequestFlag
+from txnbuffer.streams.token import ResumeToken
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two attempts to connect."""
+
+_BEGINNINGS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
+
+
+class Streaming:
+    """Connects with its first stream. `patience`: seconds without a connection before whoever waits is told so."""
+
+    def __init__(self, dial: StreamDial, patience: float, config: ClientConfig | None = None) -> None:
+        self.core = StreamClient(config or ClientConfig())
+        self._dial = dial
+        self._patience = patience
+        self._streams: dict[int, ChangeStream] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._lost_at = 0.0
+        self._hung_up: Error | None = None
+        self._broken: Error | None = None
+
+    def stream(
+        self, topic: str, from_: str | ResumeToken, to: int | str | None, store: TokenStore | None
+    ) -> ChangeStream:
+        """A stream that begins when its first batch is asked for. Raises as `Client.stream`."""
+        start, flags = beginning(topic, from_)
+        end = NO_END
+        if to == "now":
+            flags |= RequestFlag.TO_NOW
+        elif isinstance(to, int) and not isinstance(to, bool) and to >= 0:
+            end = to
+        elif to is not None:
+            raise InvalidRequest(f"a stream can't go to {to!r}: give a seqno, 'now', or None to go on for ever")
+        return ChangeStream(self, topic, store, partial(self._open, topic, start, flags, end))
+
+    async def close(self) -> None:
+        """End all streams and the connection."""
+        for stream in [*self._streams.values()]:
+            await stream.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # For streams
+
+    def add(self, handle: int, stream: ChangeStream) -> None:
+        self._streams[handle] = stream
+        if self._broken is not None:
+            stream.lose_patience(self._broken)
+        self._poke()
+
+    def close_stream(self, handle: int) -> None:
+        self._streams.pop(handle, None)
+        self.core.close(handle)
+        self._poke()
+
+    def consumed(self, handle: int, items: int, size: int) -> None:
+        self.core.consumed(handle, items, size)
+        self._poke()
+
+    def rolled_back(self, handle: int, seqno: int) -> None:
+        self.core.rolled_back(handle, seqno, time.monotonic())
+        self._poke()
+
+    # Staying connected
+
+    def _open(self, topic: str, start: ResumeToken, flags: RequestFlag, end: int, stored: str | None) -> int:
+        if stored is not None:
+            start, once = beginning(topic, stored)
+            flags = once | (flags & RequestFlag.TO_NOW)
+        if self._task is None:
+            self._lost_at = time.monotonic()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return self.core.open(start, time.monotonic(), end=end, flags=flags)
+
+    def _poke(self) -> None:
+        self._deliver()
+        self._news.set()
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            error: Error
+            try:
+                link = await self._dial()
+                pause = FIRST_PAUSE
+                error = await self._talk(link)
+            except Error as refused:
+                error = refused
+            except Exception as unexpected:
+                error = ClientBroken(
+                    f"change streams can't go on: {unexpected!r}; open another client, and report this"
+                )
+            self.core.disconnected()
+            self._deliver()
+            waited = time.monotonic() - self._lost_at
+            if isinstance(error, CallerError | ClientBroken) or waited >= self._patience:
+                told = error if not error.retryable else ServiceUnavailable(f"no service for {waited:.0f} s: {error}")
+                for stream in self._streams.values():
+                    stream.lose_patience(told)
+            if isinstance(error, ClientBroken):
+                self._broken = error
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _talk(self, link: StreamLink) -> Error:
+        """Use a connection until it ends; why it did."""
+        self._hung_up = None
+        self.core.connected(time.monotonic())
+        reading = asyncio.ensure_future(self._read(link))
+        writing = asyncio.ensure_future(self._write(link))
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            found = await asyncio.gather(reading, writing, return_exceptions=True)
+            await link.close()
+            self._lost_at = time.monotonic()
+        for outcome in found:
+            if isinstance(outcome, Exception) and not isinstance(outcome, Error):
+                raise outcome
+        errors = [outcome for outcome in found if isinstance(outcome, Error)]
+        return self._hung_up or (errors[0] if errors else ServiceUnavailable("the service ended the connection"))
+
+    async def _read(self, link: StreamLink) -> None:
+        while (messages := await link.receive()) is not None:
+            self.core.receive(messages, time.monotonic())
+            self._poke()
+            for stream in self._streams.values():
+                stream.lose_patience(None)
+            if self._hung_up is not None:
+                return
+
+    async def _write(self, link: StreamLink) -> None:
+        while self._hung_up is None:
+            if frame := self.core.take_frame():
+                await link.send(frame)
+                continue
+            due = self.core.next_tick()
+            self._news.clear()
+            try:
+                async with asyncio.timeout(None if due is None else max(due - time.monotonic(), 0.0)):
+                    await self._news.wait()
+            except TimeoutError:
+                self.core.tick(time.monotonic())
+                self._deliver()
+
+    def _deliver(self) -> None:
+        for event in self.core.take_events():
+            if isinstance(event, HangUp):
+                self._hung_up = event.error
+            elif (stream := self._streams.get(event.stream)) is not None:
+                stream.take(event)
+
+
+def beginning(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
+    """What a request begins with. Raises UnreadableToken, and ForeignToken for that of another topic."""
+    if isinstance(from_, str) and from_ in _BEGINNINGS:
+        return ResumeToken(topic), _BEGINNINGS[from_]
+    token = ResumeToken.parse(from_) if isinstance(from_, str) else from_
+    if not isinstance(token, ResumeToken):
+        raise InvalidRequest(f"a stream can't begin at {from_!r}: give 'beginning', 'now' or a resume token")
+    if token.topic != topic:
+        raise ForeignToken(f"the resume token is of topic {token.topic!r}, the stream of {topic!r}")
+    return token, RequestFlag.NONE

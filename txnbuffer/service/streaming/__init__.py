@@ -1,0 +1,1 @@
+"""Change streams in the service: a mutation manager for each topic that is streamed, backfills, connections."""

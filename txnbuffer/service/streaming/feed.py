@@ -1,0 +1,187 @@
+"""One streamed topic: its mutation manager, fed with what gets seqnos, and where in the log a seqno is to be found.
+
+A topic has a feed from its first stream on until a while after its last one. What was numbered before comes from
+the log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.errors import Error
+from broker_io.position import NO_INDEX, Int64s, Position
+from snapshots.recovery import before_ledger
+from snapshots.tailing import Tail
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequenced
+from txnbuffer.buffer.visibility import visible_counts
+from txnbuffer.errors import MutationsTrimmed, SeqnoGap
+from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
+from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
+from txnbuffer.recordset import expand
+
+RESERVED = "tb."
+INDEX_ENTRIES = 1024
+BACKFILL_BYTES = 16 * 1024 * 1024
+
+
+class Place(NamedTuple):
+    """The first visible record at `position`, or behind it if not `inclusive`, has the number `seqno`."""
+
+    seqno: int
+    position: Position
+    inclusive: bool
+
+
+class Feed:
+    """`attach`, then `begin`. `news` is called, in whatever thread, when there is something to `take`.
+
+    `problem`: why nothing more can be streamed. `idle_since`: when its last stream ended, None while it has one.
+    """
+
+    manager: MutationManager
+
+    def __init__(self, name: str, tail: Tail, news: Callable[[], None], now: float) -> None:
+        self.name = name
+        self.tail = tail
+        self.problem: Error | None = None
+        self.idle_since: float | None = now
+        self._budget: MemoryBudget
+        self._news = news
+        self._lock = threading.Lock()
+        self._came: list[MutationBatch] = []
+        self._reached: dict[str, Place] = {}
+
+    def attach(self) -> int:
+        """Take from now on what is numbered; the last number before. Called while nothing is numbered."""
+        self.tail.numbering.told = self._numbered
+        return self.tail.numbering.sequencer.next_seqno - 1
+
+    def begin(self, high: int, budget: MemoryBudget) -> None:
+        """Manage the mutations behind `high`, within a budget."""
+        self.manager = MutationManager(
+            high,
+            index=SnapshotIndex.of(self.tail.index, INDEX_ENTRIES),
+            max_snapshot_bytes=budget.snapshot_bytes,
+            backfill_bytes=max(min(BACKFILL_BYTES, 2 * budget.budget // SNAPSHOTS_PER_TOPIC), 2 * MIN_SNAPSHOT_BYTES),
+            account=budget.account,
+        )
+        self._budget = budget
+        budget.add(self.name, self.manager)
+
+    def _numbered(self, placed: PlacedBatch, numbered: Sequenced) -> None:
+        """Messages got seqnos; whichever thread works on the tail calls."""
+        start, stop, counts, first = numbered
+        if self.problem is not None or not counts.any():
+            return
+        try:
+            rows = placed if (start, stop) == (0, len(placed)) else placed.take(slice(start, stop))
+            mutations = mutations_of(rows, counts, first, self.tail.buffer)
+        except Error as error:  # the numbers stand all the same, and the topic's transactions go on
+            self.problem = error
+        else:
+            with self._lock:
+                self._came.append(mutations)
+        self._news()
+
+    def take(self) -> bool:
+        """Queue what has come; whether there was anything."""
+        with self._lock:
+            came, self._came = self._came, []
+        for mutations in came:
+            self.manager.queue_many(mutations)
+        return bool(came)
+
+    def persist(self) -> None:
+        """Have the index of mutation snapshots go into the next snapshot of the buffer."""
+        self.manager.trim(self.oldest(self.tail.buffer.first_ledger))
+        if self.manager.persist():
+            self.tail.index = self.manager.index.columns()
+
+    def oldest(self, first_ledger: int) -> int:
+        """The seqno of the first mutation that there still is if the log begins with a ledger."""
+        sequencer = self.tail.numbering.sequencer
+        firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
+        return min(firsts, default=sequencer.next_seqno)
+
+    def close(self) -> None:
+        """Feed nobody any more; its cursors are closed."""
+        self.tail.numbering.told = None
+        self.take()
+        self.persist()
+        self._budget.remove(self.name)
+
+    # For reads of the log
+
+    def place(self, request: ReadLog) -> Place:
+        """Where to begin to read so that as little as may be is read in vain. Raises MutationsTrimmed."""
+        ledgers = [*self.tail.numbering.sequencer.first_seqnos.items()]
+        places = [Place(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers]
+        if request.anchor is not None:
+            places.append(Place(*request.anchor, inclusive=True))
+        if (reached := self._reached.get(request.cursor)) is not None:
+            places.append(reached)
+        usable = [place for place in places if place.seqno <= request.first]
+        if not usable:
+            raise MutationsTrimmed(request.first, self.oldest(self.tail.buffer.first_ledger))
+        return max(usable, key=lambda place: (place.seqno, place.position))
+
+    def reached(self, cursor: str, rows: MutationBatch) -> None:
+        """A read for a cursor has come so far; its next one goes on there."""
+        self._reached[cursor] = Place(rows.last + 1, rows.positions.last, inclusive=False)
+
+    def left(self, cursor: str) -> None:
+        """A cursor was closed."""
+        self._reached.pop(cursor, None)
+
+    def judged(self, placed: PlacedBatch, place: Place) -> MutationBatch | None:
+        """The visible records of messages from a place on, with their seqnos; None if there are none.
+
+        All of them have been numbered. Raises MutationsTrimmed where what was read can't be judged any more,
+        because it is trimmed meanwhile.
+        """
+        buffer = self.tail.buffer
+        if placed.positions.first.ledger < buffer.first_ledger:
+            raise MutationsTrimmed(place.seqno, self.oldest(buffer.first_ledger))
+        counts = visible_counts(placed, buffer)
+        if not counts.any():
+            return None
+        mutations = mutations_of(placed, counts, place.seqno, buffer)
+        passed = mutations.positions.search(place.position, right=not place.inclusive)
+        if passed:  # only where a read begins in the middle of a record set
+            mutations = mutations.take(slice(passed, None))
+            numbers = np.arange(place.seqno, place.seqno + len(mutations), dtype=np.int64)
+            mutations = MutationBatch(numbers, mutations.positions, mutations.publish_times, mutations.messages)
+        return mutations if len(mutations) else None
+
+
+def whole(position: Position) -> Position:
+    """The message in which a record stands."""
+    return position._replace(batch=NO_INDEX)
+
+
+def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> MutationBatch:
+    """The visible records of messages, of which each holds `counts`, numbered from `first` on.
+
+    Raises UndecodableRecordSet, and SeqnoGap where a record set holds another number of records than it says.
+    """
+    if not counts.all():
+        placed = placed.take(np.flatnonzero(counts))
+    records = expand(placed)
+    if records is not placed:
+        records = records.take(~buffer.suppressed.mask(records.positions))
+    if len(records) != int(counts.sum()):
+        raise SeqnoGap(f"{len(records)} records stand from {placed.positions.first} on, where {counts.sum()} were told")
+    messages = records.messages
+    properties = {name: column for name, column in messages.properties.items() if not name.startswith(RESERVED)}
+    return MutationBatch(
+        np.arange(first, first + len(records), dtype=np.int64),
+        records.positions,
+        np.zeros(len(records), np.int64),  # what was just appended has none here, so nothing tells one
+        Batch(messages.keys, messages.values, properties, messages.event_times),
+    )
