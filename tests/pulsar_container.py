@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
 class StandaloneContainer(Standalone):
     """A container of a Pulsar image, official or our own; data stands in it."""
 
-    def __init__(self, image: str) -> None:
-        super().__init__()
+    def __init__(self, image: str, extra_settings: Sequence[str] = ()) -> None:
+        super().__init__(extra_settings)
         self.image = image
         self.handle = {"container": None}
 

@@ -11,15 +11,16 @@ from typing import Self
 
 import pulsar
 
-from broker_io.errors import ClusterRefused, Fenced, InvalidAddress, NotOffered, StillHeld, TopicNotFound
+from broker_io.errors import ClusterRefused, Fenced, InvalidAddress, NotAuthorized, NotOffered, StillHeld, TopicNotFound
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar.address import from_local_name, parse_address, path_of
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_append
-from broker_io.pulsar.policies import check_policies, hold, policies_of
+from broker_io.pulsar.policies import NOT_SHOWN, check_policies, hold, policies_of
 from broker_io.pulsar.reader import PulsarReader
+from broker_io.pulsar.state import HOLD
 from broker_io.pulsar.upkeep import Upkeep
 from broker_io.pulsar.writer import PulsarWriter
 
@@ -78,7 +79,7 @@ class PulsarBroker:
             raise
 
     def _greet(self, address: str) -> None:
-        question = f"namespaces/{self._cluster.namespace}/subscriptionExpirationTime"
+        question = f"namespaces/{self._cluster.namespace}/bundles"  # whoever may write or read may ask this
         try:
             self._cluster.admin.ask("GET", question, patiently=False)
         except ClusterRefused as error:
@@ -117,7 +118,7 @@ class PulsarBroker:
 
     def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> PulsarWriter:
         incarnation = self._cluster.incarnation(topic)
-        self._make_safe(topic)
+        self._make_safe(topic, exclusive=exclusive)
         if not exclusive:
             return self._writer(topic, incarnation, Modes.Shared)
         if wait is not None:
@@ -210,13 +211,22 @@ class PulsarBroker:
         with self._lock:
             self._open.add(handle)
 
-    def _make_safe(self, topic: str) -> None:
-        """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy."""
+    def _make_safe(self, topic: str, *, exclusive: bool) -> None:
+        """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.
+
+        Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.
+        """
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
-        hold(cluster.admin, path)
-        policies = policies_of(cluster.admin, cluster.namespace, path)
-        compacted = self._is_compacted(topic)
-        check_policies(topic, cluster.namespace, policies, cluster.state(topic), compacted=compacted)
+        state = cluster.state(topic)
+        if HOLD not in state.cursors:
+            hold(cluster.admin, path)
+        try:
+            policies = policies_of(cluster.admin, cluster.namespace, path)
+        except NotAuthorized:
+            if exclusive:
+                raise
+            policies = NOT_SHOWN
+        check_policies(topic, cluster.namespace, policies, state, compacted=self._is_compacted(topic))
 
     def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode) -> PulsarWriter:
         batching = self._batching and not self._is_compacted(topic)

@@ -25,6 +25,9 @@ class Policies(NamedTuple):
     expiration: Any
 
 
+NOT_SHOWN = Policies(None, None, None, None, None)
+
+
 def hold(admin: Admin, path: str) -> None:
     """Keep every message that a topic still has, and all that come."""
     try:
