@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from cluster_app import app_on, beside
 from service_setup import engine_on, eventually, on_a_loop
 from streamed import Follower, client_of, write
 
+from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, SQLiteTokens
+from broker_io.position import Positions
+from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
+from txnbuffer.buffer import Sequenced
+from txnbuffer.client.streaming import Streaming
 from txnbuffer.config import StreamsConfig
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, UndecodableRecordSet
+from txnbuffer.frames import Abort
+from txnbuffer.model import TxnId
+from txnbuffer.recordset import pack
+from txnbuffer.service.engine import Engine
 from txnbuffer.service.streaming import backfills, streams
+from txnbuffer.streams.client import ClientConfig
 from txnbuffer.streams.errors import ForeignToken, StreamTrimmed, UnreadableToken
 
 SMALL = StreamsConfig(memory_bytes=200_000, readers=1)
@@ -120,34 +131,101 @@ async def test_a_token_goes_on_at_another_engine_without_a_rollback(broker, tmp_
 @on_a_loop
 async def test_readers_that_are_far_behind_get_everything_in_little_memory(monkeypatch):
     monkeypatch.setattr(backfills, "READ_MESSAGES", 64)
-    broker = MemoryBroker(ledger_entries=50)
+    broker = MemoryBroker(ledger_entries=500)
     async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
         truth = {}
-        ahead = Follower(client.stream("t")) if "t" in broker.topics() else None
+        stalled = None
         for number in range(60):
-            rows = {str((number * 31 + at) % 400): f"{number}-{at}".ljust(200, "x") for at in range(40)}
+            rows = {f"{at % 2 or number}-{at}": f"{number}".ljust(200, "x") for at in range(40)}
             await write(client, "t", rows)
             truth |= bytes_of(rows)
-            if ahead is None:
-                ahead = Follower(client.stream("t"))
-                await ahead.read()
+            if stalled is None:
+                client._streaming = Streaming(client.dial_streams, 10.0, ClientConfig(window_items=16))
+                stalled = Follower(client.stream("t"))
+                await stalled.read()
+                client._streaming = None
+        await eventually(lambda: engine.streams.feeds["t"].manager.high == 60 * 40)
+        assert engine.streams.budget.account.bytes <= SMALL.memory_bytes
         behind = [Follower(client.stream("t")) for _ in range(3)]
-        high = 60 * 40
-        for reader in (ahead, *behind):
-            await reader.until(high)
+        for reader in (stalled, *behind):
+            await reader.until(60 * 40)
             assert reader.table == truth
             assert reader.seqnos == sorted(set(reader.seqnos))
-        feed = engine.streams.feeds["t"]
         assert engine.streams.backfills.items > 0
         assert engine.streams.budget.account.bytes <= SMALL.memory_bytes
-        middle = behind[0].history
-        point = sorted(middle)[len(middle) // 2]
-        token = ResumeToken("t", *_place(behind[0], point))
-        resumed = Follower(client.stream("t", from_=token))
-        resumed.table = dict(middle[point])
-        await resumed.until(high)
+        points = behind[0].history
+        point = sorted(points)[len(points) // 2]
+        resumed = Follower(client.stream("t", from_=ResumeToken("t", *_place(behind[0], point))))
+        resumed.table = dict(points[point])
+        await resumed.until(60 * 40)
         assert resumed.table == truth
-        assert feed.problem is None
+        await stalled.stream._streaming.close()
+
+
+@on_a_loop
+async def test_a_read_may_begin_in_the_middle_of_a_record_set(monkeypatch):
+    broker = MemoryBroker()
+    broker.create_topic("t")
+    with broker.writer("t") as writer:
+        for first in (0, 5, 10):
+            members = Batch.of([Message(b"%d" % number, b"v") for number in range(first, first + 5)])
+            writer.append(Batch.of([pack(members)])).result()
+    monkeypatch.setattr(backfills, "ANSWER_BYTES", 6)
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        whole = Follower(client.stream("t", to="now"))
+        await whole.to_end()
+        assert whole.seqnos == list(range(1, 16))
+        assert list(whole.table) == [b"%d" % number for number in range(15)]
+        rest = Follower(client.stream("t", from_=ResumeToken("t", *_place(whole, 7))))
+        await rest.until(15)
+        assert list(rest.table) == [b"%d" % number for number in range(7, 15)]
+
+
+@on_a_loop
+async def test_a_set_that_is_none_ends_the_streams_of_its_topic_alone(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        follower = Follower(client.stream("t"))
+        await follower.until(1)
+        bad = Message(None, b"no block", {"tb.v": "1", "tb.records": "3"})
+        numbered = PlacedBatch(Positions.run(9, 0, 1), np.zeros(1, np.int64), Batch.of([bad]))
+        engine.streams.feeds["t"]._numbered(numbered, Sequenced(0, 1, np.array([3]), 2))
+        with pytest.raises(UndecodableRecordSet):
+            await follower.until(2)
+        await write(client, "t", {"b": "2"})
+
+
+@on_a_loop
+async def test_the_index_of_snapshots_outlives_the_owner(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        follower = Follower(client.stream("t"))
+        await follower.until(1)
+        await write(client, "t", {"b": "2", "c": "3"})
+        await follower.until(3)
+        await engine.keeping.snapshot(["t"])
+        entries = engine.streams.feeds["t"].manager.index.entries()
+        assert [(entry.start, entry.end, entry.rows) for entry in entries] == [(2, 3, 2)]
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await client.stream("t").next(timeout=30.0)
+        assert engine.streams.feeds["t"].manager.index.entries() == entries
+
+
+@on_a_loop
+async def test_streams_beside_a_cluster():
+    with MemoryBroker() as cluster:
+        async with beside(cluster) as (engine, broker), client_of(engine, broker) as client:
+            app = await app_on(engine, cluster, "a")
+            first, gone, last = next(app.ids), next(app.ids), next(app.ids)
+            await app.write("a", [first, gone], size=2)
+            await app.commit(first, "a", size=2)
+            await app.session.ask(aborts=lambda r: (Abort(r, TxnId(0, gone), ("a",)),))
+            follower = Follower(client.stream("a"))
+            await follower.until(2)
+            await app.write("a", [last])
+            await app.commit(last, "a")
+            await follower.until(3)
+            assert follower.table == {b"%d" % first: b"v", b"%d" % last: b"v"}
 
 
 def _place(follower: Follower, seqno: int) -> tuple:
@@ -190,6 +268,20 @@ async def test_a_topic_made_anew_is_read_from_its_beginning():
         again.table, again.history = dict(reader.table), dict(reader.history)
         await again.until(1)
         assert (again.rollbacks, again.table) == ([0], bytes_of({"new": "2"}))
+
+
+@on_a_loop
+async def test_streams_end_with_their_engine(broker):
+    engine = await Engine.start(broker)
+    async with client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        follower = Follower(client.stream("t"))
+        await follower.until(1)
+        client._streaming._patience = 0.0
+        await engine.stop()
+        assert engine.streams.connections == set()
+        with pytest.raises(ServiceUnavailable, match="the service stops"):
+            await follower.read()
 
 
 @on_a_loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import datetime
 
 import click
@@ -27,17 +28,41 @@ POLL = 0.5
 @click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True)
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
 @click.option("--follow/--no-follow", default=False, help="Wait for more at the end.")
+@click.option("--stream", is_flag=True, help="Print a change stream: of each key the newest, and deletions.")
+@click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token there, and go on from it.")
 @output_option
 def command(
-    address: str, topics: tuple[str, ...], start: str, isolation: str, limit: int | None, follow: bool, output: str
+    address: str,
+    topics: tuple[str, ...],
+    start: str,
+    isolation: str,
+    limit: int | None,
+    follow: bool,
+    stream: bool,
+    tokens: str | None,
+    output: str,
 ) -> None:
     r"""Print the visible records of topics in log order, one a line.
 
     Columns, with a tab between: topic, position, seqno, transaction, key, value. What is not printable is
     escaped (\n, \t, \xff, \\); in JSON, bytes that are no text stand as value_base64 and key_base64. Only what
     committed is printed, and only up to the oldest open transaction, unless --isolation says otherwise.
+
+    With --stream the records come from the service, each key once a snapshot, and --from is beginning, now or a
+    resume token.
     """
     left = limit
+    if stream:
+        from txnbuffer.cli import stream_tail
+
+        stream_tail.check(topics, isolation)
+        batches = stream_tail.records(address, topics[0], start, tokens, follow=follow, json=output == "json")
+        for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
+            _show(record, output)
+        batches.close()
+        return
+    if tokens is not None:
+        raise click.BadParameter("only a change stream has resume tokens: give --stream", param_hint="--tokens")
     with (
         open_for_reading(address) as broker,
         CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,

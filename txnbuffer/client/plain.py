@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from txnbuffer.client import forking
+from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.reader import CommittedReader, Start
 from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import PROPERTY_BYTES, Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.streams.token import ResumeToken
 
 if TYPE_CHECKING:
     from txnbuffer.client.processing import OnError, Processed
@@ -120,6 +123,21 @@ class PlainClient:
         forking.check(self._forked_from)
         return CommittedReader(self._client.open_broker(), topics, start=start, isolation=isolation)
 
+    def stream(
+        self,
+        topic: str,
+        *,
+        from_: str | ResumeToken = "beginning",
+        to: int | str | None = None,
+        store: TokenStore | None = None,
+    ) -> PlainStream:
+        """As Client.stream, to be iterated with `for`."""
+
+        async def made() -> ChangeStream:
+            return self._client.stream(topic, from_=from_, to=to, store=store)
+
+        return PlainStream(self, self.call(made))
+
     def process(
         self,
         source: str | Sequence[str],
@@ -157,6 +175,43 @@ class PlainClient:
     def client(self) -> Client:
         """The asyncio client that does the work."""
         return self._client
+
+
+class PlainStream:
+    """As ChangeStream."""
+
+    def __init__(self, plain: PlainClient, stream: ChangeStream) -> None:
+        self._plain = plain
+        self._stream = stream
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether there was nothing newer than the last batch."""
+        return self._stream.caught_up
+
+    def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
+        """As ChangeStream.next."""
+        return self._plain.call(self._stream.next, timeout)
+
+    def rolled_back(self, seqno: int) -> None:
+        """As ChangeStream.rolled_back."""
+        self._plain.call(self._stream.rolled_back, seqno)
+
+    def close(self) -> None:
+        """As ChangeStream.close."""
+        self._plain.call(self._stream.close)
+
+    def __iter__(self) -> Iterator[ChangeBatch | Rollback]:
+        while (item := self.next()) is not None:
+            yield item
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class PlainTransaction:

@@ -31,6 +31,7 @@ QUESTIONS = {
     "Abort": "abort",
     "Groups": "groups",
     "Sessions": "sessions",
+    "Streams": "streams",
 }
 """The questions by name, and the methods of `Admin` that answer them."""
 
@@ -131,6 +132,29 @@ class Admin:
             {"session": session.name, "client": self._client(session), "ids": session.outstanding}
             for session in self._engine.coordinator.sessions()
         ]
+
+    async def streams(self, question: dict[str, Any]) -> Answer:
+        """Change streams: connections with their streams, and for each topic its manager with its cursors."""
+        _known(question)
+        streams = self._engine.streams
+        now = streams.now()
+        connections = []
+        for connection in streams.connections:
+            facts = connection.server.statistics(now)
+            rows = [stream._asdict() for stream in facts.streams]
+            ends = dict(facts.stream_ends)
+            connections.append({"peer": connection.peer, **facts._asdict(), "streams": rows, "stream_ends": ends})
+        managers = [
+            {
+                "topic": feed.name,
+                **feed.manager.statistics()._asdict(),
+                "cursor": [cursor._asdict() for cursor in feed.manager.cursor_statistics()],
+                "problem": _text(feed.problem),
+            }
+            for _, feed in sorted(streams.feeds.items())
+        ]
+        memory = {"bytes": streams.budget.account.bytes, "budget": streams.budget.budget}
+        return {"connections": connections, "managers": managers, "memory": memory}
 
     def _put_abort(self, txn: TxnId, request: int) -> None:
         self._engine.coordinator.abort("", request, txn, (), self._engine.now(), operator=True)

@@ -57,6 +57,7 @@ class Front:
             return
         self._stopped = True
         if self.engine is not None:
+            self.engine.streams.close()
             for connection in self.engine.connections:
                 connection.close()
         await self._grpc.stop()

@@ -58,6 +58,26 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield Metric("damaged_commits", "counter", "Commits with another number of records than they say.", counts.damaged)
     yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.keeping.written)
     yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
+    yield from _of_streams(engine)
+
+
+def _of_streams(engine: Engine) -> Iterator[Metric]:
+    """What `txnbuf streams` shows one by one, as sums."""
+    streams, now = engine.streams, engine.streams.now()
+    connections = [connection.server.statistics(now) for connection in streams.connections]
+    open_ones = [stream for connection in connections for stream in connection.streams]
+    managers = [feed.manager.statistics() for feed in streams.feeds.values()]
+    remaining = sum(stream.items_remaining for stream in open_ones)
+    backfilling = sum(stream.state == "backfilling" for stream in open_ones)
+    dropped = sum(manager.cursors_dropped for manager in managers)
+    yield Metric("stream_connections", "gauge", "Connections of change streams.", len(connections))
+    yield Metric("streams", "gauge", "Change streams that are open.", len(open_ones))
+    yield Metric("streams_backfilling", "gauge", "Change streams that read the log.", backfilling)
+    yield Metric("streams_items_remaining", "gauge", "Mutations that open streams have not sent yet.", remaining)
+    yield Metric("streams_topics", "gauge", "Topics with a mutation manager.", len(managers))
+    yield Metric("streams_memory_bytes", "gauge", "Memory of all mutation managers.", streams.budget.account.bytes)
+    yield Metric("streams_cursors_dropped", "gauge", "Places that cursors have lost to win memory back.", dropped)
+    yield Metric("streams_backfilled", "counter", "Mutations read from the log.", streams.backfills.items)
 
 
 def exposition(engine: Engine | None) -> bytes:

@@ -130,18 +130,21 @@ class StreamConnection:
         self._streams.take_hold(feed, name, self)
 
     def _pump(self) -> bool:
-        """Take from cursors what streams may have now; whether there was anything."""
+        """Take from cursors what streams may have now, about a frame; whether there was anything."""
         wanted = [one for one in self.server.wanted() if one.stream in self._cursors]
         share = max(FRAME_BYTES // max(len(wanted), 1), LEAST_TURN_BYTES)
-        any_given = False
+        given = 0
         for one in wanted:
+            if given >= FRAME_BYTES:
+                break
             if one.stream in self._cursors:  # it may have ended with what another one caused
                 feed, cursor = self._cursors[one.stream]
-                any_given |= self._give(one, feed, cursor, share)
+                given += self._give(one, feed, cursor, share)
                 self._streams.settle(feed)
-        return any_given
+        return given > 0
 
-    def _give(self, wanted: Wanted, feed: Feed, cursor: Cursor, share: int) -> bool:
+    def _give(self, wanted: Wanted, feed: Feed, cursor: Cursor, share: int) -> int:
+        """About how many bytes there are to send now."""
         server, stream = self.server, wanted.stream
         disk = cursor.backfill is not None
         try:
@@ -149,12 +152,13 @@ class StreamConnection:
         except Error as error:
             server.end(stream, _reason(error))
             self.settle()
-            return True
-        now = self._streams.now()
+            return 1
+        now, given = self._streams.now(), 0
         for start, end, begins, ends, rows in slices:
             if begins:
                 server.snapshot_begins(stream, start, end, disk=disk)
             server.mutations(stream, rows, now)
+            given += 1 + rows.payload()
             if ends:
                 server.snapshot_ends(stream)
         if slices:
@@ -162,7 +166,7 @@ class StreamConnection:
         elif feed.problem is not None and not cursor.has_next():
             server.end(stream, EndReason.BACKFILL_FAILED)
             self.settle()
-        return bool(slices)
+        return given
 
 
 def _reason(error: Error) -> EndReason:

@@ -1,0 +1,62 @@
+"""`txnbuf tail --stream` and `txnbuf streams` on a service in a process of its own; the plain client's streams."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from service_process import ServiceProcess
+
+from txnbuffer import ChangeBatch, connect
+
+
+def txnbuf(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "txnbuffer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    tokens = str(tmp_path / "tokens")
+    with ServiceProcess(tmp_path / "log") as service:
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        with connect(address) as client:
+            with client.transaction() as txn:
+                txn.send("orders", "one", key="a")
+                txn.send("orders", "two", key="b")
+            with client.stream("orders") as stream:
+                found: list[tuple[int, bytes | None]] = []
+                while len(found) < 2:
+                    item = stream.next(timeout=30.0)
+                    assert isinstance(item, ChangeBatch)
+                    found += [(row.seqno, row.value) for row in item]
+                assert found == [(1, b"one"), (2, b"two")]
+                shown = txnbuf("streams", "--service", address, "--output", "json")
+                (connection,) = json.loads(shown.stdout)["connections"]
+                assert connection["streams"][0]["items_sent"] == 2
+                assert "orders" in txnbuf("streams", "--service", address).stdout
+            printed = txnbuf("tail", "--stream", address, "orders", "--tokens", tokens)
+            assert [line.split("\t")[2:] for line in printed.stdout.splitlines()] == [
+                ["1", "-", "a", "one"],
+                ["2", "-", "b", "two"],
+            ]
+            with client.transaction() as txn:
+                txn.delete("orders", "a")
+        printed = txnbuf("tail", "--stream", address, "orders", "--tokens", tokens, "--output", "json")
+        assert printed.returncode == 0, printed.stderr
+        (record,) = map(json.loads, printed.stdout.splitlines())
+        assert (record["seqno"], record["key"], record["value"]) == (3, "a", None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--stream", "memory:", "a", "b"),
+        ("--stream", "memory:", "a", "--isolation", "read_uncommitted"),
+        ("memory:", "a", "--tokens", "x"),
+    ],
+)
+def test_what_no_stream_can_be_is_refused(arguments: tuple[str, ...]) -> None:
+    assert txnbuf("tail", *arguments).returncode == 2

@@ -1,0 +1,54 @@
+"""What `txnbuf tail --stream` does: a change stream, printed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from broker_io import is_cluster
+from txnbuffer.cli.opening import configuration
+from txnbuffer.cli.output import narrate, show_line
+from txnbuffer.client.changes import Rollback
+from txnbuffer.client.connecting import connect
+from txnbuffer.client.records import Record
+from txnbuffer.client.tokens import FileTokens
+
+
+def records(address: str, topic: str, start: str, tokens: str | None, *, follow: bool, json: bool) -> Any:
+    """Lists of records as they come, without end if `follow`; asking for the next says that one is done with.
+
+    A rollback is told on stderr, and in JSON on stdout.
+    """
+    from_ = "now" if start == "end" else start
+    store = None if tokens is None else FileTokens(tokens)
+    to = None if follow else "now"
+    with (
+        connect(address, **_options(address)) as client,
+        client.stream(topic, from_=from_, to=to, store=store) as stream,
+    ):
+        for item in stream:
+            if isinstance(item, Rollback):
+                narrate(f"history branched: what was printed of {topic} behind seqno {item.seqno} is void")
+                if json:
+                    show_line({"topic": topic, "rollback": item.seqno})
+                continue
+            yield [
+                Record(topic, row.position, row.seqno, row.key, row.value, row.properties, row.event_time, 0, None)
+                for row in item
+            ]
+
+
+def _options(address: str) -> dict[str, Any]:
+    if is_cluster(address):
+        return {"broker_options": configuration(None, ()).pulsar.options()}
+    return {"tls_ca": os.environ.get("TXNBUFFER_TLS_CA")}
+
+
+def check(topics: tuple[str, ...], isolation: str) -> None:
+    """Raises a usage error for what a change stream can't be."""
+    if len(topics) != 1:
+        raise click.BadParameter("a change stream is of one topic; run one command for each", param_hint="TOPIC…")
+    if isolation != "read_committed":
+        raise click.BadParameter("a change stream has what committed", param_hint="--isolation")

@@ -1,0 +1,35 @@
+"""`txnbuf streams`: change streams."""
+
+from __future__ import annotations
+
+import click
+
+from txnbuffer.cli.asking import Service, ask, service_option
+from txnbuffer.cli.output import output_option, show_line, show_rows
+
+SHOWN = (
+    *("topic", "stream", "state", "last_sent_seqno", "items_remaining", "items_sent", "bytes_sent", "snapshots_sent"),
+    *("backfill_disk_items", "unacked_bytes", "paused_current_reason"),
+)
+
+
+@click.command("streams")
+@service_option
+@output_option
+def command(service: Service, output: str) -> None:
+    """Show the change streams that are open, and how far each has come.
+
+    In JSON it is one object: connections with their streams, for each topic its mutation manager with its cursors,
+    and the memory of all. `items_remaining` is at most what is still to be sent.
+    """
+    answer = ask(service, "Streams")
+    if output == "json":
+        show_line(answer)
+        return
+    rows = [
+        {"peer": connection["peer"], **{name: stream[name] for name in SHOWN}}
+        for connection in answer["connections"]
+        for stream in connection["streams"]
+    ]
+    memory = answer["memory"]
+    show_rows(rows, output, title=f"change streams; {memory['bytes']:,} of {memory['budget']:,} bytes of memory")
