@@ -44,6 +44,7 @@ async def test_a_stream_gives_what_was_there_and_what_comes(broker):
         await write(client, "t", {"b": None, "c": "4"})
         await follower.until(5)
         assert follower.table == bytes_of({"a": "3", "c": "4"})
+        assert follower.stream.caught_up
         async with client.transaction() as txn:
             await txn.send("t", b"never", key="z")
             await txn.abort()

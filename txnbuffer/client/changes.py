@@ -176,21 +176,19 @@ class ChangeStream:
         match event:
             case Delivered(_, mutations, size, token):
                 self._waiting.append(ChangeBatch(self.topic, mutations, token, bytes=size))
-            case Opened(_, token, _):
+            case Opened(_, token, high):
                 self.problem = None
-                self._moved(token, caught_up=False)
-            case Completed(_, token, _):
-                self._moved(token, caught_up=False)
-            case CaughtUp(_, token):
-                self._moved(token, caught_up=True)
+                self._moved(token, high)
+            case Completed(_, token, high):
+                self._moved(token, high)
             case RollBack(_, seqno, token):
                 self._waiting.append(Rollback(self.topic, seqno, token))
             case Interrupted(_, error, _):
                 self.problem = error
             case Ended():
                 self._ended = event
-            case HangUp():
-                pass  # is of the connection
+            case CaughtUp() | HangUp():
+                pass  # the one is told with what completed before, the other is of the connection
         self._something.set()
 
     def lose_patience(self, error: Error | None) -> None:
@@ -198,7 +196,9 @@ class ChangeStream:
         self._impatient = error
         self._something.set()
 
-    def _moved(self, token: ResumeToken, *, caught_up: bool) -> None:
+    def _moved(self, token: ResumeToken, high: int) -> None:
+        """The token has moved, while the newest mutation there was had the seqno `high`."""
+        caught_up = token.complete and token.seqno >= high
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, ChangeBatch):
             self._waiting[-1] = replace(last, token=token, complete=token.complete, caught_up=caught_up)
