@@ -18,7 +18,7 @@ from broker_io.pulsar.address import from_local_name, parse_address, path_of
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_append
-from broker_io.pulsar.policies import NOT_SHOWN, check_policies, hold, policies_of
+from broker_io.pulsar.policies import NOT_SHOWN, check_policies, hold, lift_quotas, policies_of
 from broker_io.pulsar.reader import PulsarReader
 from broker_io.pulsar.state import HOLD
 from broker_io.pulsar.upkeep import Upkeep
@@ -104,7 +104,12 @@ class PulsarBroker:
         except ClusterRefused as error:
             if error.status != 409:  # it is there already
                 raise
-        hold(self._cluster.admin, path)
+        self._make_safe(topic, exclusive=False)
+
+    def check_topic(self, topic: str) -> None:
+        """Policies may have changed since the topic was opened. Raises UnsafePolicy, NotAuthorized."""
+        self._cluster.incarnation(topic)
+        self._make_safe(topic, exclusive=True)
 
     def delete_topic(self, topic: str) -> None:
         self._cluster.incarnation(topic)
@@ -222,6 +227,7 @@ class PulsarBroker:
             hold(cluster.admin, path)
         try:
             policies = policies_of(cluster.admin, cluster.namespace, path)
+            policies = lift_quotas(cluster.admin, cluster.namespace, path, policies, ours=self._is_compacted(topic))
         except NotAuthorized:
             if exclusive:
                 raise

@@ -2,6 +2,9 @@
 
 Retention is none of our business: a durable subscription of ours at each topic, which nobody reads, keeps all that
 stands behind it. Policies that go over the heads of subscriptions are refused, by name.
+
+What is held counts as backlog, and a quota of it would stop the topic one day. A topic's own quotas win over those of
+its namespace, and those over the cluster's: each topic gets some of its own that nothing fills.
 """
 
 from __future__ import annotations
@@ -9,9 +12,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from broker_io.errors import ClusterRefused, UnsafePolicy
+from broker_io.pulsar.address import url_of
 from broker_io.pulsar.admin import Admin
 from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
 
+UNLIMITED = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
+STOCK_BYTES = 10 * 1024**3
+"""The size of a quota that nobody has set, which a namespace shows as its own once it has another."""
+QUOTA_KINDS = ("destination_storage", "message_age")
 EARLIEST_ID = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 
 
@@ -23,6 +31,8 @@ class Policies(NamedTuple):
     inactive: Any
     threshold: Any
     expiration: Any
+    own_quotas: Any = None
+    """Those of `quotas` that are the topic's, not its namespace's."""
 
 
 NOT_SHOWN = Policies(None, None, None, None, None)
@@ -44,18 +54,57 @@ def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
         admin.ask("GET", f"{path}/inactiveTopicPolicies?applied=true"),
         admin.ask("GET", f"{path}/compactionThreshold?applied=true"),
         admin.ask("GET", f"namespaces/{namespace}/subscriptionExpirationTime"),
+        admin.ask("GET", f"{path}/backlogQuotaMap"),
     )
+
+
+def lift_quotas(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+    """Give a topic quotas of backlog that nothing fills, and tell what is in force then.
+
+    What somebody has set stays at topics that are not `ours`: `check_policies` tells whether it can be borne.
+    """
+    quotas, own = dict(policies.quotas or {}), dict(policies.own_quotas or {})
+    missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _stops(kind, own[kind]))]
+    if not missing:
+        return policies
+    wanted = {} if ours else admin.ask("GET", f"namespaces/{namespace}/backlogQuotaMap") or {}
+    for kind in missing:
+        if kind in wanted and _stops(kind, wanted[kind]) and not _is_stock(kind, wanted[kind]):
+            continue
+        admin.ask("POST", f"{path}/backlogQuota?backlogQuotaType={kind}", UNLIMITED)
+        quotas[kind] = own[kind] = UNLIMITED
+    return policies._replace(quotas=quotas, own_quotas=own)
 
 
 def check_policies(topic: str, namespace: str, policies: Policies, state: TopicState, *, compacted: bool) -> None:
     """Raises UnsafePolicy that names the policy and the command against it; `compacted`: the topic may be."""
-    danger = _danger(namespace, policies, state, compacted=compacted)
+    danger = _danger(topic, namespace, policies, state, compacted=compacted)
     if danger is not None:
         what, command = danger
         raise UnsafePolicy(f"topic {topic!r} is not written to: {what}; run `pulsar-admin {command}` and open it again")
 
 
-def _danger(namespace: str, policies: Policies, state: TopicState, *, compacted: bool) -> tuple[str, str] | None:
+def _stops(kind: str, quota: Any) -> bool:
+    """Whether a quota of backlog can do harm."""
+    if quota.get("policy") not in (None, UNLIMITED["policy"], "producer_exception"):
+        return True
+    return bool(quota.get("limitTime", -1) > 0 if kind == "message_age" else quota.get("limitSize", -1) >= 0)
+
+
+def _is_stock(kind: str, quota: Any) -> bool:
+    stock = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": UNLIMITED["policy"]}
+    return kind == "destination_storage" and all(quota.get(word) == value for word, value in stock.items())
+
+
+def _against(kind: str, topic: str, namespace: str, policies: Policies) -> str:
+    if kind in (policies.own_quotas or {}):
+        return f"topicPolicies remove-backlog-quota {url_of(namespace, topic)} -t {kind}"
+    return f"namespaces remove-backlog-quota {namespace} -t {kind}"
+
+
+def _danger(
+    topic: str, namespace: str, policies: Policies, state: TopicState, *, compacted: bool
+) -> tuple[str, str] | None:
     if policies.ttl:
         return (
             f"a message TTL of {policies.ttl} s drops what is still needed",
@@ -65,7 +114,12 @@ def _danger(namespace: str, policies: Policies, state: TopicState, *, compacted:
         if quota.get("policy") == "consumer_backlog_eviction":
             return (
                 f"the {kind} backlog quota with consumer_backlog_eviction drops what is still needed",
-                f"namespaces remove-backlog-quota {namespace} -t {kind}",
+                _against(kind, topic, namespace, policies),
+            )
+        if _stops(kind, quota):
+            return (
+                f"the {kind} backlog quota with {quota.get('policy')} counts what is held, and would stop the topic",
+                _against(kind, topic, namespace, policies),
             )
     if policies.expiration:
         return (
