@@ -24,6 +24,9 @@ AGREED = {
     "recovery.seconds.10m",
     "recovery.seconds.1m",
     "snapshot.bytes.800k",
+    "streams.commit_to_delivery_ms_p99",
+    "streams.delivered_per_s.backfill",
+    "streams.delivered_per_s.memory",
     "streams.queued_per_s",
 }
 

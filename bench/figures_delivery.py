@@ -1,0 +1,110 @@
+"""Change streams through the public client from a service in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bench.harness import figure
+from bench.service_process import service
+
+RECORDS = 300_000
+TXN_RECORDS = 5_000
+VALUE = b"v" * 100
+RATE, TXNS_PER_S = 5_000, 50
+SECONDS = 5.0
+
+
+async def filled(address: str, records: int) -> None:
+    """Write records of 100 bytes with keys of their own, in transactions of 5,000."""
+    from txnbuffer import connect
+
+    async with connect(address) as client:
+        for first in range(0, records, TXN_RECORDS):
+            async with client.transaction() as txn:
+                keys = [f"{number}" for number in range(first, first + TXN_RECORDS)]
+                await txn.send_many("a", [VALUE] * TXN_RECORDS, keys=keys)
+                await txn.commit(wait_visible=True)
+
+
+async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str, float]:
+    """How many mutations a second come to a reader that begins when all are there.
+
+    `in_memory`: a stream that was opened before and reads nothing keeps them in the memory of the service.
+    """
+    from txnbuffer import ChangeBatch, connect
+    from txnbuffer.client.streaming import Streaming
+    from txnbuffer.streams.client import ClientConfig
+
+    async with connect(address) as holding, connect(address) as client:
+        if in_memory:
+            await holding.send("a", b"first")
+            if holding.dial_streams is None:
+                raise RuntimeError("a client of a service can stream")
+            holding._streaming = Streaming(holding.dial_streams, 60.0, ClientConfig(window_items=1))
+            token = (await anext(holding.stream("a", from_="now"))).token
+            await filled(address, records)
+            stream = client.stream("a", from_=token)
+        else:
+            await filled(address, records)
+            stream = client.stream("a")
+        count = 0
+        start = time.perf_counter()
+        while count < records:
+            item = await anext(stream)
+            count += len(item) if isinstance(item, ChangeBatch) else 0
+        return {"per_second": count / (time.perf_counter() - start)}
+
+
+async def latency(address: str, seconds: float) -> dict[str, float]:
+    """Seconds from asking for a commit until a reader that keeps up has its last record, at 5,000 a second."""
+    from txnbuffer import ChangeBatch, connect
+
+    asked: dict[bytes, float] = {}
+    times: list[float] = []
+    async with connect(address) as writing, connect(address) as client:
+        await writing.send("a", b"first")
+        stream = client.stream("a", from_="now")
+        await anext(stream)
+
+        async def one(number: int) -> None:
+            last = b"last-%d" % number
+            async with writing.transaction() as txn:
+                await txn.send_many("a", [VALUE] * (RATE // TXNS_PER_S - 1) + [last])
+                asked[last] = time.perf_counter()
+
+        async def read(wanted: int) -> None:
+            while len(times) < wanted:
+                item = await anext(stream)
+                now = time.perf_counter()
+                values = [row.value for row in item] if isinstance(item, ChangeBatch) else []
+                times.extend(now - asked[value] for value in values if value is not None and value in asked)
+
+        count = int(seconds * TXNS_PER_S)
+        reading = asyncio.ensure_future(read(count))
+        began = time.perf_counter()
+        sending = []
+        for number in range(count):
+            await asyncio.sleep(max(began + number / TXNS_PER_S - time.perf_counter(), 0))
+            sending.append(asyncio.ensure_future(one(number)))
+        await asyncio.gather(*sending, reading)
+    times.sort()
+    return {"p99": times[int(len(times) * 0.99)]}
+
+
+@figure("streams.delivered_per_s.memory", unit="mutations/s", goal=">= 250000")
+def from_memory() -> float:
+    with service() as address:
+        return asyncio.run(delivered(address, in_memory=True, records=RECORDS))["per_second"]
+
+
+@figure("streams.delivered_per_s.backfill", unit="mutations/s", goal=">= 250000")
+def from_the_log() -> float:
+    with service() as address:
+        return asyncio.run(delivered(address, in_memory=False, records=RECORDS))["per_second"]
+
+
+@figure("streams.commit_to_delivery_ms_p99", unit="ms", goal="<= 20")
+def commit_to_delivery() -> float:
+    with service() as address:
+        return 1000 * asyncio.run(latency(address, SECONDS))["p99"]
