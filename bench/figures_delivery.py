@@ -13,6 +13,8 @@ TXN_RECORDS = 5_000
 VALUE = b"v" * 100
 RATE, TXNS_PER_S = 5_000, 50
 SECONDS = 5.0
+STREAMS = 200
+FAN_OUT_TXNS_PER_S, FAN_OUT_TXN_RECORDS = 20, 100
 
 
 async def filled(address: str, records: int) -> None:
@@ -92,6 +94,38 @@ async def latency(address: str, seconds: float) -> dict[str, float]:
     return {"p99": times[int(len(times) * 0.99)]}
 
 
+async def keeping_up(address: str, streams: int, seconds: float) -> dict[str, float]:
+    """How many streams of one topic have all of 2,000 mutations a second within a second after the last."""
+    from txnbuffer import ChangeBatch, connect
+
+    counts = [0] * streams
+    total = int(seconds * FAN_OUT_TXNS_PER_S) * FAN_OUT_TXN_RECORDS
+    async with connect(address) as writing, connect(address) as client:
+        await writing.send("a", b"first")
+
+        async def follow(number: int) -> None:
+            stream = client.stream("a", from_="now")
+            await anext(stream)
+            ready[number].set_result(None)
+            while counts[number] < total:
+                item = await anext(stream)
+                counts[number] += len(item) if isinstance(item, ChangeBatch) else 0
+
+        ready = [asyncio.get_running_loop().create_future() for _ in counts]
+        following = [asyncio.ensure_future(follow(number)) for number in range(streams)]
+        await asyncio.gather(*ready)
+        began = time.perf_counter()
+        for number in range(total // FAN_OUT_TXN_RECORDS):
+            await asyncio.sleep(max(began + number / FAN_OUT_TXNS_PER_S - time.perf_counter(), 0))
+            async with writing.transaction() as txn:
+                await txn.send_many("a", [VALUE] * FAN_OUT_TXN_RECORDS)
+        done, late = await asyncio.wait(following, timeout=1.0)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    return {"streams": len(done)}
+
+
 @figure("streams.delivered_per_s.memory", unit="mutations/s", goal=">= 250000")
 def from_memory() -> float:
     with service() as address:
@@ -108,3 +142,9 @@ def from_the_log() -> float:
 def commit_to_delivery() -> float:
     with service() as address:
         return 1000 * asyncio.run(latency(address, SECONDS))["p99"]
+
+
+@figure("streams.fan_out", unit="streams", goal=">= 100")
+def fan_out() -> float:
+    with service() as address:
+        return asyncio.run(keeping_up(address, STREAMS, SECONDS))["streams"]

@@ -27,6 +27,7 @@ AGREED = {
     "streams.commit_to_delivery_ms_p99",
     "streams.delivered_per_s.backfill",
     "streams.delivered_per_s.memory",
+    "streams.fan_out",
     "streams.queued_per_s",
 }
 
