@@ -1,0 +1,75 @@
+"""A broker for tests that comes back from a kill in a bad state is started again."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_io.testing import standalone
+from broker_io.testing.standalone import STARTS, NoPulsar, Standalone
+
+LOOP = """\
+INFO  AbstractMetadataStore - Deleted path: /ledgers/available/127.0.0.1:3181 (v. Optional[0])
+INFO  ResourceLockImpl - Lock on resource /ledgers/available/127.0.0.1:3181 was invalidated. state Valid
+INFO  ResourceLockImpl - Acquired resource lock on /ledgers/available/127.0.0.1:3181
+"""
+
+
+class Scripted(Standalone):
+    """What each of its lives tells, look by look; the last goes on."""
+
+    def __init__(self, *lives: list[str]) -> None:
+        super().__init__()
+        self.lives = iter(lives)
+        self.telling: list[str] = []
+        self.launches = 0
+        self.running = False
+
+    @property
+    def alive(self) -> bool:
+        return self.running
+
+    def log(self) -> str:
+        return self.telling.pop(0) if len(self.telling) > 1 else self.telling[0]
+
+    def kill(self) -> None:
+        self.running = False
+
+    def launch(self) -> None:
+        assert not self.running
+        self.running = True
+        self.launches += 1
+        self.telling = list(next(self.lives, self.telling))
+
+
+@pytest.fixture(autouse=True)
+def up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standalone, "is_up", lambda _: True)
+    monkeypatch.setattr(standalone, "LOOK_SECONDS", 0.0)
+
+
+WELL = ["messaging service is ready\n" + LOOP]
+
+
+def test_a_broker_that_is_well_is_started_once() -> None:
+    with Scripted(WELL, WELL) as broker:
+        broker.start()
+        assert broker.launches == 1
+        broker.kill()
+        broker.start()
+        assert (broker.launches, broker.alive) == (2, True)
+
+
+def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> None:
+    late = [*WELL, *WELL, 8 * LOOP]
+    with Scripted(WELL, [3 * LOOP], late, WELL) as broker:
+        broker.kill()
+        broker.start()
+        assert (broker.launches, broker.alive) == (4, True)
+
+
+def test_a_broker_that_never_comes_to_rest_is_an_error() -> None:
+    with Scripted(WELL, [8 * LOOP]) as broker:
+        broker.kill()
+        with pytest.raises(NoPulsar, match="had no peace"):
+            broker.start()
+        assert (broker.launches, broker.alive) == (1 + STARTS, False)
