@@ -25,7 +25,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import InvalidTopicName
@@ -100,6 +100,14 @@ class Reader(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class GuardedBroker(Protocol):
+    """A broker where others' policies may drop or stop what is needed, also those that come later."""
+
+    def check_topic(self, topic: str) -> None:
+        """Raises UnsafePolicy that names what endangers a topic, NotAuthorized to who may not see policies."""
 
 
 class Broker(Protocol):

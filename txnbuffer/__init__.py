@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from txnbuffer.errors import (
         AlreadyCommitted,
         Fenced,
+        NotVisible,
         OutcomeForgotten,
         OutcomeUnknown,
         SendUnknown,
@@ -58,6 +59,7 @@ __all__ = [
     "JsonSerializer",
     "MemoryTokens",
     "MessageTooLarge",
+    "NotVisible",
     "Outcome",
     "OutcomeForgotten",
     "OutcomeUnknown",

@@ -32,6 +32,7 @@ __all__ = [
     "InvalidRequest",
     "MalformedFrame",
     "MutationsTrimmed",
+    "NotVisible",
     "OutOfOrder",
     "OutcomeForgotten",
     "OutcomeUnknown",
@@ -170,6 +171,15 @@ class OutcomeUnknown(PeerError):
     def __init__(self, txn: TxnId, why: str) -> None:
         super().__init__(f"transaction {txn} may have committed or not: {why}; ask for the outcome of {txn}")
         self.txn = txn
+
+
+class NotVisible(StorageError):
+    """The transaction is committed, but not seen: a topic of it has stopped."""
+
+    def __init__(self, txn: TxnId, topic: str, why: Error) -> None:
+        super().__init__(f"transaction {txn} is committed, but not visible: topic {topic!r} has stopped ({why})")
+        self.txn = txn
+        self.topic = topic
 
 
 class OutcomeForgotten(CallerError):

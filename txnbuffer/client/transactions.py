@@ -13,6 +13,7 @@ from txnbuffer.errors import (
     Error,
     Fenced,
     ForeignTransaction,
+    NotVisible,
     TransactionAborted,
     UnknownTransaction,
     UnregisteredTopic,
@@ -114,7 +115,7 @@ class Transactions:
         # Where a topic is not registered nothing of it happens, and another one registers it anew.
         told = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
         self._results.append((request.waiter, told))
-        if isinstance(result, Error) and not isinstance(result, TransactionAborted):
+        if isinstance(result, Error) and not isinstance(result, (TransactionAborted, NotVisible)):
             # The service refused to commit, and may have left it open.
             transaction.failure = result
             self.end(transaction, Plan(commit=False, waiter=None))

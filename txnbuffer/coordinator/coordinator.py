@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pyroaring import BitMap64
 
+from broker_io.errors import Error
 from broker_io.position import Position
 from txnbuffer.coordinator.asking import Asking
 from txnbuffer.coordinator.committing import Committing
@@ -158,6 +159,12 @@ class Coordinator:
     def registration_failed(self, topic: str, why: str, now: float) -> None:
         if self._enter(now):
             self._registration.failed(topic, why)
+
+    def topic_stopped(self, topic: str, why: Error, now: float) -> None:
+        """The owner's buffer of a topic goes no further: who waits for it is told so."""
+        if self._enter(now):
+            self._registration.failed(topic, str(why))
+            self._ending.topic_stopped(topic, why)
 
     def topic_deleted(self, topic: str, now: float) -> None:
         """The topic and its messages are gone."""

@@ -13,7 +13,7 @@ from txnbuffer.coordinator.retention import Retention
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, ENDING, INTENT, OUTCOME, TERMINAL, State
 from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, NotVisible
 from txnbuffer.model import MarkerItem, Outcome, TxnId
 
 
@@ -26,6 +26,8 @@ class Ending:
         self._names = names
         self._consumers = consumers
         self._retention = retention
+        self._stopped: dict[str, Error] = {}
+        """What stopped the buffers of topics: nothing becomes visible there."""
 
     # Deciding
 
@@ -189,8 +191,16 @@ class Ending:
                 self._settle_if_due(lead)
         self._settle_if_due(transaction)
 
+    def topic_stopped(self, topic: str, why: Error) -> None:
+        """Nobody waits for a buffer that has stopped, now or later."""
+        self._stopped[topic] = why
+        for transaction in list(self._core.live.values()):
+            if transaction.hidden:
+                self.answer_if_due(transaction)
+
     def topic_gone(self, topic: str) -> None:
         """A deleted topic needs no markers, and nobody waits for its buffer."""
+        self._stopped.pop(topic, None)
         for transaction in list(self._core.live.values()):
             if transaction.one_phase and topic in transaction.topics:
                 self._answer(transaction, outcome := INTENT[transaction.state])
@@ -203,8 +213,22 @@ class Ending:
 
     def answer_if_due(self, transaction: Transaction) -> None:
         """Tell those who wait for a durable outcome, if it is one and nothing else is to be waited for."""
-        if transaction.waiters and not transaction.hidden and transaction.state in TERMINAL:
+        if not transaction.waiters or transaction.state not in TERMINAL:
+            return
+        if not transaction.hidden:
             self._answer(transaction, OUTCOME[transaction.state])
+        elif (topic := self._never_seen(transaction)) is not None:
+            error = NotVisible(transaction.txn, topic, self._stopped[topic])
+            waiters, transaction.waiters = transaction.waiters, None
+            for session, request, _ in waiters:
+                self._core.answer(session, request, error)
+
+    def _never_seen(self, transaction: Transaction) -> str | None:
+        """A topic that has stopped, where somebody waits for a commit to be seen."""
+        if not self._stopped:
+            return None
+        members = (transaction, *(transaction.branches or ()))
+        return next((topic for member in members for topic in member.unseen or () if topic in self._stopped), None)
 
     def _answer(self, transaction: Transaction, outcome: Outcome) -> None:
         core, waiters = self._core, transaction.waiters

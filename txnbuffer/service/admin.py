@@ -60,6 +60,7 @@ class Admin:
             "notes": engine.notes,
             "snapshot_problem": _text(engine.keeping.problem),
             "retention_problem": _text(engine.retention.problem),
+            "policy_problems": {name: str(danger) for name, danger in sorted(engine.guarding.dangers.items())},
         }
 
     async def list_topics(self, question: dict[str, Any]) -> list[Answer]:
@@ -194,7 +195,7 @@ class Admin:
             "max_read_position": None if buffer is None else _text(buffer.max_read_position),
             "open": 0 if buffer is None else len(buffer.ongoing),
             "aborts": 0 if buffer is None else len(buffer.aborted),
-            "problem": _text(topic.why_not),
+            "problem": _text(topic.why_not or self._engine.guarding.dangers.get(topic.name)),
         }
 
     async def _waits_for(self, topic: Topic) -> str:

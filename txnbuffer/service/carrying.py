@@ -176,6 +176,11 @@ class Carrying:
         if self.marking is not None:
             self.marking.need(topic)
 
+    def topic_stopped(self, topic: Topic) -> None:
+        """A topic's buffer goes no further. One that was deleted is told of when its markers find it missing."""
+        if topic.problem is not None and not isinstance(topic.problem, TopicNotFound):
+            self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
+
     def deleted(self, name: str) -> None:
         """A topic and its messages are gone for good: nothing that concerns it is waited for."""
         self._coordinator.topic_deleted(name, self._now())

@@ -38,6 +38,7 @@ from txnbuffer.service.connection import Connection
 from txnbuffer.service.counting import Counting
 from txnbuffer.service.decision_log import newest_owner
 from txnbuffer.service.following import Following
+from txnbuffer.service.guarding import Guarding
 from txnbuffer.service.intake import OPENING, Intake
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import Limits
@@ -75,6 +76,7 @@ class Engine:
         self.carrying: Carrying
         self.keeping: Keeping
         self.retention: Retention
+        self.guarding: Guarding
         self.sends: Sends
         self.appends: Appends
         self.streams: Streams
@@ -166,17 +168,20 @@ class Engine:
             self.registering.register,
             self._stopped,
         )
+        topics.stopped = self.carrying.topic_stopped
         topics.load()
         if self.following is not None:
             self._read_others(self.following, opened.at)
         self.keeping = Keeping(topics)
         self.retention = Retention(topics, self.keeping, self._retention_config, self.clock, self._group_floor)
+        self.guarding = Guarding(topics, self._retention_config.check_seconds)
         self.streams = Streams(topics, self.registering.registered, self._streams_config, self.clock.monotonic)
         self.keeping.capturing = self.streams.persist
         self.run(self.streams.run())
         self.run(self._watch_time())
         self.run(self.keeping.run())
         self.run(self.retention.run())
+        self.run(self.guarding.run())
         self._schedule()
 
     # What clients do

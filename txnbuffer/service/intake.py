@@ -149,6 +149,8 @@ class Intake:
         try:
             if known is None:
                 self._check_new(name)
+            elif isinstance(known.problem, TopicNotFound):  # it is made anew
+                self._coordinator.topic_deleted(name, now)
             elif known.problem is not None:
                 raise known.problem
         except Error as error:

@@ -40,6 +40,8 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
     waiting = sum(topic.problem is None and topic.why_not is not None for topic in engine.topics.by_name.values())
     yield Metric("topics_retrying", "gauge", "Topics that fail at the moment and are tried again.", waiting)
+    endangered = len(engine.guarding.dangers)
+    yield Metric("topics_endangered", "gauge", "Topics whose policies drop or stop what is needed.", endangered)
     yield Metric("transactions_open", "gauge", "Transactions that are open.", open_ones)
     yield Metric("transactions_unsettled", "gauge", "Transactions that are not wholly done.", len(transactions))
     yield Metric(

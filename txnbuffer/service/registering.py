@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker_io.errors import DiskFailed, Error
+from broker_io.errors import DiskFailed, Error, TopicNotFound
+from broker_io.port import Writer
 from snapshots.errors import OwnershipLost
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.appends import Appends
@@ -58,7 +60,7 @@ class Registering:
 
     async def _register(self, name: str) -> None:
         try:
-            topic = self._topics.get(name) or self._topics.make(name)
+            topic = self._topic(name)
         except Error as error:
             self._coordinator.registration_failed(name, str(error), self._now())
             self._wake()
@@ -82,6 +84,20 @@ class Registering:
                 if topic.writer is not None:
                     self._appends.release(topic)
         self._wake()
+
+    def _topic(self, name: str) -> Topic:
+        """The entry of a topic, another one if it was deleted. Raises InvalidTopicName."""
+        topic = self._topics.get(name)
+        if topic is not None and isinstance(topic.problem, TopicNotFound):
+            self._appends.fail(topic, topic.problem)
+            if topic.writer is not None:
+                self._run(self._close(topic.writer))
+            topic = None
+        return topic or self._topics.make(name)
+
+    async def _close(self, writer: Writer) -> None:
+        with contextlib.suppress(Error):
+            await asyncio.to_thread(writer.close)
 
     def _give_up(self, topic: Topic, error: Error) -> None:
         self._topics.forget(topic)

@@ -224,6 +224,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
 
     def found() -> dict[str, Error | None]:
         problems = {f"topic {name}": topic.why_not for name, topic in engine.topics.by_name.items()}
+        problems |= {f"policies of {name}": danger for name, danger in engine.guarding.dangers.items()}
         return problems | {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}
 
     damaged = 0

@@ -64,6 +64,8 @@ class Topics:
         self.by_name: dict[str, Topic] = {}
         self.keeping = asyncio.Lock()
         self.registered = 0
+        self.stopped: Callable[[Topic], None] | None = None
+        """Told of topics whose buffers go no further."""
         self._applied = applied
         self._create = create
         self._executor = executor
@@ -98,6 +100,8 @@ class Topics:
         for name, problem in self.keeper.problems.items():
             topic = self.by_name[name] = Topic(name, shared=self.following is not None)
             topic.problem = problem
+            if self.stopped is not None:
+                self.stopped(topic)
         self._share_memory()
 
     def get(self, name: str) -> Topic | None:
@@ -122,7 +126,7 @@ class Topics:
         elif topic.writer is None:
             await self.open(topic)
         async with self.keeping:
-            await self.work(self.keeper.register, topic.name)
+            await self.work(self._keep, topic.name)
         self._follow(topic)
         self._share_memory()
 
@@ -153,6 +157,8 @@ class Topics:
         topic.problem = self.keeper.problems[topic.name]
         if self.following is not None and topic.follower is not None:
             self.following.leave(topic.follower)
+        if self.stopped is not None:
+            self.stopped(topic)
 
     def _came(self, topic: Topic, placed: PlacedBatch) -> None:
         if topic.tail is not None:
@@ -169,6 +175,12 @@ class Topics:
         if not self._create and name not in self.broker.topics():
             raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
         self.broker.create_topic(name)
+
+    def _keep(self, name: str) -> None:
+        if isinstance(self.keeper.problems.get(name), TopicNotFound):  # what its snapshot tells of is gone
+            self.keeper.rebuild(name)
+        else:
+            self.keeper.register(name)
 
     def _open(self, name: str) -> Any:
         self._make(name)

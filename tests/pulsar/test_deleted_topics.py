@@ -1,0 +1,46 @@
+"""Data topics that somebody deletes on the cluster while a service and clients have them open."""
+
+from __future__ import annotations
+
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from broker_io.errors import Error
+from broker_io.testing.contract.base import eventually
+from broker_io.testing.standalone import ask
+from txnbuffer import CommittedReader, connect
+
+
+def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin),
+        connect(address, broker_options=options) as client,
+    ):
+        with client.transaction() as txn:
+            txn.send("orders", b"old")
+        ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
+
+        def commits() -> bool:
+            try:
+                with client.transaction() as txn:
+                    txn.send("orders", b"new")
+            except Error:
+                return False
+            return True
+
+        eventually(commits)
+        with client.transaction() as txn:
+            txn.send("orders", b"newer")
+            txn.commit(wait_visible=True)
+        with open_broker(address, admin_url=cluster.admin) as broker, CommittedReader(broker, "orders") as reader:
+            values: list[bytes | None] = []
+
+            def seen() -> bool:
+                if (batch := reader.read(timeout=1.0)) is not None:
+                    values.extend(record.value for record in batch)
+                return len(values) == 2
+
+            eventually(seen)
+            assert values == [b"new", b"newer"]

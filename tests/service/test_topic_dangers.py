@@ -1,0 +1,98 @@
+"""Topics of a cluster that are deleted, that stop, or that policies endanger, beside a service."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_app import App, app_on, beside
+from service_setup import engine_on, eventually, on_a_loop, visible
+
+from broker_io.errors import PositionTrimmed, TopicNotFound, UnsafePolicy
+from broker_io.memory import MemoryBroker
+from txnbuffer.config import RetentionConfig
+from txnbuffer.coordinator.messages import Commit
+from txnbuffer.errors import NotVisible
+from txnbuffer.frames import ClientFrame
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.metrics import exposition
+
+
+@pytest.fixture
+def cluster():
+    with MemoryBroker() as opened:
+        yield opened
+
+
+@on_a_loop
+async def test_a_topic_that_was_deleted_is_made_anew_when_it_is_registered_again(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        first = next(app.ids)
+        await app.write("a", [first], b"old")
+        assert await app.commit(first, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"old": 1})
+        cluster.delete_topic("a")
+        await eventually(lambda: isinstance(engine.topics.get("a").problem, TopicNotFound))
+        await app.session.register("a")
+        again = App(cluster, app.session, await app.session.lease(10))
+        second = next(again.ids)
+        await again.write("a", [second], b"new")
+        assert await again.commit(second, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"new": 1})
+    async with beside(cluster) as (engine, _):
+        assert engine.topics.get("a").why_not is None
+        assert visible(cluster, "a") == {b"new": 1}
+
+
+@on_a_loop
+async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        early, late = next(app.ids), next(app.ids)
+        for txn in (early, late):
+            await app.write("a", [txn])
+            await app.write("b", [txn])
+        await eventually(lambda: engine.topics.get("b").tail.buffer.ongoing)
+        broker.faults.hold(topic="b", landing=False)
+
+        def commit(request: int, txn: int) -> None:
+            plan = Commit(request, TxnId(0, txn), ("a", "b"), (1, 1), True)
+            app.session.link.send(ClientFrame(commits=(plan,)))
+
+        commit(1000, early)
+        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing.get(TxnId(0, early)))
+        follower = engine.topics.get("b").follower
+        engine.following.leave(follower)
+        follower.fail(PositionTrimmed("its beginning is gone"))
+        commit(1001, late)
+        await app.session.until(lambda: {1000, 1001} <= app.session.answers.keys())
+        for request in (1000, 1001):
+            assert isinstance(app.session.answers[request], NotVisible)
+            assert "'b' has stopped (its beginning is gone" in str(app.session.answers[request])
+        broker.faults.release()
+
+
+class Watched(MemoryBroker):
+    """Somebody sets a policy that drops what is needed."""
+
+    danger: str | None = None
+
+    def check_topic(self, topic: str) -> None:
+        if topic == self.danger:
+            raise UnsafePolicy(f"topic {topic!r} is dropped after a second")
+
+
+@on_a_loop
+async def test_a_policy_that_comes_later_is_told_while_it_lasts():
+    with Watched() as broker:
+        async with engine_on(broker, shared=True, retention=RetentionConfig(check_seconds=0.05)) as engine:
+            await app_on(engine, broker, "a")
+            broker.danger = "a"
+            await eventually(lambda: list(engine.guarding.dangers) == ["a"])
+            (told,) = await Admin(engine).list_topics({})
+            assert "after a second" in told["problem"]
+            assert list((await Admin(engine).status({}))["policy_problems"]) == ["a"]
+            assert b"topics_endangered 1" in exposition(engine)
+            broker.danger = None
+            await eventually(lambda: not engine.guarding.dangers)
+            assert not engine.ended.done()
