@@ -27,6 +27,8 @@ PREFIX = "tb.base64:"
 _PREFIX = PREFIX.encode()
 _MASK = 2**64 - 1
 _SIGN = 2**63
+KEY_ROOM = 32 * 1024
+"""Bytes beyond the limit that the second copy of a key may take: half of what the limit leaves for metadata."""
 
 
 def key_to_text(key: bytes) -> str:
@@ -50,10 +52,12 @@ def key_of_text(text: str) -> bytes | None:
     return text.encode() if text else None
 
 
-def encode_messages(batch: Batch, limit: int) -> list[Any]:
+def encode_messages(batch: Batch, limit: int, *, batching: bool = False) -> list[Any]:
     """Pulsar's messages of a batch that was checked. Raises MessageTooLarge for a key that outgrows the limit here."""
     keys = [None if key is None else key_to_text(key) for key in batch.keys.to_list()]
     _check_keys(batch, keys, limit)
+    if batching:
+        _check_twice(batch, keys, limit + KEY_ROOM)
     names = [*batch.properties]
     texts = [column.to_list() for column in batch.properties.values()]
     times = [0] * len(batch) if batch.event_times is None else batch.event_times.tolist()
@@ -85,6 +89,20 @@ def _check_keys(batch: Batch, keys: list[str | None], limit: int) -> None:
                 raise MessageTooLarge(
                     f"message {index} of the batch has {size} bytes with its key in base64, more than the limit of "
                     f"{limit}: split it; nothing of the batch was appended"
+                )
+
+
+def _check_twice(batch: Batch, keys: list[str | None], limit: int) -> None:
+    """The library repeats the key of a batch's first message in front of it, and resends for ever what is refused."""
+    if max((len(text) for text in keys if text is not None), default=0) * 4 <= KEY_ROOM:
+        return
+    for index, (text, size) in enumerate(zip(keys, batch.sizes().tolist(), strict=True)):
+        if text is not None:
+            size += 2 * len(text.encode()) - len(batch.keys[index] or b"")
+            if size > limit:
+                raise MessageTooLarge(
+                    f"message {index} of the batch has {size} bytes with its key, which is sent twice, more than the "
+                    f"limit of {limit}: use a shorter key, or split it; nothing of the batch was appended"
                 )
 
 

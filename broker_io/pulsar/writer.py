@@ -73,7 +73,7 @@ class PulsarWriter(Handle):
 
     def append(self, batch: Batch) -> Future[Positions]:
         check_batch(batch, self._limit)
-        messages = encode_messages(batch, self._limit)
+        messages = encode_messages(batch, self._limit, batching=self._batching)
         future: Future[Positions] = Future()
         with self._lock:
             if self._dead is not None:
