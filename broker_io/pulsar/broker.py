@@ -11,14 +11,23 @@ from typing import Self
 
 import pulsar
 
-from broker_io.errors import ClusterRefused, Fenced, InvalidAddress, NotAuthorized, NotOffered, StillHeld, TopicNotFound
+from broker_io.errors import (
+    ClusterRefused,
+    Fenced,
+    InvalidAddress,
+    NotAuthorized,
+    NotOffered,
+    StillHeld,
+    TopicNotFound,
+    UnsafePolicy,
+)
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar.address import from_local_name, parse_address, path_of
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_append
-from broker_io.pulsar.policies import NOT_SHOWN, check_policies, hold, lift_quotas, policies_of
+from broker_io.pulsar.policies import NOT_SHOWN, check_policies, check_usable, hold, lift_quotas, policies_of
 from broker_io.pulsar.reader import PulsarReader
 from broker_io.pulsar.state import HOLD
 from broker_io.pulsar.upkeep import Upkeep
@@ -99,11 +108,13 @@ class PulsarBroker:
     def create_topic(self, topic: str) -> None:
         self._cluster.check()
         path = path_of(self._cluster.namespace, check_topic_name(topic))
+        check_usable(topic)
         try:
             self._cluster.admin.ask("PUT", path, {INCARNATION: self._cluster.new_mark()})
         except ClusterRefused as error:
-            if error.status != 409:  # it is there already
+            if error.status != 409:
                 raise
+            self._cluster.incarnation(topic)  # it is there already, if it is one that can be used
         self._make_safe(topic, exclusive=False)
 
     def check_topic(self, topic: str) -> None:
@@ -221,9 +232,11 @@ class PulsarBroker:
 
         Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.
         """
+        check_usable(topic)
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
         state = cluster.state(topic)
-        if HOLD not in state.cursors:
+        made = HOLD not in state.cursors
+        if made:
             hold(cluster.admin, path)
         try:
             policies = policies_of(cluster.admin, cluster.namespace, path)
@@ -232,7 +245,12 @@ class PulsarBroker:
             if exclusive:
                 raise
             policies = NOT_SHOWN
-        check_policies(topic, cluster.namespace, policies, state, compacted=self._is_compacted(topic))
+        try:
+            check_policies(topic, cluster.namespace, policies, state, compacted=self._is_compacted(topic))
+        except UnsafePolicy:
+            if made:  # a topic that nobody writes to here may go as it would without us
+                cluster.admin.ask("DELETE", f"{path}/subscription/{HOLD}?force=true")
+            raise
 
     def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode) -> PulsarWriter:
         batching = self._batching and not self._is_compacted(topic)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pulsar
 
-from broker_io.errors import Closed, ClusterRefused, Error, TopicNotFound
+from broker_io.errors import Closed, ClusterRefused, Error, NotOffered, TopicNotFound
 from broker_io.port import check_topic_name
 from broker_io.position import Position
 from broker_io.pulsar.acks import Resolver
@@ -82,7 +82,10 @@ class Cluster:
         mark = (self.ask("GET", topic, "properties", patiently=patiently) or {}).get(INCARNATION)
         if mark is not None:
             return str(mark)
-        return f"{self.ask('GET', topic, 'internal-info', patiently=patiently)['creationDate']} {self.url(topic)}"
+        found = self.ask("GET", topic, "internal-info", patiently=patiently)
+        if "partitions" in found:
+            raise NotOffered(f"topic {topic!r} is partitioned: use one that is not")
+        return f"{found['creationDate']} {self.url(topic)}"
 
     def state(self, topic: str, *, patiently: bool = True) -> TopicState:
         return read_state(self.ask("GET", topic, "internalStats", patiently=patiently))

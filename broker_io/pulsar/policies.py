@@ -9,9 +9,10 @@ its namespace, and those over the cluster's: each topic gets some of its own tha
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
-from broker_io.errors import ClusterRefused, UnsafePolicy
+from broker_io.errors import ClusterRefused, NotOffered, UnsafePolicy
 from broker_io.pulsar.address import url_of
 from broker_io.pulsar.admin import Admin
 from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
@@ -21,6 +22,7 @@ STOCK_BYTES = 10 * 1024**3
 """The size of a quota that nobody has set, which a namespace shows as its own once it has another."""
 QUOTA_KINDS = ("destination_storage", "message_age")
 EARLIEST_ID = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
+SYSTEM_TOPICS = ("__change_events", "__transaction_")
 
 
 class Policies(NamedTuple):
@@ -102,6 +104,14 @@ def _against(kind: str, topic: str, namespace: str, policies: Policies) -> str:
     return f"namespaces remove-backlog-quota {namespace} -t {kind}"
 
 
+def check_usable(topic: str) -> None:
+    """Raises NotOffered for a name under which nothing of ours can be written."""
+    if re.search(r"-partition-\d+$", topic):
+        raise NotOffered(f"topic {topic!r} is a partition, whose policies can't be seen to: use a topic without any")
+    if topic.startswith(SYSTEM_TOPICS):
+        raise NotOffered(f"topic {topic!r} is the cluster's own: use another name")
+
+
 def _danger(
     topic: str, namespace: str, policies: Policies, state: TopicState, *, compacted: bool
 ) -> tuple[str, str] | None:
@@ -143,6 +153,6 @@ def _danger(
     if not compacted and COMPACTION in state.cursors:
         return (
             "it was compacted, and compaction knows no transactions",
-            "topics create for a topic that is not compacted",
+            f"topics create persistent://{namespace}/ANOTHER-NAME",
         )
     return None

@@ -13,7 +13,7 @@ from snapshots.errors import OwnershipLost
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import Topics
+from txnbuffer.service.topics import Topics, as_error
 
 QUIET = 0.001
 """Seconds between two looks whether a topic's appends have landed."""
@@ -53,8 +53,8 @@ class Registering:
             try:
                 if topic.writer is None:
                     await self._topics.open(topic)
-            except Error as error:
-                self._give_up(topic, error)
+            except Exception as error:  # whatever it is, it is the topic's own
+                self._give_up(topic, as_error(error))
             else:
                 self._appends.release(topic)
 
@@ -73,10 +73,11 @@ class Registering:
                 await self._topics.register(topic)
             except (DiskFailed, OwnershipLost):
                 raise
-            except Error as error:
-                self._coordinator.registration_failed(name, str(error), self._now())
+            except Exception as unexpected:
+                failure = as_error(unexpected)
+                self._coordinator.registration_failed(name, str(failure), self._now())
                 if topic.writer is None:
-                    self._give_up(topic, error)
+                    self._give_up(topic, failure)
                 else:
                     self._appends.release(topic)
             else:

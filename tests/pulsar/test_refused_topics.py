@@ -1,0 +1,53 @@
+"""Topics of a cluster that are refused: by name, without a trace, and without harm to others."""
+
+from __future__ import annotations
+
+import pytest
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from broker_io.errors import NotOffered, UnsafePolicy
+from broker_io.testing.standalone import ask
+from txnbuffer import TransactionAborted, connect
+from txnbuffer.model import Outcome
+
+
+def test_a_partitioned_topic_is_refused_by_name(cluster: Cluster, namespace: str) -> None:
+    ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 3)
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        for open_it in (broker.create_topic, broker.writer, broker.incarnation):
+            with pytest.raises(NotOffered, match="'wide' is partitioned"):
+                open_it("wide")
+
+
+@pytest.mark.parametrize("topic", ["wide-partition-0", "__change_events", "__transaction_buffer_snapshot"])
+def test_a_topic_that_is_not_for_us_is_refused_by_name(cluster: Cluster, namespace: str, topic: str) -> None:
+    with (
+        open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker,
+        pytest.raises(NotOffered, match=topic),
+    ):
+        broker.create_topic(topic)
+
+
+def test_a_refused_topic_is_not_held(cluster: Cluster, namespace: str) -> None:
+    ask(cluster.admin, f"persistent/{namespace}/brief", "PUT", {})
+    ask(cluster.admin, f"namespaces/{namespace}/messageTTL", "POST", 3600)
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        with pytest.raises(UnsafePolicy, match="TTL"):
+            broker.writer("brief")
+        assert ask(cluster.admin, f"persistent/{namespace}/brief/subscriptions") == []
+
+
+def test_a_transaction_on_a_partitioned_topic_fails_alone(cluster: Cluster, namespace: str) -> None:
+    ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 3)
+    address = f"{cluster.url}/{namespace}"
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin),
+        connect(address, broker_options={"admin_url": cluster.admin}) as client,
+    ):
+        with pytest.raises(TransactionAborted, match="partitioned"), client.transaction() as txn:
+            txn.send("wide", b"1")
+        with client.transaction() as txn:
+            txn.send("narrow", b"1")
+        assert client.outcome(txn.id) is Outcome.COMMIT
