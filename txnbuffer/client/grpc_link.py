@@ -14,8 +14,11 @@ METHOD = "/txnbuffer.v1.Session/Talk"
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
+    # A service that hangs keeps its connections: leave it while its successor still waits for us.
+    ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
     # A service comes back within seconds: ask for it often, and don't hang on a connection that died half made.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
