@@ -165,8 +165,12 @@ async def _own(
     try:
         _tell_recovery(engine, log, time.monotonic() - started)
         await front.serve(engine)
-        host = config.service.listen.rpartition(":")[0]
-        log("serving", address=f"txnbuf://{host}:{front.port}", port=front.port, http=front.http_port)
+        log(
+            "serving",
+            address=f"txnbuf://{advertised(config.service, front.port)}",
+            port=front.port,
+            http=front.http_port,
+        )
         engine.run(_watch_problems(engine, log))
         await _either(signals.first, engine.ended)
         if engine.ended.done():
