@@ -18,6 +18,7 @@ from typing import Any
 from bench.service_process import started
 from broker_io.testing.standalone import Standalone, StandaloneProcess, ask
 
+PATIENCE = 3600.0
 SETTINGS = ["transactionCoordinatorEnabled=true"]
 DRIVER = Path(__file__).parent / "native" / "NativeTransactions.java"
 DISTRIBUTION = Path(__file__).parents[1] / "docker" / "distribution.sh"
@@ -55,7 +56,7 @@ def service(
 def native(what: str, *arguments: object) -> float:
     """Run the native driver; the transactions a second that it tells."""
     command = ["java", "-cp", f"{home()}/lib/*", str(DRIVER), what, broker().url, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     if done.returncode:
         raise RuntimeError(f"the native driver failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return float(done.stdout.splitlines()[-1])

@@ -1,8 +1,11 @@
 import java.util.ArrayList;
+import java.util.Collections;
+import java.util.Comparator;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
 import org.apache.pulsar.client.api.Producer;
@@ -20,15 +23,18 @@ import org.apache.pulsar.client.api.transaction.Transaction;
  * Prints the transactions a second of the measured time on the last line.
  */
 public final class NativeTransactions {
-    private final PulsarClient client;
-    private final List<Producer<byte[]>> producers = new ArrayList<>();
+    /** A client with more requests to the coordinator under way waits for its own answers, for ever. */
+    private static final int REQUESTS_OF_A_CLIENT = 1000;
+
+    private record Side(PulsarClient client, List<Producer<byte[]>> producers, AtomicInteger open) {}
+
+    private final List<Side> sides = new ArrayList<>();
     private final boolean commit;
     private final AtomicLong ended = new AtomicLong();
     private final AtomicReference<Throwable> failure = new AtomicReference<>();
     private final byte[] value = new byte[100];
 
-    private NativeTransactions(PulsarClient client, boolean commit) {
-        this.client = client;
+    private NativeTransactions(boolean commit) {
         this.commit = commit;
     }
 
@@ -36,21 +42,32 @@ public final class NativeTransactions {
         boolean rate = arguments[0].equals("rate");
         int inFlight = Integer.parseInt(arguments[2]);
         double perSecond;
-        PulsarClient client = PulsarClient.builder().serviceUrl(arguments[1]).enableTransaction(true).build();
+        NativeTransactions driver = new NativeTransactions(rate);
         try {
-            NativeTransactions driver = new NativeTransactions(client, rate);
-            for (int i = rate ? 5 : 4; i < arguments.length; i++) {
-                // A time-out would end transactions that wait their turn; all else is as the client has it.
-                driver.producers.add(client.newProducer().topic(arguments[i]).sendTimeout(0, TimeUnit.SECONDS)
-                        .blockIfQueueFull(true).create());
+            List<String> topics = List.of(arguments).subList(rate ? 5 : 4, arguments.length);
+            for (int requests = inFlight * topics.size(); requests > 0; requests -= REQUESTS_OF_A_CLIENT) {
+                driver.open(arguments[1], topics);
             }
             perSecond = rate
                     ? driver.runFor(inFlight, Integer.parseInt(arguments[3]), Integer.parseInt(arguments[4]))
                     : driver.runOften(inFlight, Long.parseLong(arguments[3]));
         } finally {
-            client.close();
+            for (Side side : driver.sides) {
+                side.client.close();
+            }
         }
         System.out.println(perSecond);
+    }
+
+    private void open(String url, List<String> topics) throws Exception {
+        PulsarClient client = PulsarClient.builder().serviceUrl(url).enableTransaction(true).build();
+        Side side = new Side(client, new ArrayList<>(), new AtomicInteger());
+        sides.add(side);
+        for (String topic : topics) {
+            // A time-out would end transactions that wait their turn; all else is as the client has it.
+            side.producers.add(client.newProducer().topic(topic).sendTimeout(0, TimeUnit.SECONDS)
+                    .blockIfQueueFull(true).create());
+        }
     }
 
     private double runFor(int inFlight, int warmUpSeconds, int seconds) throws Exception {
@@ -83,20 +100,23 @@ public final class NativeTransactions {
     private void beginOne(Semaphore room) throws Exception {
         room.acquire();
         check();
-        client.newTransaction().withTransactionTimeout(10, TimeUnit.MINUTES).build()
-                .thenCompose(this::writeAndEnd)
+        Side side = Collections.min(sides, Comparator.comparingInt(each -> each.open.get()));
+        side.open.incrementAndGet();
+        side.client.newTransaction().withTransactionTimeout(10, TimeUnit.MINUTES).build()
+                .thenCompose(transaction -> writeAndEnd(side, transaction))
                 .whenComplete((nothing, error) -> {
                     if (error != null) {
                         failure.compareAndSet(null, error);
                     } else {
                         ended.incrementAndGet();
                     }
+                    side.open.decrementAndGet();
                     room.release();
                 });
     }
 
-    private CompletableFuture<Void> writeAndEnd(Transaction transaction) {
-        CompletableFuture<?>[] sends = producers.stream()
+    private CompletableFuture<Void> writeAndEnd(Side side, Transaction transaction) {
+        CompletableFuture<?>[] sends = side.producers.stream()
                 .map(producer -> producer.newMessage(transaction).value(value).sendAsync())
                 .toArray(CompletableFuture[]::new);
         return CompletableFuture.allOf(sends)
