@@ -29,6 +29,11 @@ class Error(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
 
 
+def as_error(error: BaseException) -> Error:
+    """Any failure as one of the tree."""
+    return error if isinstance(error, Error) else Error(f"unexpected: {error!r}")
+
+
 class CallerError(Error):
     """The request can't be served as it stands; the caller has to change it."""
 

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import InvalidTopicName
+from broker_io.errors import Error, InvalidTopicName
 from broker_io.position import EARLIEST, Position, Positions
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
@@ -108,6 +108,14 @@ class GuardedBroker(Protocol):
 
     def check_topic(self, topic: str) -> None:
         """Raises UnsafePolicy that names what endangers a topic, NotAuthorized to who may not see policies."""
+
+
+@runtime_checkable
+class StoredBroker(Protocol):
+    """A broker that can look at what is stored of each topic as whoever opens the log next would."""
+
+    def damages(self) -> dict[str, Error]:
+        """Topic → why an owner would refuse to open the log for it; internal topics too."""
 
 
 class Broker(Protocol):

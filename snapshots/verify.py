@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from broker_io.errors import Error, TopicNotFound
-from broker_io.port import Broker
+from broker_io.port import Broker, StoredBroker
 from broker_io.position import Position
 from snapshots.deleting import deleted_whole
 from snapshots.entries import EndEntry, decode_end
@@ -31,6 +31,8 @@ from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.history import History
 
 
 class Level(enum.Enum):
@@ -50,10 +52,15 @@ class Finding(NamedTuple):
 
 
 def verify(broker: Broker, topic: str | None = None, *, snapshot_topic: str = SNAPSHOT_TOPIC) -> list[Finding]:
-    """What there is to say of the snapshots of one data topic, or of all, and of logs that lack one.
+    """What there is to say of the snapshots of one data topic, or of all, of logs that lack one, and of what an owner
+    of the logs would refuse.
 
     Raises TopicNotFound if there is no such data topic, or neither any data topic nor a snapshot topic.
     """
+    findings = [*_stored(broker, topic)]
+    broken = {finding.topic for finding in findings}
+    if snapshot_topic in broken:
+        return findings  # what can't be read can't be compared
     known = [name for name in broker.topics() if not is_internal(name) and topic in (None, name)]
     try:
         table = scan(broker, snapshot_topic, topic)
@@ -64,16 +71,33 @@ def verify(broker: Broker, topic: str | None = None, *, snapshot_topic: str = SN
     restored = restored_topics(table)
     if topic is not None and topic not in (*known, *restored):
         raise TopicNotFound(f"there is no data topic {topic!r} to verify")
-    findings: list[Finding] = []
     if table.zombies:
         findings.append(_of_all(f"{table.zombies} entries of owners that had lost the topic count for nothing"))
     if table.foreign:
         findings.append(_of_all(f"{len(table.foreign)} keys are those of no entry"))
     for name in restored:
         findings += verify_topic(broker, table, name)
-    for name in sorted(set(known) - set(restored)):
+    for name in sorted(set(known) - set(restored) - broken):
         findings += _without_snapshot(broker, name, asked=topic is not None)
     return findings
+
+
+def _stored(broker: Broker, topic: str | None) -> Iterator[Finding]:
+    """What keeps an owner from opening the logs: files that aren't what they were, decisions that can't be read."""
+    damages = broker.damages() if isinstance(broker, StoredBroker) else {}
+    for name, error in damages.items():
+        if is_internal(name) or topic in (None, name):
+            yield Finding(Level.ERROR, name, str(error))
+    if DECISIONS in damages or DECISIONS not in broker.topics():
+        return
+    history = History()
+    try:
+        with broker.reader(DECISIONS, compacted=True) as reader:
+            while (placed := reader.read()) is not None:
+                for message in placed.messages:
+                    history.apply(message)
+    except Error as error:
+        yield Finding(Level.ERROR, DECISIONS, f"the decision log can't be read to its end: {error}")
 
 
 def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:

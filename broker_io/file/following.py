@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Never
 
 from broker_io.environment import Environment
-from broker_io.errors import ReadOnly
+from broker_io.errors import Error, ReadOnly, TopicNotFound
+from broker_io.file.manifest import TopicEntry
 from broker_io.file.reading import ReadingBroker
+from broker_io.file.recovery import check_sizes
 from broker_io.file.source import Follower
 from broker_io.file.writer import FileWriter
 
@@ -18,6 +21,30 @@ class FollowingBroker(ReadingBroker):
         self._follower = Follower(environment, directory)
         super().__init__(self._follower)
         self.report: list[str] = []
+
+    def damages(self) -> dict[str, Error]:
+        """As `StoredBroker` says."""
+        found = {}
+        for name in self.topics():
+            with contextlib.suppress(TopicNotFound):  # deleted meanwhile
+                if (error := self._damage(name)) is not None:
+                    found[name] = error
+        return found
+
+    def _damage(self, name: str) -> Error | None:
+        while True:
+            seen = self._follower.named(name)
+            try:
+                self._ask(name, self._check_files)
+            except Error as error:
+                if self._follower.named(name) is seen:
+                    return error  # else its files were trimmed or rewritten meanwhile
+            else:
+                return None
+
+    def _check_files(self, topic: TopicEntry) -> None:
+        check_sizes(self._follower.environment.disk, self._follower.directory, topic)
+        self._follower.grown(topic)
 
     def _refuse(self) -> Never:
         raise ReadOnly(f"the log {self._follower.directory} is open read-only: change it through its owner")

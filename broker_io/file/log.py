@@ -341,7 +341,12 @@ class FileLog:
 
     def _check(self) -> None:
         if self.failure is None and not self._lock.is_in_place():
-            self.stop(DiskFailed(f"{self._directory}: its lock was removed, so another owner may write: {_STOPPED}"))
+            self.stop(
+                DiskFailed(
+                    f"{self._directory}: somebody removed its file lock, so another owner may write; the log has "
+                    "stopped, and nothing acknowledged is lost: see that nobody else owns it, then open the log again"
+                )
+            )
         if self.failure is not None:
             raise self.failure
 

@@ -38,7 +38,7 @@ def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
         )
     waiting = by_topic(replay, manifest, path)
     for topic in manifest.topics:
-        _check_closed(disk, directory, topic)
+        check_sizes(disk, directory, topic)
         result.topics.append(_recover_open(disk, directory, topic, waiting.get(topic.number, []), path, result))
     return result
 
@@ -80,15 +80,16 @@ def open_segment(disk: Disk, path: str, *, write: bool = False) -> File:
         raise missing_segment(path) from None
 
 
-def _check_closed(disk: Disk, directory: str, topic: TopicEntry) -> None:
-    for ledger in topic.ledgers[:-1]:
+def check_sizes(disk: Disk, directory: str, topic: TopicEntry) -> None:
+    """Raises Damaged for a segment that is missing, too short, or, once closed, too long."""
+    for ledger in topic.ledgers:
         path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
         file = open_segment(disk, path)
         try:
             size = file.size()
         finally:
             file.close()
-        if size != ledger.bytes:
+        if size < ledger.bytes or (size > ledger.bytes and ledger is not topic.ledgers[-1]):
             raise Damaged(path, min(size, ledger.bytes), f"the segment has {size} bytes instead of {ledger.bytes}")
 
 
@@ -99,8 +100,6 @@ def _recover_open(
     path = layout.segment_path(directory, topic.number, ledger.ledger, ledger.generation)
     file = open_segment(disk, path, write=True)
     try:
-        if file.size() < ledger.bytes:
-            raise Damaged(path, file.size(), f"the segment has {file.size()} bytes instead of {ledger.bytes}")
         place = topic.place(ledger)
         replayed = _replay(file, ledger, place, blocks, journal)
         after = _cut_tail(file, path, replayed, place, result)

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from broker_io.batch import Batch
-from broker_io.errors import Error
+from broker_io.errors import Error, as_error
 from broker_io.port import Writer
 from broker_io.position import Positions
 from broker_io.remote.budget import Budget
@@ -108,8 +108,3 @@ class Appending:
     def _give(self, size: int) -> None:
         for budget in self._budgets:
             budget.give(size)
-
-
-def as_error(error: BaseException) -> Error:
-    """Any failure as one of the tree."""
-    return error if isinstance(error, Error) else Error(f"unexpected: {error!r}")

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import grpc
 
-from broker_io.errors import Error, ServiceUnavailable, TooManyStreams
+from broker_io.errors import Error, ServiceUnavailable, TooManyStreams, as_error
 from broker_io.faults import ERROR_TRAILER
 from broker_io.port import MAX_MESSAGE_BYTES, Broker
 from broker_io.position import Position
 from broker_io.remote import messages
-from broker_io.remote.appending import Appending, as_error
+from broker_io.remote.appending import Appending
 from broker_io.remote.budget import Budget
 from broker_io.remote.messages import Reply, Request
 from broker_io.remote.serving_reads import Reading

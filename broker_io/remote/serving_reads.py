@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from broker_io.batch import Labels, PlacedBatch
-from broker_io.errors import TopicNotFound
+from broker_io.errors import TopicNotFound, as_error
 from broker_io.port import Broker, Reader
 from broker_io.position import LATEST, NO_INDEX, Position
-from broker_io.remote.appending import as_error
 from broker_io.remote.messages import Answer, Ask, Opened, OpenReader
 
 ANSWER_BYTES = 1024 * 1024

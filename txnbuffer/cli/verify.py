@@ -19,7 +19,8 @@ def command(address: str, topic: str | None, output: str) -> None:
     """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
 
     Each entry is checked in itself, the chain of parts as a whole, and the state against one that is
-    folded from the log anew. Exit code 1 if anything is wrong.
+    folded from the log anew. Files and decisions are looked at as whoever serves the log next would. Exit code 1
+    if anything is wrong.
     """
     with open_for_reading(address) as broker:
         findings = verify(broker, topic)

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from broker_io.batch import Batch
-from broker_io.errors import Error, TopicNotFound
+from broker_io.errors import Error, TopicNotFound, as_error
 from broker_io.port import Broker, Writer
 from broker_io.position import Positions
 
@@ -242,11 +242,6 @@ class Writers:
         for append in waiting:
             append.error = append.error or error
             append.settle()
-
-
-def as_error(error: BaseException) -> Error:
-    """Any failure as one of the tree."""
-    return error if isinstance(error, Error) else Error(f"an append failed: {error!r}")
 
 
 def _open(broker: Broker, name: str, given_up: Writer | None, *, creates: bool) -> Writer:

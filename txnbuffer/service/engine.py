@@ -21,7 +21,7 @@ from typing import Any
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, SystemClock
-from broker_io.errors import Error
+from broker_io.errors import Error, as_error
 from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
@@ -49,7 +49,7 @@ from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.streaming.streams import Streams
 from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import Topics, as_error
+from txnbuffer.service.topics import Topics
 
 TICK = 1.0
 """Seconds between two looks at the time."""

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker_io.errors import DiskFailed, Error, TopicNotFound
+from broker_io.errors import DiskFailed, Error, TopicNotFound, as_error
 from broker_io.port import Writer
 from snapshots.errors import OwnershipLost
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import Topics, as_error
+from txnbuffer.service.topics import Topics
 
 QUIET = 0.001
 """Seconds between two looks whether a topic's appends have landed."""

@@ -199,8 +199,3 @@ class Topics:
         share = max(HELD_BYTES // max(len(tails), 1), LEAST_HELD)
         for tail in tails:
             tail.numbering.held_limit = share
-
-
-def as_error(error: BaseException) -> Error:
-    """Any failure as one of the tree."""
-    return error if isinstance(error, Error) else Error(f"unexpected: {error!r}")
