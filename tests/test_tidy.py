@@ -18,7 +18,7 @@ from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, 
 
 SHELLS = (
     "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
-    "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.testing",
+    "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.sinks", "txnbuffer.testing",
 )  # fmt: skip
 WORLD = (
     "asyncio", "concurrent", "grpc", "io", "multiprocessing", "os", "pathlib", "pulsar", "random", "secrets", "shutil",
