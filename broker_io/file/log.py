@@ -40,6 +40,7 @@ OPEN_SEGMENTS = 256
 
 
 _STOPPED = "the log has stopped; nothing acknowledged is lost: mend the disk or free space, then open the log again"
+_UNLOCKED = "its lock file was removed, so the log has stopped: see that nobody else owns it, then open it again"
 
 
 class FileLog:
@@ -341,12 +342,7 @@ class FileLog:
 
     def _check(self) -> None:
         if self.failure is None and not self._lock.is_in_place():
-            self.stop(
-                DiskFailed(
-                    f"{self._directory}: somebody removed its file lock, so another owner may write; the log has "
-                    "stopped, and nothing acknowledged is lost: see that nobody else owns it, then open the log again"
-                )
-            )
+            self.stop(DiskFailed(f"{self._directory}: {_UNLOCKED}"))
         if self.failure is not None:
             raise self.failure
 
