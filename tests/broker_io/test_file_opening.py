@@ -60,7 +60,7 @@ def test_an_owner_whose_lock_was_removed_writes_nothing_more(second: bool) -> No
         append(other, "t", numbered(2, 2))
     before = len(world.disk.history)
     for change in (lambda: append(first, "t", numbered(9)), lambda: first.create_topic("u"), lambda: first.roll("t")):
-        with pytest.raises(DiskFailed, match="its lock file was removed.*nobody else owns it, then open"):
+        with pytest.raises(DiskFailed, match=r"its lock file was removed.*nobody else owns it, then open"):
             change()
     first.close()
     assert len(world.disk.history) == before
