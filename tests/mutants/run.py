@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
-COPIED = ("broker_io", "snapshots", "txnbuffer", "tests", "bench", "pyproject.toml", "README.md", "LICENSE")
+COPIED = ("broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "pyproject.toml", "README.md", "LICENSE")
 PARALLEL = 2
 TIMEOUT_S = 300
 ALL_TIMEOUT_S = 1800
