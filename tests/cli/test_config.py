@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from txnbuffer.cli.app import app
 from txnbuffer.config import Config, load_config
-from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.errors import InvalidConfiguration, ServiceUnavailable
 
 
 def written(directory: Path, text: str) -> str:
@@ -106,3 +106,30 @@ def test_a_token_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flag_without_its_form_is_an_error(flag: str) -> None:
     with pytest.raises(InvalidConfiguration, match=r"write SECTION\.KEY=VALUE"):
         load_config(flags=[flag])
+
+
+CLUSTER = "pulsar://127.0.0.1:2/acme/shop"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tail", CLUSTER, "orders"],
+        ["tail", CLUSTER, "orders", "--stream"],
+        ["inspect", "log", CLUSTER],
+        ["inspect", "buffer", CLUSTER, "orders"],
+        ["inspect", "snapshot", CLUSTER],
+        ["verify", CLUSTER],
+        ["recover", CLUSTER, "orders"],
+        ["produce", CLUSTER, "orders"],
+    ],
+    ids=lambda words: " ".join(words).replace(f" {CLUSTER}", ""),
+)
+def test_whoever_opens_a_cluster_does_it_as_its_configuration_says(tmp_path: Path, command: list[str]) -> None:
+    """Nobody listens at port 1, which only the file names."""
+    path = written(tmp_path, '[pulsar]\nadmin_url = "http://127.0.0.1:1"\n')
+    failure = CliRunner().invoke(app, [*command, "--config", path]).exception
+    assert isinstance(failure, ServiceUnavailable)
+    assert "no admin interface answers at http://127.0.0.1:1 " in str(failure)
+    again = CliRunner().invoke(app, [*command, "--config", path, "--set", "pulsar.admin_url=http://127.0.0.1:3"])
+    assert "http://127.0.0.1:3 " in str(again.exception)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import click
 
-from txnbuffer.cli.opening import config_options, configuration
+from txnbuffer.cli.opening import with_config
 from txnbuffer.cli.output import output_option, show_record, show_rows
-from txnbuffer.config import PREFIX
+from txnbuffer.config import PREFIX, Config
 
 HIDDEN = "(given)"
 """What is shown of a secret."""
@@ -21,11 +21,10 @@ def command() -> None:
 
 
 @command.command("show")
-@config_options
+@with_config
 @output_option
-def show(config_path: str | None, flags: tuple[str, ...], output: str) -> None:
+def show(config: Config, output: str) -> None:
     """Show every setting, its value, and the environment variable that sets it."""
-    config = configuration(config_path, flags)
     if config.pulsar.token:
         config = replace(config, pulsar=replace(config.pulsar, token=HIDDEN))
     if output == "json":

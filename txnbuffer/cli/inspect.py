@@ -16,10 +16,11 @@ from snapshots.errors import SnapshotError
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.loading import Loaded, load
 from snapshots.table import TopicEntries, scan
-from txnbuffer.cli.opening import address_argument, open_for_reading
+from txnbuffer.cli.opening import address_argument, open_for_reading, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import beginning_of
+from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
@@ -38,10 +39,11 @@ def command() -> None:
 @click.argument("topic", required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Messages to show.")
+@with_config
 @output_option
-def inspect_log(address: str, topic: str | None, start: str, limit: int, output: str) -> None:
+def inspect_log(address: str, topic: str | None, start: str, limit: int, config: Config, output: str) -> None:
     """Show the topics of a log, or the messages of one TOPIC: records, record sets and markers as they stand."""
-    with open_for_reading(address) as broker:
+    with open_for_reading(address, config) as broker:
         if topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
@@ -105,11 +107,12 @@ def _marker_text(value: bytes | None) -> str:
 @address_argument
 @click.argument("topic")
 @click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Ask about one transaction.")
+@with_config
 @output_option
-def inspect_buffer(address: str, topic: str, txn_text: str | None, output: str) -> None:
+def inspect_buffer(address: str, topic: str, txn_text: str | None, config: Config, output: str) -> None:
     """Show the transactional state of TOPIC: recovered from its snapshot, applied to the end of its log."""
     txn = None if txn_text is None else _txn(txn_text)
-    with open_for_reading(address) as broker:
+    with open_for_reading(address, config) as broker:
         loaded = load(broker, topic)
         _apply_rest(broker, loaded)
         if txn is None:
@@ -179,10 +182,11 @@ def _txn_state(loaded: Loaded, txn: TxnId) -> str:
 @command.command("snapshot")
 @address_argument
 @click.argument("topic", required=False)
+@with_config
 @output_option
-def inspect_snapshot(address: str, topic: str | None, output: str) -> None:
+def inspect_snapshot(address: str, topic: str | None, config: Config, output: str) -> None:
     """Show the entries of the snapshot topic, of all data topics or of TOPIC."""
-    with open_for_reading(address) as broker:
+    with open_for_reading(address, config) as broker:
         try:
             table = scan(broker, only=topic)
         except TopicNotFound:

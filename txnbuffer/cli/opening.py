@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -26,17 +27,33 @@ def config_options(function: Function) -> Function:
     return click.option("--config", "config_path", metavar="FILE", help="Settings as TOML.")(function)
 
 
+def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--config FILE` and `--set KEY=VALUE`, and what they and the environment say as one argument `config`."""
+
+    @functools.wraps(function)
+    def with_it(*arguments: Any, config_path: str | None, flags: tuple[str, ...], **named: Any) -> Any:
+        return function(*arguments, config=configuration(config_path, flags), **named)
+
+    return config_options(with_it)
+
+
 def configuration(config_path: str | None, flags: tuple[str, ...]) -> Config:
     return load_config(config_path, os.environ, flags)
 
 
-def open_for_reading(address: str) -> Broker:
+def open_for_reading(address: str, config: Config) -> Broker:
     """Open a broker beside whatever process owns it."""
     if address.startswith("file:"):
         return open_broker(address, read_only=True)
     if is_cluster(address):
-        return open_broker(address, **configuration(None, ()).pulsar.options())
+        return open_broker(address, **config.pulsar.options())
     return open_broker(address)
+
+
+def connect_options(address: str, config: Config, tls_ca: str | None) -> dict[str, Any]:
+    """What `connect` takes besides the address; `tls_ca`: the file that says whom to trust as a service."""
+    cluster = {"broker_options": config.pulsar.options()} if is_cluster(address) else {}
+    return {"tls_ca": tls_ca, **cluster}
 
 
 def open_for_writing(address: str, config: Config) -> Broker:

@@ -10,7 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from txnbuffer.cli.opening import connect_options, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
+from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_
 @click.option(
     "--tls-ca", metavar="FILE", help="Certificates to trust, PEM; without it the connection is not encrypted."
 )
+@with_config
 @output_option
 def command(
     address: str,
@@ -41,11 +44,12 @@ def command(
     size: int,
     name: str | None,
     tls_ca: str | None,
+    config: Config,
     output: str,
 ) -> None:
     """Send each line of standard input as a record to TOPIC; transactions commit as they fill, and at the end.
 
-    ADDRESS is txnbuf://HOST:PORT, or file:DIR for a log that nobody else owns.
+    ADDRESS is txnbuf://HOST:PORT, pulsar://HOST:PORT/TENANT/NAMESPACE, or file:DIR for a log that nobody else owns.
 
     With --json a line is an object with "value" (text, or any JSON, which is then written as JSON) or
     "value_base64", and where wanted "key", "properties", "event_time" (milliseconds), "ordering_key",
@@ -55,7 +59,7 @@ def command(
     from txnbuffer.client.connecting import connect
 
     records = transactions = skipped = 0
-    with connect(address, tls_ca=tls_ca) as client:
+    with connect(address, **connect_options(address, config, tls_ca)) as client:
         last = 0 if name is None else client.committed_number(name)
         for number, lines in enumerate(_groups(sys.stdin.buffer, size), 1):
             if number <= last:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.opening import config_options, configuration, open_for_writing
+from txnbuffer.cli.opening import open_for_writing, with_config
 from txnbuffer.config import Config
 
 
@@ -26,12 +26,11 @@ from txnbuffer.config import Config
 @click.option("--token-file", metavar="FILE", help="Token for the cluster.")
 @click.option("--tls-trust", metavar="FILE", help="Certificates to trust of the cluster, PEM.")
 @click.option("--no-create", is_flag=True, help="Don't make topics on first use.")
-@config_options
+@with_config
 def command(
     address: str | None,
     broker: str | None,
-    config_path: str | None,
-    flags: tuple[str, ...],
+    config: Config,
     insecure: bool,
     no_create: bool,
     standby: bool,
@@ -47,7 +46,6 @@ def command(
     A second one ends the process at once; nothing acknowledged is lost by that. What happens is told
     on stderr, one JSON object a line; the line with event "serving" has the ports.
     """
-    config = configuration(config_path, flags)
     if (address is None) == (broker is None):
         raise click.UsageError("say once which log to serve: ADDRESS, or --broker ADDRESS")
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

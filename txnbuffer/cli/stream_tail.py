@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 
-from broker_io import is_cluster
-from txnbuffer.cli.opening import configuration
+from txnbuffer.cli.opening import connect_options
 from txnbuffer.cli.output import narrate, show_line
 from txnbuffer.client.changes import Rollback
 from txnbuffer.client.connecting import connect
 from txnbuffer.client.records import Record
 from txnbuffer.client.tokens import FileTokens
+from txnbuffer.config import Config
 
 
-def records(address: str, topic: str, start: str, tokens: str | None, *, follow: bool, json: bool) -> Any:
+def records(
+    address: str, topic: str, start: str, tokens: str | None, config: Config, *, follow: bool, json: bool
+) -> Any:
     """Lists of records as they come, without end if `follow`; asking for the next says that one is done with.
 
     A rollback is told on stderr, and in JSON on stdout.
@@ -25,7 +27,7 @@ def records(address: str, topic: str, start: str, tokens: str | None, *, follow:
     store = None if tokens is None else FileTokens(tokens)
     to = None if follow else "now"
     with (
-        connect(address, **_options(address)) as client,
+        connect(address, **connect_options(address, config, os.environ.get("TXNBUFFER_TLS_CA"))) as client,
         client.stream(topic, from_=from_, to=to, store=store) as stream,
     ):
         for item in stream:
@@ -38,12 +40,6 @@ def records(address: str, topic: str, start: str, tokens: str | None, *, follow:
                 Record(topic, row.position, row.seqno, row.key, row.value, row.properties, row.event_time, 0, None)
                 for row in item
             ]
-
-
-def _options(address: str) -> dict[str, Any]:
-    if is_cluster(address):
-        return {"broker_options": configuration(None, ()).pulsar.options()}
-    return {"tls_ca": os.environ.get("TXNBUFFER_TLS_CA")}
 
 
 def check(topics: tuple[str, ...], isolation: str) -> None:

@@ -7,10 +7,11 @@ from datetime import datetime
 
 import click
 
-from txnbuffer.cli.opening import address_argument, open_for_reading
+from txnbuffer.cli.opening import address_argument, open_for_reading, with_config
 from txnbuffer.cli.output import escaped, output_option, plain, show_line
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader, Start
 from txnbuffer.client.records import Record
+from txnbuffer.config import Config
 from txnbuffer.model import Position
 
 NO_KEY = "-"
@@ -30,6 +31,7 @@ POLL = 0.5
 @click.option("--follow/--no-follow", default=False, help="Wait for more at the end.")
 @click.option("--stream", is_flag=True, help="Print a change stream: of each key the newest, and deletions.")
 @click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token there, and go on from it.")
+@with_config
 @output_option
 def command(
     address: str,
@@ -40,6 +42,7 @@ def command(
     follow: bool,
     stream: bool,
     tokens: str | None,
+    config: Config,
     output: str,
 ) -> None:
     r"""Print the visible records of topics in log order, one a line.
@@ -56,7 +59,8 @@ def command(
         from txnbuffer.cli import stream_tail
 
         stream_tail.check(topics, isolation)
-        batches = stream_tail.records(address, topics[0], start, tokens, follow=follow, json=output == "json")
+        json = output == "json"
+        batches = stream_tail.records(address, topics[0], start, tokens, config, follow=follow, json=json)
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
             _show(record, output)
         batches.close()
@@ -64,7 +68,7 @@ def command(
     if tokens is not None:
         raise click.BadParameter("only a change stream has resume tokens: give --stream", param_hint="--tokens")
     with (
-        open_for_reading(address) as broker,
+        open_for_reading(address, config) as broker,
         CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,
     ):
         while left is None or left > 0:
