@@ -28,7 +28,8 @@ the tag skips it, otherwise it refuses the block) and length (4). The sections f
 padded with zeros to a multiple of 8. With n messages:
 
     tag  section
-      1  n key hashes of 16 bytes: XXH3-128, big-endian, seeded with the secret of the log; zeros for no key
+      1  n key hashes of 16 bytes: XXH3-128, big-endian, seeded with the secret of the log; zeros for no key; left
+         out in blocks that no log compacts
       2  bitmap of absent keys, first message in the lowest bit; left out if no key is absent
       3  n + 1 int32 offsets of the keys, the first 0
       4  the bytes of the keys
@@ -140,17 +141,19 @@ def encode_block(
     seed: int = 0,
     place: int = 0,
     compress: bool = False,
+    hashed: bool = True,
     entries: Int64s | None = None,
     publish_times: Int64s | None = None,
 ) -> EncodedBlock:
     """One block of a whole batch of at least one message.
 
     `entries` (int64[n], ascending, the first equal to `first_entry`) is for messages that don't follow one
-    another; `publish_times` (int64[n]) for those that were published at different times.
+    another; `publish_times` (int64[n]) for those that were published at different times. Not `hashed`: without key
+    hashes.
     """
     count = len(batch)
     span = count if entries is None else int(entries[-1]) - first_entry + 1
-    sections = _sections(batch, seed, None if span == count else entries, publish_times)
+    sections = _sections(batch, seed if hashed else None, None if span == count else entries, publish_times)
     part = _keys_part(sections)
     values = bytes(batch.values.packed().data)
     return _assemble(part, values, len(sections), count, span, first_entry, publish_time, place, compress)
@@ -192,11 +195,12 @@ def _compressed(part: bytes, values: bytes) -> tuple[int, bytes, bytes]:
     return flags, part, values
 
 
-def _sections(batch: Batch, seed: int, entries: Int64s | None, times: Int64s | None) -> list[tuple[int, bytes]]:
+def _sections(batch: Batch, seed: int | None, entries: Int64s | None, times: Int64s | None) -> list[tuple[int, bytes]]:
     sections: list[tuple[int, bytes]] = []
     keys, values = batch.keys.packed(), batch.values.packed()
     if keys.absent is None or not keys.absent.all():
-        sections.append((HASHES, hash_keys(keys, seed)))
+        if seed is not None:
+            sections.append((HASHES, hash_keys(keys, seed)))
         _add_mask(sections, KEY_ABSENT, keys.absent)
         sections.append((KEY_OFFSETS, keys.offsets.astype("<i4", copy=False).tobytes()))
         sections.append((KEYS, bytes(keys.data)))

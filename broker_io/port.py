@@ -135,8 +135,10 @@ class Broker(Protocol):
     def incarnation(self, topic: str) -> str:
         """A text that no other topic has, nor this name once it was deleted and made again."""
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Writer:
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False) -> Writer:
         """Open a writer. Raises Fenced if another holds the topic exclusively and this one is shared.
+
+        `alone`: each message becomes an entry of its own, where a backend would put many into one.
 
         With `wait` an exclusive one fences no exclusive writer that is open: it waits so many seconds until that one
         is closed, or its process gone. Raises StillHeld, which is retryable, if it is still there then, and

@@ -94,7 +94,7 @@ class Interfering:
 
         return call
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> Any:
+    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False) -> Any:
         inner = self.inner.writer(topic, exclusive=exclusive, wait=wait)
         if topic != SNAPSHOT_TOPIC:
             return inner

@@ -104,8 +104,11 @@ def texts_equal(column: PropertyColumn | None, count: int, text: str) -> NDArray
 
 def used(labels: Labels) -> Labels:
     """The same texts from a table that holds no more than the rows can need: slices share the table of the whole."""
-    if len(labels.values) <= len(labels.codes):
-        return labels
+    return labels if len(labels.values) <= len(labels.codes) else fitted(labels)
+
+
+def fitted(labels: Labels) -> Labels:
+    """The same texts from a table that holds those of these rows alone."""
     codes, renamed = np.unique(labels.codes, return_inverse=True)
     absent = int(len(codes) > 0 and codes[0] < 0)
     values = tuple(labels.values[code] for code in codes[absent:].tolist())

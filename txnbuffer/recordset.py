@@ -1,29 +1,70 @@
 """Record sets: many records in one message.
 
 The value of a record set is one block (`broker_io.block`) of its n records: their keys, values, event times
-and own properties. Entry numbers and publish times of the block mean nothing. The message has no key;
-its properties `tb.v`, `tb.records` = n and, for records of a transaction, `tb.txn` and `tb.seq` (of the
-first record) are those of `txnbuffer.protocol`. The records stand at `(ledger, entry, 0 ... n - 1)`.
+and own properties, without key hashes. Entry numbers and publish times of the block mean nothing. Either part
+of it may be compressed; neither has more than 64 MiB when it is not. The message has no key; its properties
+`tb.v`, `tb.records` = n and, for records of a transaction, `tb.txn` and `tb.seq` (of the first record) are
+those of `txnbuffer.protocol`. The records stand at `(ledger, entry, 0 ... n - 1)`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_io.batch import Batch, Message, PlacedBatch
+from broker_io.batch import Batch, Labels, Message, PlacedBatch, PropertyColumn
 from broker_io.block import BadBlock, encode_block, open_block, parse_header
 from broker_io.gather import check_columns, decode_blocks
 from broker_io.position import NO_INDEX, Position, Positions
-from txnbuffer.columns import ids, number, numbers, present
+from txnbuffer.columns import fitted, ids, number, numbers, present
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, transactional
 
+SET_BYTES = 1024 * 1024
+"""Records are put into a set until it would be larger than this; one record may be."""
+SET_ROOM = 512
+"""The most that a record of a set takes in its message besides its bytes and what its properties take."""
+PROPERTY_ROOM = 32
+"""The most that each property takes there besides its name and text."""
+MOST_BYTES = 64 * 1024 * 1024
+
+
+class Stretch(NamedTuple):
+    """`size` records one behind the other: of a transaction with consecutive seqs, or ordinary ones."""
+
+    txn: TxnId | None
+    first_seq: int
+    size: int
+
+
+def pack_all(records: Batch, stretches: Iterable[Stretch], most_bytes: int = SET_BYTES) -> Batch:
+    """Record sets, as messages, of all records, which are those of the stretches in order.
+
+    None is larger than `most_bytes` but for sets of one record.
+    """
+    room = PROPERTY_ROOM * (1 + len(records.properties))
+    ends = np.cumsum(records.sizes() + room)
+    sets: list[Message] = []
+    start = 0
+    for txn, first_seq, size in stretches:
+        first, stop = start, start + size
+        while start < stop:
+            base = 0 if start == 0 else int(ends[start - 1])
+            end = int(np.searchsorted(ends, base + most_bytes - SET_ROOM, side="right"))
+            end = min(max(end, start + 1), stop)
+            members = _slim(records.take(slice(start, end)))
+            sets.append(pack(members, txn, first_seq + start - first, compress=True))
+            start = end
+    return Batch.of(sets)
+
 
 def pack(batch: Batch, txn: TxnId | None = None, first_seq: int = 1, *, compress: bool = False) -> Message:
     """One message that holds all records of a batch of at least one, of a transaction or ordinary ones."""
-    block = encode_block(batch, first_entry=0, publish_time=0, compress=compress)
+    block = encode_block(batch, first_entry=0, publish_time=0, compress=compress, hashed=False)
     properties = {VERSION: str(PROTOCOL_VERSION), RECORDS: str(len(batch))}
     if txn is not None:
         properties |= {TXN: str(txn), SEQ: str(first_seq)}
@@ -35,6 +76,8 @@ def unpack(position: Position, message: Message) -> Batch:
     try:
         value = message.value or b""
         header = parse_header(value)
+        if max(header.keys_raw, header.values_raw) > MOST_BYTES:
+            raise BadBlock(f"it says that it has {header.keys_raw} and {header.values_raw} bytes once decompressed")
         batch = decode_blocks([open_block(value, 0, header)]).messages
         check_columns(batch)
     except BadBlock as error:
@@ -76,6 +119,15 @@ def expand(placed: PlacedBatch) -> PlacedBatch:
     return PlacedBatch(positions, times, Batch.concat([piece.messages for piece in pieces]))
 
 
+def rows_within(placed: PlacedBatch, limit: int) -> int:
+    """How many of the messages, from the first, hold at most `limit` records in all; one at least."""
+    properties = placed.messages.properties
+    if RECORDS not in properties:
+        return min(len(placed), limit)
+    sizes = np.maximum(numbers(properties[RECORDS], len(placed), MAX_SET_RECORDS), 1)
+    return min(max(int(np.searchsorted(np.cumsum(sizes), limit, side="right")), 1), len(placed))
+
+
 def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
     """Rows of a batch that are record sets."""
     properties = placed.messages.properties
@@ -84,6 +136,17 @@ def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
     count = len(placed)
     sound = (numbers(properties[RECORDS], count, MAX_SET_RECORDS) > 0) & (placed.positions.indexes == NO_INDEX)
     return np.flatnonzero(sound & ~present(properties.get(MARKER), count))
+
+
+def _slim(records: Batch) -> Batch:
+    """The same records without what only others have."""
+    columns = ((name, _slim_column(column)) for name, column in records.properties.items())
+    properties = {name: column for name, column in columns if present(column, len(records)).any()}
+    return Batch(records.keys, records.values, properties, records.event_times)
+
+
+def _slim_column(column: PropertyColumn) -> PropertyColumn:
+    return fitted(column) if isinstance(column, Labels) else column
 
 
 def _expanded(placed: PlacedBatch, row: int) -> PlacedBatch:

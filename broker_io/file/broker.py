@@ -171,7 +171,9 @@ class FileBroker(ReadingBroker):
 
     # --- writing ---
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> FileWriter:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+    ) -> FileWriter:
         if exclusive and wait is not None:
             self._wait_for_owner(topic, wait)
         with self._work:

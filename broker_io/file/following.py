@@ -55,7 +55,9 @@ class FollowingBroker(ReadingBroker):
     def delete_topic(self, topic: str) -> None:
         self._refuse()
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> FileWriter:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+    ) -> FileWriter:
         self._refuse()
 
     def roll(self, topic: str) -> None:

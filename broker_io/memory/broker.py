@@ -74,7 +74,9 @@ class MemoryBroker:
         with self.log.changed:
             return self._topic(topic).incarnation
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> MemoryWriter:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+    ) -> MemoryWriter:
         with self.log.changed:
             log = self._topic(topic)
             if exclusive and wait is not None:

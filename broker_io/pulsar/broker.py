@@ -132,19 +132,21 @@ class PulsarBroker:
     def incarnation(self, topic: str) -> str:
         return self._cluster.incarnation(topic)
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> PulsarWriter:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+    ) -> PulsarWriter:
         incarnation = self._cluster.incarnation(topic)
         self._make_safe(topic, exclusive=exclusive)
         if not exclusive:
-            return self._writer(topic, incarnation, Modes.Shared)
+            return self._writer(topic, incarnation, Modes.Shared, alone=alone)
         if wait is not None:
-            return self._wait_for_owner(topic, incarnation, wait)
+            return self._wait_for_owner(topic, incarnation, wait, alone=alone)
         older = [handle for handle in self._handles(topic) if isinstance(handle, PulsarWriter)]
         fenced = of_append("ProducerFenced", topic)
         for each in older:  # the cluster lets shared ones come back, and resend, so they have to be gone before
             if not each.exclusive:
                 each.end(fenced)
-        writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing)
+        writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing, alone=alone)
         for each in older:
             each.end(fenced)
         return writer
@@ -252,8 +254,8 @@ class PulsarBroker:
                 cluster.admin.ask("DELETE", f"{path}/subscription/{HOLD}?force=true")
             raise
 
-    def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode) -> PulsarWriter:
-        batching = self._batching and not self._is_compacted(topic)
+    def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode, *, alone: bool) -> PulsarWriter:
+        batching = self._batching and not alone and not self._is_compacted(topic)
         writer = self._cluster.opened(
             topic,
             "writer",
@@ -269,12 +271,12 @@ class PulsarBroker:
         self._add(writer)
         return writer
 
-    def _wait_for_owner(self, topic: str, incarnation: str, seconds: float) -> PulsarWriter:
+    def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, alone: bool) -> PulsarWriter:
         """A writer that fences nobody. Raises StillHeld."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return self._writer(topic, incarnation, Modes.Exclusive)
+                return self._writer(topic, incarnation, Modes.Exclusive, alone=alone)
             except Fenced:
                 missing = deadline - time.monotonic()
             if missing <= 0:

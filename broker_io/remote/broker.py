@@ -55,7 +55,9 @@ class RemoteBroker:
     def incarnation(self, topic: str) -> str:
         return self._ask("Incarnation", topic).texts[0]
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None) -> RemoteWriter:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+    ) -> RemoteWriter:
         self._connection.check()
         if wait is not None:
             raise NotOffered(f"{self._connection.target} is a service's log, which nobody stands by: open without wait")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import os
+
 import pytest
 from golden_files import committed
 from histories import marker, place, record
@@ -14,7 +17,7 @@ from txnbuffer.buffer import TransactionBuffer, visible_counts, visible_mask
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker
-from txnbuffer.recordset import expand, pack, set_rows, unpack
+from txnbuffer.recordset import MOST_BYTES, SET_ROOM, Stretch, expand, pack, pack_all, rows_within, set_rows, unpack
 
 X, Y = TxnId(0, 1), TxnId(0, 2)
 THREE = [Message(b"a", b"1", {"colour": "red"}), Message(b"b", None), Message(None, b"3", {}, 77)]
@@ -121,3 +124,55 @@ def test_an_aborted_set_and_one_with_an_unreadable_transaction_stay_hidden_when_
     assert visible_mask(log, buffer).tolist() == [False, False, True, False]
     expanded = expand(log)
     assert visible_mask(expanded, buffer).tolist() == [False] * 6 + [True] * 3 + [False]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.lists(messages, min_size=1, max_size=4)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_packed_stretches_come_back_in_order_and_stay_small(
+    rows: list[tuple[int, list[Message]]], transactional: bool
+) -> None:
+    most_bytes = SET_ROOM + 150
+    txns = [TxnId(0, least) if transactional else None for least, _ in rows]
+    stretches = [Stretch(txn, 7, len(group)) for txn, (_, group) in zip(txns, rows, strict=True)]
+    records = Batch.of([message for _, group in rows for message in group])
+    sets = [*pack_all(records, stretches, most_bytes)]
+    found = [(message, row) for message in sets for row in unpack(Position(1, 0), message)]
+    wanted = [message for _, group in rows for message in group]
+    assert [
+        (row.key, row.value, {name: row.properties[name] for name in row.properties if name in "pq"}, row.event_time)
+        for _, row in found
+    ] == [(row.key, row.value, dict(row.properties), row.event_time) for row in wanted]
+    if transactional:
+        assert [(row.properties[TXN], row.properties[SEQ]) for _, row in found] == [
+            (str(txn), str(seq)) for txn, (_, group) in zip(txns, rows, strict=True) for seq in range(7, 7 + len(group))
+        ]
+    for message in sets:
+        assert message.properties[RECORDS] == "1" or len(message.value or b"") <= most_bytes
+
+
+def test_a_set_carries_nothing_of_those_beside_it() -> None:
+    most_bytes = SET_ROOM + 1500
+    texts = [base64.b85encode(os.urandom(320)).decode() for _ in range(8)]
+    rows = [Message(None, b"x", {"p": text, f"q{number}": "1"}) for number, text in enumerate(texts)]
+    for message in pack_all(Batch.of(rows), [Stretch(None, 1, 8)], most_bytes):
+        names = {name for row in unpack(Position(1, 0), message) for name in row.properties}
+        assert len(names) == 1 + int(message.properties[RECORDS])
+        assert len(message.value or b"") <= most_bytes
+
+
+@given(st.lists(st.none() | st.integers(1, 6), max_size=8), st.integers(1, 20))
+def test_rows_within_a_limit_of_records(sizes: list[int | None], limit: int) -> None:
+    rows = [record(None) if size is None else pack(Batch.of(THREE[:1] * size)) for size in sizes]
+    batch = place(rows, [Position(1, entry) for entry in range(len(rows))])
+    count = rows_within(batch, limit)
+    totals = [sum(size or 1 for size in sizes[:end]) for end in range(len(sizes) + 1)]
+    fitting = [end for end in range(len(sizes) + 1) if totals[end] <= limit]
+    assert count == min(max(*fitting, 0, 1), len(sizes))
+
+
+def test_a_set_that_would_fill_the_memory_is_refused() -> None:
+    bomb = pack(Batch.of([Message(None, bytes(MOST_BYTES + 1))]), compress=True)
+    with pytest.raises(UndecodableRecordSet, match="once decompressed"):
+        unpack(Position(1, 0), bomb)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pulsar_container import distribution
 
-from bench import figures_pulsar, figures_pulsar_recovery, pulsar_broker
+from bench import figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale, pulsar_broker
 from broker_io.testing.standalone import NoPulsar, Standalone, StandaloneProcess
 
 
@@ -20,9 +20,10 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standalo
     except NoPulsar as failure:
         pytest.fail(f"the figures start a broker from the server distribution: {failure}", pytrace=False)
     with StandaloneProcess(home, tmp_path, pulsar_broker.SETTINGS) as made:
-        for module in (pulsar_broker, figures_pulsar, figures_pulsar_recovery):
+        for module in (pulsar_broker, figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale):
             monkeypatch.setattr(module, "broker", lambda: made)
-        monkeypatch.setattr(pulsar_broker, "home", lambda: home)
+        for module in (pulsar_broker, figures_pulsar_scale):
+            monkeypatch.setattr(module, "home", lambda: home)
         yield made
 
 
@@ -32,3 +33,8 @@ def test_figures_of_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(figures_pulsar.both(16, topics=2)) > 0
     assert min(figures_pulsar_recovery.load(300)) > 0
     assert figures_pulsar_recovery.take_over() > 0
+    monkeypatch.setattr(figures_pulsar_scale, "SECONDS", 0.5)
+    monkeypatch.setattr(figures_pulsar_scale, "PERF_INTERVAL", 1)
+    monkeypatch.setattr(figures_pulsar_scale, "PERF_SECONDS", 3)
+    assert min(figures_pulsar_scale.written_per_second()) > 0
+    assert figures_pulsar_scale.read_per_second() > 0

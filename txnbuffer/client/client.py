@@ -15,7 +15,17 @@ from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Group, Handler, OnError, Processed, process
 from txnbuffer.client.reader import Start
-from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
+from txnbuffer.client.rows import (
+    BATCHINGS,
+    Batching,
+    EventTime,
+    Key,
+    Properties,
+    check_size,
+    deletion,
+    many_rows,
+    one_row,
+)
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import Session
 from txnbuffer.client.stream_link import StreamDial
@@ -26,6 +36,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Joined, NameOpened, Naming
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recordset import SET_BYTES
 from txnbuffer.streams.token import ResumeToken
 
 Result = TypeVar("Result")
@@ -48,6 +59,7 @@ class Client:
         """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
         self.session = session
         self.serializer = serializer
+        self.batching: Batching = "messages"
         self.resources = AsyncExitStack()
         self.open_broker = broker
         self.dial_streams: StreamDial | None = None
@@ -136,13 +148,14 @@ class Client:
         event_time: EventTime = None,
         properties: Properties = None,
         serializer: Serializer | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """Send one record outside of any transaction; returns when it is durable.
 
         Raises SendUnknown if the connection broke meanwhile: sent again it may stand there twice.
         """
         serializer = serializer or self.serializer
-        await self._send(topic, one_row(value, key, ordering_key, event_time, properties, serializer))
+        await self._send(topic, one_row(value, key, ordering_key, event_time, properties, serializer), batching)
 
     async def send_many(
         self,
@@ -153,9 +166,11 @@ class Client:
         event_times: Sequence[EventTime] | None = None,
         properties: Sequence[Properties] | None = None,
         serializer: Serializer | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """Send records given as columns of one length, outside of any transaction."""
-        await self._send(topic, many_rows(values, keys, event_times, properties, serializer or self.serializer))
+        rows = many_rows(values, keys, event_times, properties, serializer or self.serializer)
+        await self._send(topic, rows, batching)
 
     async def delete(self, topic: str, key: Key) -> None:
         """Delete a key, outside of any transaction."""
@@ -260,15 +275,25 @@ class Client:
         known = self.session.core.max_message_bytes
         return known if known or self._ordinary is None else self._ordinary.max_message_bytes
 
+    def batched(self, rows: Rows, batching: Batching | None) -> Rows:
+        """The rows with what they are to become in the log. Raises InvalidRequest."""
+        wanted = batching or self.batching
+        if wanted not in BATCHINGS:
+            raise InvalidRequest(f"batching is 'messages' or 'records', not {wanted!r}")
+        if wanted == "messages" or self._ordinary is None:  # an embedded log has columns as it is
+            return rows
+        return rows._replace(set_bytes=min(SET_BYTES, self.max_message_bytes))
+
     async def room(self) -> None:
         """Wait until the service takes more records."""
         while not self.session.core.has_room:
             await self.session.result(self.session.core.wait_for_room)
 
-    async def _send(self, topic: str, rows: Rows) -> None:
+    async def _send(self, topic: str, rows: Rows, batching: Batching | None = None) -> None:
         core = self.session.core
         self.check()
         self.check_topic(topic)
+        rows = self.batched(rows, batching)
         check_size(rows, self.max_message_bytes)
         if self._ordinary is not None:
             if len(rows.values):

@@ -18,6 +18,7 @@ from txnbuffer.client.cluster import client_on, dial_at, finding
 from txnbuffer.client.finding import Finder
 from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
+from txnbuffer.client.rows import BATCHINGS, Batching
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import LONGEST_PAUSE, Session
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
@@ -50,9 +51,11 @@ class Opening:
         patience: float,
         tls_ca: str | None,
         cluster: ClusterOptions,
+        batching: Batching = "messages",
     ) -> None:
         self.address = address
         self._cluster = cluster
+        self._batching = batching
         self._serializer = serializer
         self._timeout = timeout
         self._patience = patience
@@ -71,6 +74,7 @@ class Opening:
                 client = await self._open_remote(resources)
             else:
                 client = await self._open_local(resources)
+            client.batching = self._batching
             client.resources = resources.pop_all()
         return client
 
@@ -199,6 +203,7 @@ def connect(
     tls_ca: str | None = None,
     service: str | None = None,
     broker_options: Mapping[str, Any] | None = None,
+    batching: Batching = "messages",
 ) -> Opening:
     """A client of a log in this process, of a service, or of a Pulsar cluster.
 
@@ -213,10 +218,14 @@ def connect(
     to trust, in PEM; without it the connection to the service is not encrypted.
 
     For a cluster: `service` is HOST:PORT of the service; without it what the service wrote into the namespace is
-    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS.
+    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS. With `batching` "records"
+    what is sent together goes into record sets, messages of many records: that is many times as fast, and only readers
+    of ours can read it. A send can say otherwise; an embedded log needs no such thing.
     """
+    if batching not in BATCHINGS:
+        raise InvalidRequest(f"batching is 'messages' or 'records', not {batching!r}")
     cluster = ClusterOptions(service, dict(broker_options or {}))
-    return Opening(address, serializer, timeout, patience, tls_ca, cluster)
+    return Opening(address, serializer, timeout, patience, tls_ca, cluster, batching)
 
 
 def is_target(text: str) -> bool:

@@ -26,7 +26,7 @@ from txnbuffer.client.records import RecordBatch
 from txnbuffer.columns import any_transactional
 from txnbuffer.errors import ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.recordset import expand
+from txnbuffer.recordset import expand, rows_within
 
 PATIENCE = 10.0
 """Seconds in which a message that was read before must be read again."""
@@ -251,7 +251,7 @@ class CommittedFollower:
         if not self._held or self._buffer.max_read_position is None:
             return None
         head = self._held[0]
-        count = min(head.positions.search(self._buffer.max_read_position, right=True), limit)
+        count = min(head.positions.search(self._buffer.max_read_position, right=True), rows_within(head, limit))
         if count == 0:
             return None
         self._held.popleft()

@@ -12,6 +12,7 @@ from txnbuffer.errors import Error
 from txnbuffer.frames import Send
 from txnbuffer.model import PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import SEQ, TXN, VERSION
+from txnbuffer.recordset import Stretch, pack_all
 
 ROW_BYTES = 64
 """What a record costs in memory besides its bytes, about."""
@@ -25,7 +26,8 @@ Waiter = Any
 class Rows(NamedTuple):
     """Records for one topic as columns of one length; `properties` and `times` are None where no record has any.
 
-    `values` None: the key is deleted. `size` in bytes: keys, values and properties.
+    `values` None: the key is deleted. `size` in bytes: keys, values and properties. `set_bytes`: they go into record
+    sets of at most so many bytes; 0: into a message each.
     """
 
     keys: Sequence[bytes | None]
@@ -33,6 +35,7 @@ class Rows(NamedTuple):
     properties: Sequence[Mapping[str, str] | None] | None
     times: Sequence[int] | None
     size: int
+    set_bytes: int = 0
 
 
 class OpenTransaction:
@@ -97,6 +100,7 @@ class Outbox:
         "_properties",
         "_runs",
         "_seqs",
+        "_set_bytes",
         "_times",
         "_topic",
         "_values",
@@ -117,6 +121,7 @@ class Outbox:
         self._runs: list[Run] = []
         self._seqs: list[int] = []
         self._waiters: list[Waiter] = []
+        self._set_bytes = 0
         self.size = 0
 
     def __len__(self) -> int:
@@ -125,6 +130,7 @@ class Outbox:
     def add(self, rows: Rows, transaction: OpenTransaction | None, waiter: Waiter) -> None:
         """Records of a transaction, or ordinary ones with somebody who waits for them."""
         before, count = len(self._values), len(rows.values)
+        self._set_bytes = rows.set_bytes
         if transaction is None:
             self._waiters.append(waiter)
         else:
@@ -147,6 +153,8 @@ class Outbox:
 
     def fits(self, rows: Rows) -> bool:
         """Whether the records can go into the same send as those before."""
+        if rows.set_bytes != self._set_bytes and self._values:
+            return False
         if rows.properties is None or not self._names:
             return True
         names = {name for properties in rows.properties if properties for name in properties}
@@ -158,11 +166,13 @@ class Outbox:
         if self._properties is not None:
             table = [row or {} for row in self._properties]
             properties = {name: property_column([row.get(name) for row in table]) for name in sorted(self._names)}
-        if self._runs:
+        if self._runs and not self._set_bytes:
             properties |= self._transaction_columns()
         times = None if self._times is None else np.array(self._times, np.int64)
         keys = Blobs.none(len(self)) if self._keys.count(None) == len(self) else Blobs.of(self._keys)
         batch = Batch(keys, Blobs.of(self._values), properties, times)
+        if self._set_bytes:
+            batch = self._packed(batch)
         flight = Flight(Send(self._topic, batch), self._runs, self._waiters, self.size)
         self._clear()
         return flight
@@ -180,6 +190,20 @@ class Outbox:
         for row in properties or ():
             if row:
                 self._names.update(row)
+
+    def _packed(self, records: Batch) -> Batch:
+        """The records in record sets: those of a transaction together, whatever was sent between them."""
+        if not self._runs:
+            return pack_all(records, [Stretch(None, 1, len(records))], self._set_bytes)
+        rows: dict[OpenTransaction, list[int]] = {}
+        at = 0
+        for transaction, count in self._runs:
+            rows.setdefault(transaction, []).extend(range(at, at + count))
+            at += count
+        if 1 < len(rows) < len(self._runs):
+            records = records.take(np.array([row for chosen in rows.values() for row in chosen], np.intp))
+        stretches = [Stretch(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
+        return pack_all(records, stretches, self._set_bytes)
 
     def _transaction_columns(self) -> dict[str, PropertyColumn]:
         seen: dict[str, int] = {}

@@ -13,7 +13,7 @@ from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.reader import CommittedReader, Start
-from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row
+from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import PROPERTY_BYTES, Transaction
@@ -221,7 +221,7 @@ class PlainTransaction:
         self._plain = plain
         self._transaction = transaction
         self._named = name is not None
-        self._held: list[tuple[str, Rows]] = []
+        self._held: list[tuple[str, Rows, Batching | None]] = []
         self._bytes = 0
         self._count = 0
 
@@ -242,10 +242,11 @@ class PlainTransaction:
         event_time: EventTime = None,
         properties: Properties = None,
         serializer: Serializer | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
         serializer = serializer or self._plain.client.serializer
-        self._hold(topic, one_row(value, key, ordering_key, event_time, properties, serializer))
+        self._hold(topic, one_row(value, key, ordering_key, event_time, properties, serializer), batching)
 
     def send_many(
         self,
@@ -256,10 +257,11 @@ class PlainTransaction:
         event_times: Sequence[EventTime] | None = None,
         properties: Sequence[Properties] | None = None,
         serializer: Serializer | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """Send records given as columns of one length."""
         serializer = serializer or self._plain.client.serializer
-        self._hold(topic, many_rows(values, keys, event_times, properties, serializer))
+        self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching)
 
     def delete(self, topic: str, key: Key) -> None:
         """Delete a key: a record without a value."""
@@ -290,14 +292,14 @@ class PlainTransaction:
         elif self._transaction.begun:
             self._plain.call(self._transaction.__aexit__, kind, error, trace)
 
-    def _hold(self, topic: str, rows: Rows) -> None:
+    def _hold(self, topic: str, rows: Rows, batching: Batching | None = None) -> None:
         client = self._plain.client
         forking.check(client.session.forked_from)
         client.check_topic(topic)
-        check_size(rows, client.max_message_bytes, PROPERTY_BYTES)
+        check_size(client.batched(rows, batching), client.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
-        self._held.append((topic, rows))
+        self._held.append((topic, rows, batching))
         self._bytes += rows.size
         self._count += len(rows.values)
         if self._bytes > HELD_BYTES or self._count > HELD_RECORDS:
@@ -309,8 +311,8 @@ class PlainTransaction:
             await self._transaction.begin()
         held, self._held = self._held, []
         self._bytes = self._count = 0
-        for topic, rows in held:
-            await self._transaction.send_rows(topic, rows)
+        for topic, rows, batching in held:
+            await self._transaction.send_rows(topic, rows, batching)
 
     async def _commit(self, wait_visible: bool) -> None:
         await self.hand_over()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from broker_io.errors import InvalidMessage, MessageTooLarge
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.serializers import Serializer
+from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM
 
 Key: TypeAlias = "bytes | str | None"
 Properties: TypeAlias = "Mapping[str, str] | None"
 EventTime: TypeAlias = "int | datetime | None"
+
+Batching: TypeAlias = Literal["messages", "records"]
+"""What a record becomes on a cluster: a message, or a member of a record set, which is one message of many."""
+BATCHINGS = ("messages", "records")
 
 RESERVED = "tb."
 ORDERING_KEY = "ordering_key"
@@ -77,11 +82,13 @@ def part(rows: Rows, start: int, end: int) -> Rows:
     properties = None if rows.properties is None else rows.properties[which]
     times = None if rows.times is None else rows.times[which]
     size = sum(map(len, filter(None, rows.values[which]))) + sum(map(len, filter(None, rows.keys[which])))
-    return Rows(rows.keys[which], rows.values[which], properties, times, size)
+    return Rows(rows.keys[which], rows.values[which], properties, times, size, rows.set_bytes)
 
 
 def check_size(rows: Rows, limit: int, extra: int = 0) -> None:
     """Raises MessageTooLarge for a record that with `extra` bytes is above the limit; 0 is not known yet."""
+    if rows.set_bytes:
+        extra += SET_ROOM + PROPERTY_ROOM * max(map(len, filter(None, rows.properties or ())), default=0)
     if not limit or rows.size + extra <= limit:
         return
     for index, value in enumerate(rows.values):

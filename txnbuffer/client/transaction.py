@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from txnbuffer.client.outbox import OpenTransaction, Rows
-from txnbuffer.client.rows import EventTime, Key, Properties, check_size, deletion, many_rows, one_row, part
+from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, part
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import ConsumerPosition, Naming
@@ -88,14 +88,16 @@ class Transaction:
         event_time: EventTime = None,
         properties: Properties = None,
         serializer: Serializer | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """Send one record; waits only while the service takes no more.
 
         `value` is bytes, text, or what the serializer takes. `event_time` is a datetime, or milliseconds since
-        1970. Raises InvalidMessage, MessageTooLarge (the transaction goes on), or why it can only abort.
+        1970. `batching` as in `connect`. Raises InvalidMessage, MessageTooLarge (the transaction goes on), or why it
+        can only abort.
         """
         serializer = serializer or self._client.serializer
-        await self.send_rows(topic, one_row(value, key, ordering_key, event_time, properties, serializer))
+        await self.send_rows(topic, one_row(value, key, ordering_key, event_time, properties, serializer), batching)
 
     async def send_many(
         self,
@@ -106,20 +108,22 @@ class Transaction:
         event_times: Sequence[EventTime] | None = None,
         properties: Sequence[Properties] | None = None,
         serializer: Serializer | None = None,
+        batching: Batching | None = None,
     ) -> None:
         """Send records given as columns of one length."""
         serializer = serializer or self._client.serializer
-        await self.send_rows(topic, many_rows(values, keys, event_times, properties, serializer))
+        await self.send_rows(topic, many_rows(values, keys, event_times, properties, serializer), batching)
 
     async def delete(self, topic: str, key: Key) -> None:
         """Delete a key: a record without a value."""
         await self.send_rows(topic, deletion(key))
 
-    async def send_rows(self, topic: str, rows: Rows) -> None:
+    async def send_rows(self, topic: str, rows: Rows, batching: Batching | None = None) -> None:
         """Send records that are checked columns already."""
         session = self._session
         opened = self._usable()
         self._client.check_topic(topic)
+        rows = self._client.batched(rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
         if len(rows.values) <= CHUNK:
             if len(rows.values):

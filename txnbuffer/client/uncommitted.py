@@ -11,6 +11,10 @@ from txnbuffer.client.records import RecordBatch
 from txnbuffer.columns import present
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.protocol import MARKER
+from txnbuffer.recordset import rows_within
+
+UNPACKED = 65_536
+"""Records that are unpacked together, about."""
 
 
 class UncommittedFollower:
@@ -23,6 +27,7 @@ class UncommittedFollower:
         # A start within a record set is one within its message.
         start = beginning.position
         self._reader = broker.reader(topic, start if start == EARLIEST else start._replace(batch=NO_INDEX))
+        self._messages: PlacedBatch | None = None
         self._held: PlacedBatch | None = None
         self._at = self._read_to = beginning.before
 
@@ -41,22 +46,32 @@ class UncommittedFollower:
             return None
         batch, rest = self._held.take(slice(limit)), self._held.take(slice(limit, None))
         self._held = rest if len(rest) else None
-        self._at = self._read_to if self._held is None and self._stopped is None else batch.positions.last
+        over = self._held is None and self._messages is None and self._stopped is None
+        self._at = self._read_to if over else batch.positions.last
         return RecordBatch.of(self.topic, batch, None)
 
     def advance(self, timeout: float) -> bool:
-        placed = None if self._stopped is not None or self._held is not None else self._reader.read(timeout=timeout)
-        if placed is None:
+        if self._stopped is not None or self._held is not None:
             return False
-        self._read_to = placed.positions.last
-        messages = placed.take(~present(placed.messages.properties.get(MARKER), len(placed)))
-        records, self._stopped = unpacked(messages)
+        if self._messages is None:
+            placed = self._reader.read(timeout=timeout)
+            if placed is None:
+                return False
+            self._read_to = placed.positions.last
+            self._messages = placed.take(~present(placed.messages.properties.get(MARKER), len(placed)))
+        self._unpack(self._messages)
+        return True
+
+    def _unpack(self, messages: PlacedBatch) -> None:
+        """Hold the records of some messages, and keep the others."""
+        count = rows_within(messages, UNPACKED)
+        self._messages = messages.take(slice(count, None)) if count < len(messages) else None
+        records, self._stopped = unpacked(messages.take(slice(count)))
         records = records.take(slice(self._beginning.first_of(records), None))
         if len(records):
             self._held, self._beginning = records, Beginning(EARLIEST)
-        elif self._stopped is None:
+        elif self._stopped is None and self._messages is None:
             self._at = self._read_to
-        return True
 
     def close(self) -> None:
         self._reader.close()

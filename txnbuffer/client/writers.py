@@ -1,6 +1,7 @@
 """A client's own writers on a cluster: one a topic, opened when first needed and kept while it lives.
 
-Appends of a topic go to its writer in the order in which they came. Their futures are done in other
+Record sets go to a second one, which batches nothing; whichever is not writing waits until the other is done, so that
+appends of a topic come there in the order in which they came here. Their futures are done in other
 threads; the loop is woken once for many. A writer whose append failed is given up: what it had under way is
 told as failed, and only when all of it is settled does another one go on, so that nothing overtakes.
 """
@@ -18,6 +19,7 @@ from broker_io.batch import Batch
 from broker_io.errors import Error, TopicNotFound, as_error
 from broker_io.port import Broker, Writer
 from broker_io.position import Positions
+from txnbuffer.protocol import RECORDS
 
 MESSAGES_UNDER_WAY = 3_000
 """Messages of a topic that its writer holds; the rest waits here, because a writer that is full blocks the loop."""
@@ -36,12 +38,13 @@ Settled = Callable[[Error | None], None]
 class Append:
     """Messages for one topic. `settled` is called on the loop once: with None when they are durable, else why not."""
 
-    __slots__ = ("at", "batch", "creates", "error", "settled", "slices")
+    __slots__ = ("alone", "at", "batch", "creates", "error", "settled", "slices")
 
     def __init__(self, batch: Batch, settled: Settled, creates: bool) -> None:
         self.batch = batch
         self.settled = settled
         self.creates = creates
+        self.alone = RECORDS in batch.properties
         self.at = 0
         self.slices = 0
         self.error: Error | None = None
@@ -64,22 +67,42 @@ class Append:
 class TopicWriter:
     """What is to be written to one topic.
 
-    `under_way` counts messages. `given_up`: a writer that failed and is to be closed; `not_before`: no other one
-    is opened until then. `scheduled`: more is handed over in the loop's next turn.
+    `writer` writes what is `alone` as that says, `other` what is not so. `under_way` counts messages. `given_up`:
+    writers that failed and are to be closed; `not_before`: no other one is opened until then. `scheduled`: more is
+    handed over in the loop's next turn.
     """
 
-    __slots__ = ("failures", "given_up", "name", "not_before", "opening", "scheduled", "under_way", "waiting", "writer")
+    __slots__ = (
+        "alone",
+        "failures",
+        "given_up",
+        "name",
+        "not_before",
+        "opening",
+        "other",
+        "scheduled",
+        "under_way",
+        "waiting",
+        "writer",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.waiting: deque[Append] = deque()
+        self.alone = False
         self.writer: Writer | None = None
-        self.given_up: Writer | None = None
+        self.other: Writer | None = None
+        self.given_up: list[Writer] = []
         self.opening = False
         self.scheduled = False
         self.under_way = 0
         self.failures = 0
         self.not_before = 0.0
+
+    def turn(self) -> None:
+        """Let the other writer write."""
+        self.alone = not self.alone
+        self.writer, self.other = self.other, self.writer
 
 
 class Writers:
@@ -123,7 +146,8 @@ class Writers:
         topics = [*self._topics.values()]
         for topic in topics:
             self._fail_waiting(topic, error)
-        opened = [writer for topic in topics if (writer := topic.writer or topic.given_up) is not None]
+        kept = [writer for topic in topics for writer in (topic.writer, topic.other, *topic.given_up)]
+        opened = [writer for writer in kept if writer is not None]
         await asyncio.gather(*(self._loop.run_in_executor(self._executor, _close, writer) for writer in opened))
         self._executor.shutdown(wait=False)
 
@@ -143,11 +167,15 @@ class Writers:
     def _hand_over(self, topic: TopicWriter) -> None:
         """Give the writer what waits, as much as it may hold."""
         topic.scheduled = False
-        if topic.writer is None:
-            self._reopen(topic)
-            return
         handed = 0
         while topic.waiting and topic.under_way < MESSAGES_UNDER_WAY:
+            if topic.waiting[0].alone != topic.alone:
+                if topic.under_way or topic.opening:
+                    return
+                topic.turn()
+            if topic.writer is None:
+                self._reopen(topic)
+                return
             if handed >= SLICE:
                 topic.scheduled = True
                 self._loop.call_soon(self._hand_over, topic)
@@ -198,9 +226,10 @@ class Writers:
     # Opening
 
     def _give_up(self, topic: TopicWriter) -> None:
-        """Nothing more goes to this writer."""
+        """Nothing more goes to its writers: what one has met the other would meet too."""
         if topic.writer is not None:
-            topic.given_up, topic.writer = topic.writer, None
+            topic.given_up += [writer for writer in (topic.writer, topic.other) if writer is not None]
+            topic.writer = topic.other = None
             self._pause(topic)
 
     def _pause(self, topic: TopicWriter) -> None:
@@ -221,8 +250,8 @@ class Writers:
             while topic.writer is None:
                 await asyncio.sleep(topic.not_before - self._loop.time())
                 creates = any(append.creates for append in topic.waiting)
-                given_up, topic.given_up = topic.given_up, None
-                work = partial(_open, self._broker, topic.name, given_up, creates=creates)
+                given_up, topic.given_up = topic.given_up, []
+                work = partial(_open, self._broker, topic.name, given_up, creates=creates, alone=topic.alone)
                 try:
                     topic.writer = await self._loop.run_in_executor(self._executor, work)
                 except Exception as error:
@@ -244,16 +273,16 @@ class Writers:
             append.settle()
 
 
-def _open(broker: Broker, name: str, given_up: Writer | None, *, creates: bool) -> Writer:
-    if given_up is not None:
-        _close(given_up)
+def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, alone: bool) -> Writer:
+    for writer in given_up:
+        _close(writer)
     try:
-        return broker.writer(name)
+        return broker.writer(name, alone=alone)
     except TopicNotFound:
         if not creates:
             raise
         broker.create_topic(name)
-        return broker.writer(name)
+        return broker.writer(name, alone=alone)
 
 
 def _close(writer: Writer) -> None:

@@ -1,0 +1,117 @@
+"""Records on a real broker in record sets, written by one process and read back."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import subprocess
+import time
+from typing import Any
+
+from bench.fresh import fresh
+from bench.harness import Pair, figure
+from bench.pulsar_broker import PATIENCE, broker, home, service
+
+TOPIC = "records"
+RECORDS = 1000
+RECORD_BYTES = 100
+IN_FLIGHT = 16
+SECONDS = 5.0
+WARM_UP = 1.0
+PERF_INTERVAL = 5
+PERF_SECONDS = 2 * PERF_INTERVAL + 2
+SILENCE = 2.0
+"""Seconds without a record after which a reader is at the end."""
+
+Options = dict[str, str]
+
+
+async def transactions(address: str, seconds: float, options: Options) -> dict[str, float]:
+    """Transactions of many records, so many at a time; records a second, and how many in all."""
+    from txnbuffer import connect
+
+    noise = os.urandom(RECORDS * RECORD_BYTES // 2).hex().encode()
+    values = [noise[at : at + RECORD_BYTES] for at in range(0, len(noise), RECORD_BYTES)]
+    done = measured = 0
+    async with connect(address, broker_options=options, batching="records") as client:
+        began = time.perf_counter() + WARM_UP
+
+        async def lane() -> None:
+            nonlocal done, measured
+            while (now := time.perf_counter()) < began + seconds:
+                async with client.transaction() as txn:
+                    await txn.send_many(TOPIC, values)
+                done += RECORDS
+                measured += RECORDS * (now >= began)
+
+        await asyncio.gather(*(lane() for _ in range(IN_FLIGHT)))
+        elapsed = time.perf_counter() - began
+    return {"per_second": measured / elapsed, "records": done}
+
+
+def run_transactions(address: str, seconds: float, options: Options) -> dict[str, float]:
+    return asyncio.run(transactions(address, seconds, options))
+
+
+def read_all(address: str, options: Options) -> dict[str, float]:
+    """Read what committed from the beginning; records a second until the last one, and how many."""
+    from broker_io import open_broker
+    from txnbuffer import CommittedReader
+
+    count, start = 0, time.perf_counter()
+    end = start
+    with open_broker(address, **options) as log, CommittedReader(log, TOPIC) as reader:
+        while (batch := reader.read(timeout=SILENCE)) is not None:
+            count += len(batch)
+            end = time.perf_counter()
+    return {"per_second": count / (end - start), "records": count}
+
+
+@functools.cache
+def written() -> tuple[str, float]:
+    """A namespace with records, and how many."""
+    address = f"{broker().url}/{broker().namespace()}"
+    with service(address):
+        return address, write(address)["records"]
+
+
+def write(address: str) -> dict[str, float]:
+    options = {"admin_url": broker().admin}
+    result: dict[str, float] = fresh("bench.figures_pulsar_scale", "run_transactions", address, SECONDS, options)
+    return result
+
+
+def perf(topic: str) -> float:
+    """What the distribution's own producer writes, in messages a second once it is warm; no transactions."""
+    command: list[Any] = [f"{home()}/bin/pulsar-perf", "produce", "-u", broker().url, "-s", RECORD_BYTES, "-r", 10**7]
+    command += ["-time", PERF_SECONDS, "-i", PERF_INTERVAL, topic]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    rates = re.findall(r"Throughput produced:.*?([\d.]+)\s+msg/s", done.stdout + done.stderr)
+    if not rates:
+        raise RuntimeError(f"pulsar-perf told no rate:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return float(rates[-1])
+
+
+@figure(
+    "pulsar_scale.records_per_s",
+    unit="records/s",
+    goal=">= 200000",
+    peer="pulsar-perf produce, Java, no transactions",
+)
+def written_per_second() -> Pair:
+    space = broker().namespace()
+    address = f"{broker().url}/{space}"
+    with service(address):
+        ours = write(address)["per_second"]
+    return Pair(ours, perf(f"persistent://{space}/perf"))
+
+
+@figure("pulsar_scale.read_records_per_s", unit="records/s", goal=">= 300000")
+def read_per_second() -> float:
+    address, records = written()
+    result: dict[str, float] = fresh("bench.figures_pulsar_scale", "read_all", address, {"admin_url": broker().admin})
+    if result["records"] != records:
+        raise RuntimeError(f"{result['records']:.0f} records were read of {records:.0f}")
+    return result["per_second"]

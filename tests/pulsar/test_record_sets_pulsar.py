@@ -1,0 +1,112 @@
+"""Record sets on a real cluster: one message of many records, whoever reads it."""
+
+from __future__ import annotations
+
+import os
+
+import pulsar
+import pytest
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from broker_io.position import Position
+from broker_io.pulsar.mapping import decode_messages
+from txnbuffer import CommittedReader, PlainClient, PlainTransaction, Record, connect
+from txnbuffer.recordset import unpack
+
+LONG = 60.0
+TEXTS = [str(number) for number in range(3000)]
+
+
+def committed(client: PlainClient, topic: str, count: int) -> list[Record]:
+    records: list[Record] = []
+    with client.reader(topic) as reader:
+        while len(records) < count:
+            batch = reader.read(limit=500, timeout=LONG)
+            assert batch is not None
+            records += batch
+    return records
+
+
+def test_sets_are_read_as_records_here_and_by_their_property_elsewhere(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
+        connect(address, broker_options=options, batching="records") as client,
+    ):
+        with client.transaction() as txn:
+            txn.send_many("orders", TEXTS, keys=[f"key {text}" for text in TEXTS])
+            txn.send("orders", b"by itself", batching="messages")
+        client.send_many("orders", ["a", "b"])
+        with client.transaction() as gone:
+            gone.send_many("orders", TEXTS)
+            gone.abort()
+        records = committed(client, "orders", 3003)
+        assert [record.value for record in records] == [text.encode() for text in (*TEXTS, "by itself", "a", "b")]
+        assert [record.seqno for record in records] == [*range(1, 3004)]
+        assert records[7].key == b"key 7"
+        assert records[7].txn == txn.id
+        with CommittedReader(client.client.open_broker(), "orders", start=records[1234].position) as reader:
+            batch = reader.read(limit=1, timeout=LONG)
+            assert batch is not None
+            assert next(iter(batch)).seqno == 1235
+        assert exactly_once(client) == [*range(3000)]
+        assert in_messages(cluster, f"persistent://{namespace}/orders", 3000) == TEXTS
+
+
+def exactly_once(client: PlainClient) -> list[int]:
+    """What two consumers of a group, one behind the other, make of all numbers; both stop within a set."""
+
+    def copy(txn: PlainTransaction, record: Record) -> None:
+        if record.value is not None and record.value.isdigit():
+            txn.send("copied", record.value)
+
+    def stop(txn: PlainTransaction, record: Record) -> None:
+        if record.value == b"1500":
+            raise KeyError
+        copy(txn, record)
+
+    with pytest.raises(KeyError):
+        client.process("orders", "group", stop, batch=400)
+    for _ in range(100):  # however busy the machine is: one that ends too soon goes on
+        client.process("orders", "group", copy, batch=700, idle_timeout=0.5)
+        with client.reader("copied") as reader:
+            if sum(map(len, iter(reader.read, None))) >= 3000:
+                break
+    return [int(record.value or b"") for record in committed(client, "copied", 3000)]
+
+
+def in_messages(cluster: Cluster, topic: str, count: int) -> list[str]:
+    """Values of the first committed records that a plain client finds; a property tells it which messages are sets."""
+    other = pulsar.Client(cluster.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    found: list[str] = []
+    try:
+        reader = other.create_reader(topic, pulsar.MessageId.earliest)
+        while len(found) < count:
+            message = reader.read_next(int(LONG * 1000))
+            if "tb.records" in message.properties():
+                assert message.message_id().batch_index() == -1
+                (row,) = decode_messages([message])
+                found += [(record.value or b"").decode() for record in unpack(Position(0, 0), row)]
+    finally:
+        other.close()
+    return found
+
+
+def test_a_topic_with_sets_and_messages_by_turns_keeps_its_order(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
+        connect(address, broker_options=options) as client,
+    ):
+        with client.transaction() as txn:
+            for number in range(40):
+                batching = "records" if number // 3 % 2 else "messages"
+                txn.send_many("orders", [str(number)] * 50, batching=batching)
+        found = [int(record.value or b"") for record in committed(client, "orders", 2000)]
+        assert found == [number for number in range(40) for _ in range(50)]
+    with open_broker(address, **options) as broker, broker.reader("orders") as reader:
+        placed = reader.read(timeout=LONG)
+        assert placed is not None
+        assert (placed.positions.indexes >= 0).any()
