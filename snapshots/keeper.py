@@ -7,7 +7,6 @@ the others go on. When ownership is lost everything stops.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -19,15 +18,15 @@ from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
 from snapshots.deleting import deleted_whole, exists, incarnation_written
 from snapshots.dropping import drop_parts
-from snapshots.entries import decode_end
-from snapshots.errors import LOST, NotRegistered, OwnershipLost, SnapshotError, SnapshotMissing
+from snapshots.errors import LOST, NotRegistered, OwnershipLost, SnapshotMissing
 from snapshots.keys import SNAPSHOT_TOPIC, check_data_topic
-from snapshots.losing import holds_transactions
+from snapshots.losing import holds_transactions, was_deleted
 from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
-from snapshots.recovery import Restored, fresh, restore, restored_topics
+from snapshots.recovery import restore, restored_topics
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from snapshots.tailing import Captured, Tail
+from snapshots.tails import TailMaker
 from snapshots.writer import MAX_ENTRY_BYTES, Plan, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.effects import Effect
@@ -41,9 +40,6 @@ Floor = Callable[[str], "int | None"]
 
 READS_IN_A_ROW = 64
 """So often one topic is read before the next one's turn comes."""
-
-COMPACT_BYTES = 64 * 1024 * 1024
-"""The snapshot topic is compacted once so much was written to it since."""
 
 WAIT_STEP = 0.005
 """Seconds that a waiting `pump` gives one topic before it looks at the next."""
@@ -67,16 +63,15 @@ class BufferKeeper:
         self.notes: list[str] = []
         self._broker = broker
         self._clock = clock or SystemClock()
-        self._policy = policy
         self._snapshot_topic = snapshot_topic
-        self._part_size = part_size
-        self._max_entry_bytes = max_entry_bytes
+        self._make = TailMaker(broker, self._clock, policy, part_size, max_entry_bytes)
         self._floor = floor
         self._ownership: Ownership | None = None
         self._tails: dict[str, Tail] = {}
         self._unsettled: list[tuple[SnapshotWriter, Plan]] = []
         self._fallen_back: list[str] = []
         self._deleted: dict[str, str] = {}
+        self._remade: set[str] = set()
 
     # What is asked
 
@@ -117,10 +112,13 @@ class BufferKeeper:
         return effects
 
     def expect(self, topics: Iterable[str]) -> None:
-        """After `recover`, topics that were registered once: one that has lost its snapshot stands in `problems`."""
+        """After `recover`, topics that were registered once: one that has lost its snapshot stands in `problems`.
+
+        So does one that was made anew and holds transactions again, with TopicNotFound: `remake` it.
+        """
         for topic in {*topics} - {*self._tails, *self.problems, *self._deleted}:
             if holds_transactions(self._broker, topic):
-                self.problems[topic] = SnapshotMissing(topic, LOST)
+                self.problems[topic] = was_deleted(topic) if topic in self._remade else SnapshotMissing(topic, LOST)
 
     def register(self, topic: str) -> None:
         """Follow a topic, made if missing; its first snapshot is durable before this returns.
@@ -135,7 +133,7 @@ class BufferKeeper:
             return
         self._owned()
         self._broker.create_topic(topic)
-        tail = self._whole_tail(topic, TopicEntries())
+        tail = self._make.whole(topic, TopicEntries(), self.epoch)
         try:
             tail.replay()
             if tail.buffer.transactional and self._deleted.get(topic) != tail.writer.incarnation:
@@ -154,14 +152,27 @@ class BufferKeeper:
         What stood in ledgers that are gone is forgotten: for repair, after `problems` has named the topic.
         """
         check_data_topic(topic)
-        entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
+        entries = self._scan(topic).topics.get(topic, TopicEntries())
         if (tail := self._tails.pop(topic, None)) is not None:
             tail.close()
-        tail = self._whole_tail(topic, entries)
-        tail.replay()
-        self._write([tail])
-        self.problems.pop(topic, None)
-        self._follow(tail)
+        self._begin(self._make.whole(topic, entries, self.epoch))
+
+    def remake(self, topic: str) -> None:
+        """Follow a topic that was missing: the same one from its snapshot, one made anew from the start of its log.
+
+        Raises as `register`; then it can be tried again.
+        """
+        check_data_topic(topic)
+        self.settle()
+        table = self._scan(topic)
+        entries = table.topics.get(topic, TopicEntries())
+        try:
+            tail = self._make.restored(
+                restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic), entries
+            )
+        except SnapshotMissing:
+            tail = self._make.whole(topic, entries, self.epoch)
+        self._begin(tail)
 
     def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
         """Apply what is new in all topics, waiting up to `timeout` seconds for the first of it; snapshot what is due.
@@ -283,7 +294,8 @@ class BufferKeeper:
         except (SnapshotMissing, TopicNotFound) as error:
             # The topic is gone, or another one now, or its deletion was cut short.
             if not deleted_whole(self._broker, topic, entries):
-                self._delete_keys(self._writer(topic, incarnation_written(topic, entries), entries))
+                self._delete_keys(self._make.writer(topic, incarnation_written(topic, entries), entries))
+                self._remade.add(topic)
                 self.notes.append(f"topic {topic}: removed what was left of its snapshot ({error})")
             else:
                 self._deleted[topic] = incarnation_written(topic, entries)
@@ -291,28 +303,11 @@ class BufferKeeper:
         if restored.notes:
             self.notes += restored.notes
             self._fallen_back.append(topic)
-        tail = self._tails[topic] = self._new_tail(restored, entries)
+        tail = self._tails[topic] = self._make.restored(restored, entries)
         return tail.replay()
 
-    def _whole_tail(self, topic: str, entries: TopicEntries) -> Tail:
-        incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
-        branch = f"{self.epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
-        return self._new_tail(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
-
-    def _new_tail(self, restored: Restored, entries: TopicEntries) -> Tail:
-        writer = self._writer(restored.topic, restored.incarnation, entries)
-        if restored.snapshot is not None:
-            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
-            writer.add(restored.rewrite)
-        return Tail(self._broker, restored, writer, self._policy, self._clock)
-
-    def _writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
-        writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
-        writer.found(entries)
-        if entries.end is not None:
-            with contextlib.suppress(SnapshotError):  # a damaged one is replaced
-                writer.last_id = decode_end(topic, entries.end).snapshot_id
-        return writer
+    def _scan(self, topic: str) -> SnapshotTable:
+        return scan(self._broker, self._snapshot_topic, topic)
 
     def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
         effects: dict[str, list[Effect]] = {}
@@ -377,20 +372,23 @@ class BufferKeeper:
         self._unsettled = planned
         commit(ownership, planned)
         self._unsettled = []
-        self._compact(ownership)
+        if (note := ownership.compact()) is not None:
+            self.notes.append(note)
 
-    def _compact(self, ownership: Ownership) -> None:
-        """Keep the snapshot topic at a steady size. That it can't be done now is no reason to stop."""
-        if ownership.written < COMPACT_BYTES:
-            return
+    def _begin(self, tail: Tail) -> None:
+        """Follow a topic from here on; its snapshot is durable before."""
         try:
-            self._broker.compact(self._snapshot_topic)
-        except Error as error:
-            self.notes.append(f"{self._snapshot_topic} could not be compacted: {error}")
-        ownership.written = 0
+            tail.replay()
+            self._write([tail])
+        except BaseException:
+            tail.close()
+            raise
+        self._follow(tail)
 
     def _follow(self, tail: Tail) -> None:
+        self.problems.pop(tail.topic, None)
         self._deleted.pop(tail.topic, None)
+        self._remade.discard(tail.topic)
         self._tails[tail.topic] = tail
 
     def _delete_keys(self, writer: SnapshotWriter) -> None:

@@ -1,4 +1,4 @@
-"""Telling a topic that has lost its snapshot from one that never had transactions."""
+"""Telling a topic that has lost its snapshot from one that never had transactions, or was made anew."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def holds_transactions(broker: Broker, topic: str) -> bool:
     except TopicNotFound:
         pass
     return False
+
+
+def was_deleted(topic: str) -> TopicNotFound:
+    """Why a topic that is there is not the one that is asked for."""
+    return TopicNotFound(f"topic {topic!r} was deleted; one that was made anew has to be registered")

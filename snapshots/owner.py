@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import Fenced, StillHeld
+from broker_io.errors import Error, Fenced, StillHeld
 from broker_io.port import Broker, Writer
 from broker_io.position import Position
 from snapshots.envelope import owner_message
@@ -22,6 +22,8 @@ from snapshots.errors import OwnershipLost
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.table import Scan, SnapshotTable
 
+COMPACT_BYTES = 64 * 1024 * 1024
+"""The snapshot topic is compacted once so much was written to it since."""
 RENEW_SECONDS = 5.0
 """How long a writer of ours that failed may take to be gone."""
 
@@ -29,7 +31,7 @@ RENEW_SECONDS = 5.0
 class Ownership:
     """The right to write the snapshot topic, until `lost`. Made by `acquire`.
 
-    `written`: bytes in the topic at first, and appended since; whoever compacts it sets this back.
+    `written`: bytes in the topic at first, and appended since it was last compacted.
     """
 
     def __init__(self, broker: Broker, topic: str) -> None:
@@ -55,6 +57,17 @@ class Ownership:
         except Fenced as error:
             self.lost = True
             raise OwnershipLost(self.topic, self.epoch) from error
+
+    def compact(self) -> str | None:
+        """Keep the topic at a steady size. That it can't be done now is no reason to stop: then why."""
+        if self.written < COMPACT_BYTES:
+            return None
+        self.written = 0
+        try:
+            self._broker.compact(self.topic)
+        except Error as error:
+            return f"{self.topic} could not be compacted: {error}"
+        return None
 
     def renew(self) -> SnapshotTable:
         """Settle the fate of writes that failed: what the table shows has landed, and nothing more will.

@@ -13,6 +13,7 @@ the same parts are planned again. What a failed write left behind is told by rea
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from broker_io.batch import Message
 from broker_io.position import Position
 from snapshots.entries import EndEntry, chain_start, decode_end, digest
 from snapshots.envelope import END, PART, SPILL, gone, message
+from snapshots.errors import SnapshotError
 from snapshots.keys import end_key, part_key, spill_key
 from snapshots.owner import Ownership
 from snapshots.parts import PartEntry, encode_part
@@ -77,10 +79,13 @@ class SnapshotWriter:
             raise ValueError(f"entries of {self.max_entry_bytes} bytes are too short for a snapshot of {self.topic}")
 
     def found(self, entries: TopicEntries) -> None:
-        """Take over which numbers have a live entry, named by an end entry or not."""
+        """Take over the last snapshot's id, and which numbers have a live entry, named by an end entry or not."""
         self.live_parts = {number: stored.position for number, stored in entries.parts.items()}
         self.live_spills = set(entries.spills)
         self.next_spill = max([self.next_spill, *(number + 1 for number in entries.spills)])
+        if entries.end is not None:
+            with contextlib.suppress(SnapshotError):  # a damaged one is replaced
+                self.last_id = decode_end(self.topic, entries.end).snapshot_id
 
     def adopt(self, end: EndEntry, chain: dict[int, bytes]) -> None:
         """Go on from a durable snapshot; `chain` has the digest after each of its parts."""

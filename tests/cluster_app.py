@@ -34,6 +34,10 @@ class App:
             writer = self._writers[topic] = self.broker.writer(topic)
         return await asyncio.wrap_future(writer.append(transactional(ids, value, seq, size)))
 
+    def forget_writers(self) -> None:
+        """Those of a topic that was deleted are of no use for another one."""
+        self._writers.clear()
+
     async def commit(self, txn: int, *topics: str, size: int = 1) -> Any:
         return await self.session.commit(txn, topics, [size] * len(topics))
 

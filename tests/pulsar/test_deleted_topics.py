@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
@@ -10,6 +11,8 @@ from broker_io.errors import Error
 from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import CommittedReader, connect
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, namespace: str) -> None:
@@ -22,18 +25,18 @@ def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, na
             txn.send("orders", b"old")
         ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
 
-        def commits() -> bool:
+        def commits(value: bytes) -> bool:
+            """Whether it did: nothing of it happens while the topic that was deleted is still taken for registered."""
             try:
                 with client.transaction() as txn:
-                    txn.send("orders", b"new")
+                    txn.send("orders", value)
+                    txn.commit(wait_visible=True)
             except Error:
                 return False
             return True
 
-        eventually(commits)
-        with client.transaction() as txn:
-            txn.send("orders", b"newer")
-            txn.commit(wait_visible=True)
+        eventually(lambda: commits(b"new"))
+        eventually(lambda: commits(b"newer"))
         with open_broker(address, admin_url=cluster.admin) as broker, CommittedReader(broker, "orders") as reader:
             values: list[bytes | None] = []
 

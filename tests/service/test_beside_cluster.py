@@ -205,11 +205,13 @@ async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(clust
         txn = next(app.ids)
         await app.write("a", [txn])
         await app.write("b", [txn])
-        cluster.delete_topic("b")
-        await eventually(lambda: isinstance(engine.topics.get("b").problem, TopicNotFound))
-        app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
-        await app.session.until(lambda: 1000 in app.session.answers)
+        with cluster.writer("b", exclusive=True):  # no marker gets in
+            app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
+            await eventually(lambda: engine.topics.get("b").trouble is not None)
+            cluster.delete_topic("b")
+            await app.session.until(lambda: 1000 in app.session.answers)
         assert app.session.answers[1000] is Outcome.COMMIT
+        assert isinstance(engine.topics.get("b").problem, TopicNotFound)
         await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
         assert visible(cluster, "a") == {b"v": 1}
         assert "b" not in broker.topics()

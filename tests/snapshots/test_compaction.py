@@ -10,7 +10,7 @@ from writing import TopicWriter
 from broker_io import open_broker
 from broker_io.errors import DiskFull
 from broker_io.memory import MemoryBroker
-from snapshots import keeper as keeper_module
+from snapshots import owner as owner_module
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.verify import Level, verify
@@ -26,7 +26,7 @@ def write_aborts(keeper: BufferKeeper, log: TopicWriter, first: int, count: int)
 
 
 def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "COMPACT_BYTES", 20_000)
+    monkeypatch.setattr(owner_module, "COMPACT_BYTES", 20_000)
     address = f"file:{tmp_path / 'log'}"
     with open_broker(address) as broker, BufferKeeper(broker, part_size=10) as keeper:
         keeper.recover()
@@ -46,7 +46,7 @@ def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_compaction_that_fails_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper_module, "COMPACT_BYTES", 1)
+    monkeypatch.setattr(owner_module, "COMPACT_BYTES", 1)
     with MemoryBroker() as broker, BufferKeeper(broker) as keeper:
 
         def compact(topic: str) -> None:

@@ -9,7 +9,7 @@ It runs in one thread. Once `stopped` is set it does nothing more: another owner
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from pyroaring import BitMap64
 
@@ -92,6 +92,10 @@ class Coordinator:
         """Those that are open, or away for not too long; to be read only."""
         return self._sessions.all_sessions()
 
+    def topics(self) -> list[str]:
+        """Those that are registered."""
+        return [*self._core.topics]
+
     def groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
         """Consumer groups: name, generation, and by topic how far they have come; to be read only."""
         return self._consumers.all_groups()
@@ -154,6 +158,7 @@ class Coordinator:
 
     def topic_snapshotted(self, topic: str, now: float) -> None:
         if self._enter(now):
+            self._ending.topic_goes_on(topic)
             self._registration.snapshotted(topic)
 
     def registration_failed(self, topic: str, why: str, now: float) -> None:
@@ -165,6 +170,22 @@ class Coordinator:
         if self._enter(now):
             self._registration.failed(topic, str(why))
             self._ending.topic_stopped(topic, why)
+
+    def topic_missing(self, topic: str, now: float) -> None:
+        """The topic is another one now, or gone: nothing is committed there until it is registered again.
+
+        Then tell `topic_remade`, or `topic_deleted` if it is gone; what was committed before waits for that.
+        """
+        if self._enter(now):
+            self._registration.topic_missing(topic)
+
+    def topic_remade(self, topic: str, ongoing: Set[TxnId], now: float) -> None:
+        """A topic that was missing is followed again; which transactions are ongoing there by now.
+
+        Whatever else was committed there has ended by a marker that stands there, or has gone with the old topic.
+        """
+        if self._enter(now):
+            self._ending.topic_remade(topic, ongoing)
 
     def topic_deleted(self, topic: str, now: float) -> None:
         """The topic and its messages are gone."""

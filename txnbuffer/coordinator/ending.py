@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
@@ -198,9 +198,19 @@ class Ending:
             if transaction.hidden:
                 self.answer_if_due(transaction)
 
+    def topic_goes_on(self, topic: str) -> None:
+        """A topic that had stopped has a buffer again."""
+        self._stopped.pop(topic, None)
+
+    def topic_remade(self, topic: str, ongoing: Set[TxnId]) -> None:
+        """Only what is ongoing in a topic that was made anew needs its markers there."""
+        for transaction in list(self._core.live.values()):
+            if transaction.state in TERMINAL and transaction.txn not in ongoing:
+                self._applied(transaction, topic)
+
     def topic_gone(self, topic: str) -> None:
         """A deleted topic needs no markers, and nobody waits for its buffer."""
-        self._stopped.pop(topic, None)
+        self.topic_goes_on(topic)
         for transaction in list(self._core.live.values()):
             if transaction.one_phase and topic in transaction.topics:
                 self._answer(transaction, outcome := INTENT[transaction.state])

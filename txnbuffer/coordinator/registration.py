@@ -14,6 +14,8 @@ class Registration:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiters: dict[str, list[tuple[str, int]]] = {}
+        self._missing: set[str] = set()
+        """Topics that the decision log still has as registered."""
 
     def register(self, session: str, request: int, topic: str) -> None:
         core = self._core
@@ -37,11 +39,18 @@ class Registration:
         for session, request in self._waiters.pop(topic, ()):
             self._core.answer(session, request, error)
 
-    def topic_gone(self, topic: str) -> None:
+    def topic_missing(self, topic: str) -> None:
         if self._core.topics.pop(topic, None) is not None:
+            self._missing.add(topic)
+
+    def topic_gone(self, topic: str) -> None:
+        self.topic_missing(topic)
+        if topic in self._missing:
+            self._missing.discard(topic)
             self._core.journal.forget([f"topic-{topic}"])
 
     def _durable(self, topic: str, one_phase: bool) -> None:
+        self._missing.discard(topic)
         self._core.topics[topic] = one_phase
         for session, request in self._waiters.pop(topic, ()):
             self._core.answer(session, request, Done())

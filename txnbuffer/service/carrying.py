@@ -25,6 +25,7 @@ from txnbuffer.service.appends import Appends
 from txnbuffer.service.counting import Counting
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.parts import MessagesPart
+from txnbuffer.service.remaking import Remaking
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
@@ -43,7 +44,7 @@ class Counts:
 class Carrying:
     """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
 
-    `marking` and `counting` are there where others write the topics too.
+    `marking`, `counting` and `remaking` are there where others write the topics too.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Carrying:
         self.counts = Counts()
         self.marking: MarkerWriters | None = None
         self.counting: Counting | None = None
+        self.remaking: Remaking | None = None
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -167,8 +169,8 @@ class Carrying:
         topic = self._topics.get(name)
         if topic is None or isinstance(topic.problem, TopicNotFound):
             self._coordinator.marker_failed(token)
-            if self.marking is not None:
-                self.marking.missing(name)
+            if self.remaking is not None:
+                self.remaking.missing(name)
             return
         landed = partial(self._marker_landed, token)
         failed = partial(self._marker_failed, token)
@@ -177,13 +179,17 @@ class Carrying:
             self.marking.need(topic)
 
     def topic_stopped(self, topic: Topic) -> None:
-        """A topic's buffer goes no further. One that was deleted is told of when its markers find it missing."""
-        if topic.problem is not None and not isinstance(topic.problem, TopicNotFound):
+        """A topic's buffer goes no further; where it was deleted, another one may have its name by now."""
+        if topic.problem is None:
+            return
+        if topic.shared:  # what waits would wait for a writer that nobody opens any more
+            self._appends.fail(topic, topic.problem)
+        if not isinstance(topic.problem, TopicNotFound):
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
-
-    def deleted(self, name: str) -> None:
-        """A topic and its messages are gone for good: nothing that concerns it is waited for."""
-        self._coordinator.topic_deleted(name, self._now())
+        else:
+            self._coordinator.topic_missing(topic.name, self._now())
+            if self.remaking is not None:
+                self.remaking.missing(topic.name)
 
     def _marker_landed(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())

@@ -45,6 +45,7 @@ from txnbuffer.service.limits import Limits
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.opening import Identity, Standing, take_over
 from txnbuffer.service.registering import Registering
+from txnbuffer.service.remaking import Remaking
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.streaming.streams import Streams
@@ -169,19 +170,17 @@ class Engine:
             self._stopped,
         )
         topics.stopped = self.carrying.topic_stopped
-        topics.load()
         if self.following is not None:
             self._read_others(self.following, opened.at)
+        topics.load(self.coordinator.topics())
         self.keeping = Keeping(topics)
         self.retention = Retention(topics, self.keeping, self._retention_config, self.clock, self._group_floor)
         self.guarding = Guarding(topics, self._retention_config.check_seconds)
         self.streams = Streams(topics, self.registering.registered, self._streams_config, self.clock.monotonic)
         self.keeping.capturing = self.streams.persist
-        self.run(self.streams.run())
+        for part in (self.streams, self.keeping, self.retention, self.guarding):
+            self.run(part.run())
         self.run(self._watch_time())
-        self.run(self.keeping.run())
-        self.run(self.retention.run())
-        self.run(self.guarding.run())
         self._schedule()
 
     # What clients do
@@ -315,8 +314,10 @@ class Engine:
 
     def _read_others(self, following: Following, at: Position) -> None:
         """Beside a cluster: markers need writers, counts need tails, and the next owner's entry ends this one."""
-        self.carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release, self.carrying.deleted)
-        self.carrying.counting = Counting(self.broker, self.run, self.carrying.count)
+        carrying, again = self.carrying, self.registering.again
+        carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release)
+        carrying.counting = Counting(self.broker, self.run, carrying.count)
+        carrying.remaking = Remaking(self.coordinator, self.topics, self.run, again, self.now, self._schedule)
         following.follow(DECISIONS, at, self._decisions_came, self.fail)
 
     def _decisions_came(self, placed: PlacedBatch) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import Error
+from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader
 from broker_io.position import Position, Positions
+from snapshots.losing import was_deleted
 from txnbuffer.errors import TailStalled
 from txnbuffer.service.limits import MIB, weight
 
@@ -44,10 +45,13 @@ class Follower:
     """Reads one topic behind `at` in a thread of its own.
 
     `take` gets the messages and `fail` what ended it, both on the loop. `problem`: why nothing comes at the
-    moment; it is tried again. `paused`: nothing is taken for now.
+    moment; it is tried again. `paused`: nothing is taken for now. `incarnation`: that of the topic, if only that
+    one is to be read.
     """
 
-    def __init__(self, broker: Broker, name: str, at: Position, take: Take, fail: Fail) -> None:
+    def __init__(
+        self, broker: Broker, name: str, at: Position, take: Take, fail: Fail, incarnation: str | None = None
+    ) -> None:
         self.name = name
         self.take = take
         self.fail = fail
@@ -57,6 +61,7 @@ class Follower:
         self.most = LEAST_HELD
         self._broker = broker
         self._at = at
+        self._incarnation = incarnation
         self._reader: Reader | None = None
         self._read_at = time.monotonic()
         self._ahead: Position | None = None
@@ -113,9 +118,8 @@ class Follower:
 
     def _read(self) -> bool:
         """Read once; whether anything came."""
-        if self._reader is None:
-            self._reader = self._broker.reader(self.name, self._at, inclusive=False)
-        placed = self._reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS)
+        reader = self._reader or self._open()
+        placed = reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS)
         if placed is None:
             self._look()
             return False
@@ -130,6 +134,20 @@ class Follower:
         if len(placed) < FEW:
             self._stopping.wait(GATHER)
         return True
+
+    def _open(self) -> Reader:
+        """Raises TopicNotFound also where another topic has the name now: that may hold nothing behind `at`."""
+        try:
+            self._reader = self._broker.reader(self.name, self._at, inclusive=False)
+        except PositionTrimmed:
+            self._check_incarnation()
+            raise
+        self._check_incarnation()
+        return self._reader
+
+    def _check_incarnation(self) -> None:
+        if self._incarnation is not None and self._broker.incarnation(self.name) != self._incarnation:
+            raise was_deleted(self.name)
 
     def _look(self) -> None:
         """A reader that is silent may be dead: go on with another one where the log has more."""
@@ -165,9 +183,9 @@ class Following:
         self._told: deque[Follower] = deque()
         self._woken = False
 
-    def follow(self, name: str, at: Position, take: Take, fail: Fail) -> Follower:
-        """Read a topic behind a position from now on."""
-        follower = Follower(self._broker, name, at, take, fail)
+    def follow(self, name: str, at: Position, take: Take, fail: Fail, incarnation: str | None = None) -> Follower:
+        """Read a topic behind a position from now on; with its incarnation no other one of its name."""
+        follower = Follower(self._broker, name, at, take, fail, incarnation)
         self._followers.append(follower)
         self._share()
         follower.start(self._tell)

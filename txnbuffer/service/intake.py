@@ -149,9 +149,7 @@ class Intake:
         try:
             if known is None:
                 self._check_new(name)
-            elif isinstance(known.problem, TopicNotFound):  # it is made anew
-                self._coordinator.topic_deleted(name, now)
-            elif known.problem is not None:
+            elif known.problem is not None and not isinstance(known.problem, TopicNotFound):  # then it is made anew
                 raise known.problem
         except Error as error:
             connection.answer([(request, error)])

@@ -16,23 +16,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 
 class MarkerWriters:
-    """`run` runs something beside the loop's turns; `release` lets a topic append that was held back.
-
-    `deleted` is told of a topic that the cluster has no longer.
-    """
+    """`run` runs something beside the loop's turns; `release` lets a topic append that was held back."""
 
     def __init__(
         self,
         broker: Broker,
         run: Callable[[Coroutine[Any, Any, None]], None],
         release: Callable[[Topic], None],
-        deleted: Callable[[str], None],
     ) -> None:
         self._broker = broker
         self._run = run
         self._release = release
-        self._deleted = deleted
-        self._missing: set[str] = set()
         self._opening: set[Topic] = set()
 
     def need(self, topic: Topic) -> None:
@@ -50,21 +44,6 @@ class MarkerWriters:
             self._run(_close(writer))
         if topic.waiting:
             self.need(topic)
-
-    def missing(self, name: str) -> None:
-        """A marker can't be written, as there is no such topic here: find out whether the cluster has it."""
-        if name not in self._missing:
-            self._missing.add(name)
-            self._run(self._look_for(name))
-
-    async def _look_for(self, name: str) -> None:
-        try:
-            if name not in await asyncio.to_thread(self._broker.topics):
-                self._deleted(name)
-        except Error:
-            pass  # the marker comes again, and the question with it
-        finally:
-            self._missing.discard(name)
 
     async def _open(self, topic: Topic) -> None:
         pause = FIRST_PAUSE

@@ -42,11 +42,15 @@ class Registering:
 
     def register(self, name: str) -> None:
         """Make a topic one with transactions, and tell the coordinator."""
-        self._run(self._register(name))
+        self._run(self.registered(name))
 
     async def registered(self, name: str) -> None:
         """Make a topic one with transactions, as far as that can be: look at the topic what came of it."""
         await self._register(name)
+
+    async def again(self, name: str) -> Error | None:
+        """Register a topic that was missing, if it is there; what is in the way if it is not done."""
+        return await self._register(name, create=False)
 
     async def _open(self, topic: Topic) -> None:
         async with topic.lock:
@@ -58,33 +62,51 @@ class Registering:
             else:
                 self._appends.release(topic)
 
-    async def _register(self, name: str) -> None:
-        try:
-            topic = self._topic(name)
-        except Error as error:
-            self._coordinator.registration_failed(name, str(error), self._now())
-            self._wake()
-            return
-        async with topic.lock:
-            topic.held = topic.held or not topic.shared
-            while topic.flights and not topic.shared:
-                await asyncio.sleep(QUIET)
+    async def _register(self, name: str, *, create: bool = True) -> Error | None:
+        while True:
+            missing = self._topics.get(name)
             try:
-                await self._topics.register(topic)
-            except (DiskFailed, OwnershipLost):
-                raise
-            except Exception as unexpected:
-                failure = as_error(unexpected)
-                self._coordinator.registration_failed(name, str(failure), self._now())
-                if topic.writer is None:
-                    self._give_up(topic, failure)
-                else:
-                    self._appends.release(topic)
-            else:
-                self._coordinator.topic_snapshotted(name, self._now())
-                if topic.writer is not None:
-                    self._appends.release(topic)
+                topic = self._topic(name)
+            except Error as error:
+                return self._failed(name, error)
+            async with topic.lock:
+                if self._topics.get(name) is not topic:
+                    continue  # somebody else tried, and it was given up meanwhile
+                topic.held = topic.held or not topic.shared
+                while topic.flights and not topic.shared:
+                    await asyncio.sleep(QUIET)
+                try:
+                    fresh = await self._topics.register(topic, create=create)
+                except (DiskFailed, OwnershipLost):
+                    raise
+                except Exception as unexpected:
+                    return self._not_registered(topic, missing, as_error(unexpected))
+                self._registered(topic, fresh=fresh)
+                return None
+
+    def _registered(self, topic: Topic, *, fresh: bool) -> None:
+        if fresh and topic.shared and topic.tail is not None:
+            ongoing = {entry.txn for entry in topic.tail.buffer.ongoing}
+            self._coordinator.topic_remade(topic.name, ongoing, self._now())
+        self._coordinator.topic_snapshotted(topic.name, self._now())
+        if topic.writer is not None:
+            self._appends.release(topic)
         self._wake()
+
+    def _not_registered(self, topic: Topic, missing: Topic | None, error: Error) -> Error:
+        if topic.writer is None:
+            self._topics.forget(topic)
+            self._appends.fail(topic, error)
+        else:
+            self._appends.release(topic)
+        if missing is not None and missing is not topic:
+            self._topics.still_missing(missing, error)
+        return self._failed(topic.name, error)
+
+    def _failed(self, name: str, error: Error) -> Error:
+        self._coordinator.registration_failed(name, str(error), self._now())
+        self._wake()
+        return error
 
     def _topic(self, name: str) -> Topic:
         """The entry of a topic, another one if it was deleted. Raises InvalidTopicName."""
@@ -93,6 +115,7 @@ class Registering:
             self._appends.fail(topic, topic.problem)
             if topic.writer is not None:
                 self._run(self._close(topic.writer))
+                topic.writer = None
             topic = None
         return topic or self._topics.make(name)
 

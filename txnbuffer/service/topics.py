@@ -21,6 +21,7 @@ from broker_io.port import Broker, check_topic_name
 from broker_io.position import Positions
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import INTERNAL_PREFIX, is_internal
+from snapshots.losing import was_deleted
 from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.service.following import Following
@@ -89,14 +90,17 @@ class Topics:
                 follower.paused -= 1
             self.following.wake()
 
-    def load(self) -> None:
-        """Open the topics that were recovered."""
+    def load(self, registered: Iterable[str]) -> None:
+        """Open the topics that were recovered. Of those that were registered others may be there anew, or gone."""
         for name in self.keeper.topics:
             topic = self.by_name[name] = Topic(name, shared=self.following is not None)
             if self.following is None:
                 topic.writer = self.broker.writer(name, exclusive=True)
                 topic.held = False
             self._follow(topic)
+        if self.following is not None:
+            for name in {*registered} - {*self.by_name, *self.keeper.problems}:
+                self.keeper.stop(name, was_deleted(name))
         for name, problem in self.keeper.problems.items():
             topic = self.by_name[name] = Topic(name, shared=self.following is not None)
             topic.problem = problem
@@ -117,23 +121,36 @@ class Topics:
         """Open a topic for writing, made if missing. Raises TopicNotFound if it is and that is not wanted."""
         topic.writer = await self.work(self._open, topic.name)
 
-    async def register(self, topic: Topic) -> None:
-        """Follow a topic, which is held back and has nothing under way; its first snapshot is durable then."""
+    async def register(self, topic: Topic, *, create: bool = True) -> bool:
+        """Follow a topic, which is held back and has nothing under way; its first snapshot is durable then.
+
+        False: it was followed already. Not `create`: only if it is there. Raises TopicNotFound, and why it can't be
+        followed.
+        """
         if topic.tail is not None:
-            return
+            return False
         if self.following is not None:
-            await self.work(self._make, topic.name)
+            await self.work(self._make, topic.name, create)
         elif topic.writer is None:
             await self.open(topic)
         async with self.keeping:
             await self.work(self._keep, topic.name)
         self._follow(topic)
         self._share_memory()
+        return True
 
     def forget(self, topic: Topic) -> None:
         """A topic that could not be opened: the next one who asks tries again."""
-        if topic.writer is None and topic.tail is None and self.by_name.get(topic.name) is topic:
+        never_was = topic.writer is None and topic.tail is None and topic.problem is None
+        if never_was and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
+
+    def still_missing(self, topic: Topic, error: Error) -> None:
+        """A topic that was missing could not be registered again; that can be tried again."""
+        topic.problem = TopicNotFound(f"topic {topic.name!r} was deleted, and can't be registered again ({error})")
+        self.by_name[topic.name] = topic
+        if self.stopped is not None:
+            self.stopped(topic)
 
     def landed(self, topic: Topic, flight: Flight, positions: Positions) -> None:
         """Feed the buffer with an append that is durable; where the log is shared, it comes back from there."""
@@ -171,14 +188,14 @@ class Topics:
         self.keeper.stop(topic.name, error)
         self._stopped(topic)
 
-    def _make(self, name: str) -> None:
-        if not self._create and name not in self.broker.topics():
+    def _make(self, name: str, create: bool = True) -> None:
+        if not (create and self._create) and name not in self.broker.topics():
             raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
         self.broker.create_topic(name)
 
     def _keep(self, name: str) -> None:
-        if isinstance(self.keeper.problems.get(name), TopicNotFound):  # what its snapshot tells of is gone
-            self.keeper.rebuild(name)
+        if isinstance(self.keeper.problems.get(name), TopicNotFound):
+            self.keeper.remake(name)
         else:
             self.keeper.register(name)
 
@@ -191,7 +208,7 @@ class Topics:
         tail.stop_reading()
         if self.following is not None:
             take, fail = partial(self._came, topic), partial(self._broke, topic)
-            topic.follower = self.following.follow(topic.name, tail.at, take, fail)
+            topic.follower = self.following.follow(topic.name, tail.at, take, fail, tail.writer.incarnation)
 
     def _share_memory(self) -> None:
         tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]

@@ -1,0 +1,44 @@
+"""Making tails: from a snapshot that was restored, or from the start of what a log holds."""
+
+from __future__ import annotations
+
+from broker_io.environment import Clock
+from broker_io.port import Broker
+from snapshots.policy import SnapshotPolicy
+from snapshots.recovery import Restored, fresh
+from snapshots.table import TopicEntries
+from snapshots.tailing import Tail
+from snapshots.writer import SnapshotWriter
+
+
+class TailMaker:
+    """`entries` are what the snapshot topic holds of a topic, whatever state that is in."""
+
+    def __init__(
+        self, broker: Broker, clock: Clock, policy: SnapshotPolicy, part_size: int, max_entry_bytes: int
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._policy = policy
+        self._part_size = part_size
+        self._max_entry_bytes = max_entry_bytes
+
+    def whole(self, topic: str, entries: TopicEntries, epoch: int) -> Tail:
+        """From the start of the log. Raises TopicNotFound."""
+        incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
+        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
+        return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
+
+    def restored(self, restored: Restored, entries: TopicEntries) -> Tail:
+        """From where a snapshot ends."""
+        writer = self.writer(restored.topic, restored.incarnation, entries)
+        if restored.snapshot is not None:
+            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
+            writer.add(restored.rewrite)
+        return Tail(self._broker, restored, writer, self._policy, self._clock)
+
+    def writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
+        """What writes the topic's snapshots from here on."""
+        writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
+        writer.found(entries)
+        return writer

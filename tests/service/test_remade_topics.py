@@ -1,0 +1,286 @@
+"""Topics that somebody deletes on a cluster, and that are made anew by whoever writes on: nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_app import app_on, beside
+from raw_session import InProcess, RawSession
+from service_setup import eventually, on_a_loop, visible
+
+from broker_io.errors import ServiceUnavailable, TopicNotFound, UnsafePolicy
+from broker_io.memory import MemoryBroker
+from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import CoordinatorStopped, NotVisible, UnregisteredTopic
+from txnbuffer.frames import ClientFrame
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.engine import Engine
+
+WAITING = 1000
+"""The number of a request that waits."""
+
+
+@pytest.fixture
+def cluster():
+    with MemoryBroker() as opened:
+        yield opened
+
+
+def make_anew(cluster: MemoryBroker, name: str) -> None:
+    """Nobody sees that it was gone."""
+    with cluster.log.changed:
+        cluster.delete_topic(name)
+        cluster.create_topic(name)
+
+
+def ask_visible(app, txn: int, *topics: str) -> None:
+    commit = Commit(WAITING, TxnId(0, txn), topics, (1,) * len(topics), True)
+    app.session.link.send(ClientFrame(commits=(commit,)))
+
+
+async def answer(app):
+    await app.session.until(lambda: WAITING in app.session.answers, 60.0)
+    return app.session.answers.pop(WAITING)
+
+
+async def followed_anew(engine: Engine, cluster: MemoryBroker, name: str) -> None:
+    def followed() -> bool:
+        tail = engine.topics.get(name).tail
+        return tail is not None and tail.writer.incarnation == cluster.incarnation(name)
+
+    await eventually(followed, 60.0)
+    await eventually(lambda: name in engine.coordinator.topics(), 60.0)
+
+
+async def noticed(engine: Engine, name: str) -> None:
+    await eventually(lambda: isinstance(engine.topics.get(name).problem, TopicNotFound), 60.0)
+
+
+@on_a_loop
+async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        old, new = next(app.ids), next(app.ids)
+        await app.write("a", [old], b"old")
+        assert await app.commit(old, "a") is Outcome.COMMIT
+        make_anew(cluster, "a")
+        await followed_anew(engine, cluster, "a")
+        app.forget_writers()
+        await app.write("a", [new], b"new")
+        ask_visible(app, new, "a")
+        assert await answer(app) is Outcome.COMMIT
+        assert visible(cluster, "a") == {b"new": 1}
+        assert engine.topics.get("a").why_not is None
+
+
+@on_a_loop
+async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_registered_again(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        follower = engine.topics.get("a").follower
+        follower.paused += 1  # it has not heard yet
+        make_anew(cluster, "a")
+        await app.write("a", [txn])
+        ask_visible(app, txn, "a")
+        await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is not None)
+        transaction = engine.coordinator.transaction(TxnId(0, txn))
+        await eventually(lambda: transaction.state is State.COMMITTED and not transaction.unfinished)
+        assert WAITING not in app.session.answers
+        follower.paused -= 1
+        engine.following.wake()
+        assert await answer(app) is Outcome.COMMIT
+        assert visible(cluster, "a") == {b"v": 1}
+        await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
+
+
+@on_a_loop
+async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes_visible(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        engine.topics.get("a").follower.paused += 1
+        make_anew(cluster, "a")
+        await app.write("a", [txn])
+        with cluster.writer("a", exclusive=True):  # no marker gets in
+            ask_visible(app, txn, "a")
+            await eventually(lambda: engine.topics.get("a").trouble is not None)
+            engine.topics.get("a").follower.paused -= 1
+            engine.following.wake()
+            await followed_anew(engine, cluster, "a")
+            assert TxnId(0, txn) in engine.topics.get("a").tail.buffer.ongoing
+            assert visible(cluster, "a") == {}
+        assert await answer(app) is Outcome.COMMIT
+        assert visible(cluster, "a") == {b"v": 1}
+
+
+@on_a_loop
+async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [txn])
+        with cluster.writer("a", exclusive=True):
+            ask_visible(app, txn, "a", "b")
+            await eventually(lambda: engine.topics.get("a").trouble is not None)
+            make_anew(cluster, "a")
+            assert await answer(app) is Outcome.COMMIT
+        await followed_anew(engine, cluster, "a")
+        await eventually(lambda: engine.coordinator.low_water_mark >= txn, 60.0)
+        assert cluster.last_position("a") is None
+        assert visible(cluster, "b") == {b"v": 1}
+        assert engine.carrying.counts.damaged == 0
+
+
+@on_a_loop
+async def test_a_commit_is_refused_where_its_topic_was_deleted_and_nothing_of_it_happens(cluster, monkeypatch):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [txn])
+
+        def away():
+            raise ServiceUnavailable("the broker is away")
+
+        with monkeypatch.context() as patched:  # nobody knows yet what became of it
+            patched.setattr(broker, "topics", away)
+            cluster.delete_topic("b")
+            await noticed(engine, "b")
+            ask_visible(app, txn, "a", "b")
+            assert isinstance(await answer(app), UnregisteredTopic)
+        await eventually(lambda: "b" not in engine.coordinator.topics())
+        assert visible(cluster, "a") == {}
+        assert "b" not in broker.topics()
+
+
+@on_a_loop
+async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        old, new = next(app.ids), next(app.ids)
+        await app.write("a", [old])
+        with cluster.writer("a", exclusive=True):
+            assert await app.commit(old, "a") is Outcome.COMMIT
+            cluster.delete_topic("a")
+        await noticed(engine, "a")
+        await app.session.register("a")
+        app.forget_writers()
+        await app.write("a", [new], b"new")
+        ask_visible(app, new, "a")
+        assert await answer(app) is Outcome.COMMIT
+        await eventually(lambda: engine.coordinator.low_water_mark >= new, 60.0)
+        assert visible(cluster, "a") == {b"new": 1}
+        assert engine.carrying.counts.damaged == 0
+
+
+@on_a_loop
+async def test_a_reader_that_is_opened_again_does_not_read_another_topic_as_its_own(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a")
+        await app.write("a", [next(app.ids)])
+        first = engine.topics.get("a")
+        away = ServiceUnavailable("the broker is away")
+        with cluster.log.changed:  # the reader is opened anew only when the topic is another one
+            broker.faults.fail_read(away, topic="a")
+            cluster.log.changed.notify_all()
+            make_anew(cluster, "a")
+        await followed_anew(engine, cluster, "a")
+        assert isinstance(first.problem, TopicNotFound)
+
+
+@on_a_loop
+async def test_the_broker_is_asked_again_until_it_tells_what_became_of_a_topic(cluster, monkeypatch):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a", "b")
+        txn = next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [txn])
+        asked = []
+
+        def away():
+            asked.append(1)
+            if len(asked) < 3:
+                raise ServiceUnavailable("the broker is away")
+            return cluster.topics()
+
+        monkeypatch.setattr(broker, "topics", away)
+        with cluster.writer("b", exclusive=True):
+            ask_visible(app, txn, "a", "b")
+            await eventually(lambda: engine.topics.get("b").trouble is not None)
+            cluster.delete_topic("b")
+            assert await answer(app) is Outcome.COMMIT
+        assert len(asked) >= 3
+
+
+@on_a_loop
+async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_is_gone(cluster, monkeypatch):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a")
+        txn, later = next(app.ids), next(app.ids)
+        unsafe = UnsafePolicy("its messages expire")
+
+        def refuse(name):
+            raise unsafe
+
+        engine.topics.get("a").follower.paused += 1
+        make_anew(cluster, "a")
+        await app.write("a", [txn])
+        with monkeypatch.context() as patched, cluster.writer("a", exclusive=True):
+            patched.setattr(broker, "create_topic", refuse)
+            ask_visible(app, txn, "a")
+            await eventually(lambda: engine.topics.get("a").trouble is not None)
+            engine.topics.get("a").follower.paused -= 1
+            engine.following.wake()
+            told = await answer(app)
+            assert isinstance(told, NotVisible)
+            assert "its messages expire" in str(told)
+            await eventually(lambda: "its messages expire" in str(engine.topics.get("a").why_not))
+        await followed_anew(engine, cluster, "a")
+        app.forget_writers()
+        await app.write("a", [later])
+        ask_visible(app, later, "a")
+        assert await answer(app) is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 2})
+
+
+@on_a_loop
+async def test_a_topic_that_was_made_anew_while_no_service_was_there_is_followed(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a", "gone")
+        txn = next(app.ids)
+        engine.fail(CoordinatorStopped("as if it had crashed"))
+    make_anew(cluster, "a")
+    cluster.delete_topic("gone")
+    await app.write("a", [txn])
+    async with beside(cluster) as (engine, _):
+        again = RawSession(InProcess(engine))
+        await again.hello(app.session.session, [TxnId(0, txn)])
+        app.session = again
+        await followed_anew(engine, cluster, "a")
+        await eventually(lambda: "gone" not in engine.coordinator.topics())
+        ask_visible(app, txn, "a")
+        assert await answer(app) is Outcome.COMMIT
+        assert visible(cluster, "a") == {b"v": 1}
+
+
+@on_a_loop
+async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster):
+    async with beside(cluster) as (engine, broker):
+        app = await app_on(engine, cluster, "a")
+        txn, later = next(app.ids), next(app.ids)
+        await app.write("a", [txn])
+        ask_visible(app, txn, "a")
+        assert await answer(app) is Outcome.COMMIT
+        first = engine.topics.get("a").tail
+        await eventually(lambda: first.numbering.sequencer.next_seqno == 2)
+        broker.faults.fail_read(TopicNotFound("the broker is confused"), topic="a")
+        await eventually(lambda: engine.topics.get("a").tail not in (None, first), 60.0)
+        await followed_anew(engine, cluster, "a")
+        await app.write("a", [later])
+        ask_visible(app, later, "a")
+        assert await answer(app) is Outcome.COMMIT
+        tail = engine.topics.get("a").tail
+        await eventually(lambda: tail.numbering.sequencer.next_seqno == 3)
+        assert tail.failover.versions == first.failover.versions
