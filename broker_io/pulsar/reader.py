@@ -186,11 +186,7 @@ class PulsarReader(Handle):
             return True
         if state.find(self._last.ledger) is None:
             raise self._trimmed(self._last, state)
-        if self._asked_behind == self._last:
-            return True  # a source that was opened for this question skips it too: nothing stands there for readers
-        self._asked_behind = self._last
-        self._open_source()
-        return False
+        return self._is_skipped_again(self._last)
 
     def _admit_first(self, place: Position) -> bool:
         start = self._start
@@ -201,12 +197,26 @@ class PulsarReader(Handle):
             self._last = place
             return self._inclusive
         self._check_topic()
-        if start != EARLIEST and not self.compacted and place[:2] != start[:2]:
+        if start != EARLIEST and not self.compacted and place[:2] != start[:2] and not self._is_tail(start, place):
             state = self._cluster.state(self.topic)
-            if not self._is_tail(start, place) and (self._given or state.find(start.ledger) is None):
+            if state.find(start.ledger) is None:
                 raise self._trimmed(start, state)
+            if self._given and not (follows(start, place) or is_next_ledger(start, place, state)):
+                return self._is_skipped_again(start)
         self._met = True
         return True
+
+    def _is_skipped_again(self, last: Position) -> bool:
+        """Whether a source that was opened for this question skips what stands behind a place, too.
+
+        Then nothing stands there for readers: chunks of a message, markers of Pulsar's own transactions.
+        """
+        if self._asked_behind == last:
+            self._met = True
+            return True
+        self._asked_behind = last
+        self._open_source()
+        return False
 
     def _is_tail(self, last: Position, place: Position) -> bool:
         """Whether, when the cluster was asked in a silence, a ledger began right behind another's last message."""

@@ -153,6 +153,27 @@ class Dead:
         pass
 
 
+@pytest.mark.parametrize("behind", ["message", "ledger", "chunks"])
+def test_a_reader_goes_on_behind_a_chunked_message_of_another_program(
+    broker: Broker, client: pulsar.Client, namespace: str, asking: Any, monkeypatch: pytest.MonkeyPatch, behind: str
+) -> None:
+    """Whoever asks for its place again is not given it, since only its last chunk stands there."""
+    monkeypatch.setattr(reader_module, "FIRST_DOUBT", 0.05)
+    producer = client.create_producer(f"persistent://{namespace}/orders", chunking_enabled=True)
+    producer.send(b"before")
+    producer.send(os.urandom(6 * 1024 * 1024))
+    with broker.reader("orders") as reader:
+        read_count(reader, 2)
+        reader._source = Dead()  # type: ignore[attr-defined]  # what the library can't be brought to at will
+        if behind == "ledger":
+            asking("PUT", "unload")
+        size = 6 * 1024 * 1024 if behind == "chunks" else 1
+        producer.send(os.urandom(size))
+        producer.send(b"last")
+        found = [len(value or b"") for value in values(read_count(reader, 2))]
+    assert found == [size, 4]
+
+
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_reader_that_died_without_a_word_is_opened_anew(
     opening: Opening, monkeypatch: pytest.MonkeyPatch, compacted: bool
