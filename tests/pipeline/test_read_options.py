@@ -1,0 +1,77 @@
+"""Options of the data source: what they come to, and what is wrong with them in one sentence."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from broker_io.errors import CallerError
+from txnbuffer.model import Position
+from txnbuffer.pipeline.options import COLUMNS, ReadOptions
+
+USUAL = {"broker": "file:log", "topics": "orders"}
+
+
+def test_defaults() -> None:
+    options = ReadOptions.of(USUAL)
+    assert options.topics == ("orders",)
+    assert options.columns == COLUMNS
+    assert (options.start_of("orders"), options.end_of("orders")) == ("beginning", "end")
+    assert options.fail_on_data_loss
+    assert options.max_records is None
+
+
+def test_what_can_be_said() -> None:
+    options = ReadOptions.of(
+        {
+            "Broker": "pulsar://h:6650/t/n",
+            "topics": '["a, b", "c"]',
+            "start": '{"c": "3:4:5"}',
+            "end": "2026-01-31T12:00:00+00:00",
+            "columns": "value, seqno,value,outcome",
+            "include_aborted": "TRUE",
+            "max_records_per_trigger": "500",
+            "fail_on_data_loss": "false",
+        }
+    )
+    assert options.topics == ("a, b", "c")
+    assert options.start_of("c") == Position(3, 4, 5)
+    assert options.start_of("a, b") == "beginning"
+    assert options.end_of("c") == datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert options.columns == ("value", "seqno", "outcome")
+    assert options.max_records == 500
+
+
+def test_a_pattern_chooses_topics_of_data() -> None:
+    options = ReadOptions.of({"broker": "file:log", "pattern": "(__)?or.*"})
+    assert options.chosen(["__orders", "flavor", "orders", "orders-2"]) == ["orders", "orders-2"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"broker": ""}, "option broker is missing"),
+        ({"broker": "orders"}, "no broker address"),
+        ({"broker": "memory:x"}, "lives in one process"),
+        ({"topics": ""}, "one of the options topics and pattern"),
+        ({"pattern": "a.*"}, "one of the options topics and pattern"),
+        ({"topics": "[1]"}, "no list of names"),
+        ({"topics": "["}, "option topics is no JSON"),
+        ({"topics": "", "pattern": "("}, "no regular expression"),
+        ({"isolation": "dirty"}, "isolation 'dirty' is none of"),
+        ({"isolation": "read_uncommitted", "include_aborted": "true"}, "include_aborted tells outcomes"),
+        ({"start": "yesterday"}, "option start can't be 'yesterday'"),
+        ({"end": '{"orders": 3}'}, "no object of places"),
+        ({"columns": "key,kye"}, "option columns names kye"),
+        ({"columns": " , "}, "option columns names none"),
+        ({"columns": "outcome"}, "with option include_aborted only"),
+        ({"partition_bytes": "0"}, "option partition_bytes is a whole number above 0"),
+        ({"max_records_per_trigger": "1e6"}, "option max_records_per_trigger is a whole number above 0"),
+        ({"fail_on_data_loss": "no"}, "option fail_on_data_loss is true or false"),
+        ({"failondataloss": "true"}, "option failondataloss is unknown"),
+    ],
+)
+def test_what_is_wrong_is_told(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(CallerError, match=message.replace("(", r"\(")):
+        ReadOptions.of({**USUAL, **changed})

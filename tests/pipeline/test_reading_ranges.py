@@ -1,0 +1,171 @@
+"""What tasks read of a log, however it is cut, is what a committed reader is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_world import Life, records_of, row_of, rows_read
+from writing import TopicWriter
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import PositionTrimmed
+from broker_io.memory import MemoryBroker
+from broker_io.port import Broker
+from snapshots.errors import SnapshotMissing
+from snapshots.keeper import BufferKeeper
+from snapshots.loading import Loaded, load
+from txnbuffer.model import Position
+from txnbuffer.pipeline import planning
+from txnbuffer.pipeline.planning import Fixed, fix
+from txnbuffer.pipeline.ranges import Cut, Range
+from txnbuffer.pipeline.reading import Judge, read_range
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with MemoryBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def keeper(broker: Broker) -> Iterator[BufferKeeper]:
+    with BufferKeeper(broker) as keeper:
+        keeper.recover()
+        yield keeper
+
+
+def cuts() -> st.SearchStrategy[int]:
+    return st.sampled_from([1, 40, 300, 10**6])
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), target=cuts(), numbered=st.booleans())
+def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: bool) -> None:
+    with MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
+        keeper.recover()
+        Life(broker, keeper, TOPIC, seed).run(40)
+        fixed = fix(broker, TOPIC)
+        expected = records_of(broker, TOPIC)
+        ranges = Cut(numbered, target).ranges(
+            TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last
+        )  # fmt: skip
+        found = rows_read(broker, fixed, ranges)
+        assert found == [row_of(record, seqno=numbered) for record in expected]
+        some = [one for one in ranges if one.seqno is not None]
+        assert len(some) == (len(ranges) if numbered else 0)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), target=cuts(), numbered=st.booleans(), data=st.data())
+def test_any_stretch_of_a_log_gives_the_records_that_stand_there(
+    seed: int, target: int, numbered: bool, data: st.DataObject
+) -> None:
+    with MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
+        keeper.recover()
+        Life(broker, keeper, TOPIC, seed).run(30)
+        fixed = fix(broker, TOPIC)
+        expected = [row_of(record, seqno=numbered) for record in records_of(broker, TOPIC)]
+        places = [Position(*row[1]) for row in expected] + [fixed.stop, Position(2, 0), Position(1, 5, 2)]
+        first, stop = sorted([data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places))])
+        first, stop = max(first, fixed.origin), min(stop, fixed.stop)
+        ranges = Cut(numbered, target).ranges(TOPIC, fixed.extents, fixed.anchors, first, stop)
+        assert rows_read(broker, fixed, ranges) == [row for row in expected if first <= Position(*row[1]) < stop]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), target=cuts())
+def test_outcomes_of_all_records(seed: int, target: int) -> None:
+    with MemoryBroker() as broker, BufferKeeper(broker) as keeper:
+        keeper.recover()
+        Life(broker, keeper, TOPIC, seed).run(30)
+        fixed = fix(broker, TOPIC)
+        visible = {record.position: record for record in records_of(broker, TOPIC)}
+        everything = [r for r in records_of(broker, TOPIC, isolation="read_uncommitted") if r.position < fixed.stop]
+        ranges = Cut(True, target).ranges(TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)
+        found = rows_read(broker, fixed, ranges, keep_hidden=True)
+        assert [row[:-1] for row in found] == [row_of(visible.get(r.position, r)) for r in everything]
+        for record, row in zip(everything, found, strict=True):
+            assert (row[-1] == "committed") == (record.position in visible)
+            assert row[-1] != "aborted" or record.txn in fixed.verdicts.aborted
+            assert row[-1] != "suppressed" or fixed.verdicts.suppressed.count(record.position, 1)
+
+
+def test_records_of_a_topic_without_transactions_have_no_seqnos(broker: Broker) -> None:
+    broker.create_topic(TOPIC)
+    with broker.writer(TOPIC) as writer:
+        writer.append(Batch.of([Message(b"k", b"1"), Message(b"k", None)])).result(60)
+    fixed = fix(broker, TOPIC)
+    assert not fixed.registered
+    assert rows_read(broker, fixed, whole(fixed)) == [row_of(record) for record in records_of(broker, TOPIC)]
+
+
+def test_transactions_without_a_snapshot_are_refused(broker: Broker) -> None:
+    log = TopicWriter(broker, TOPIC)
+    log.records(1, "a")
+    fixed = fix(broker, TOPIC)
+    with pytest.raises(SnapshotMissing, match=TOPIC):
+        rows_read(broker, fixed, whole(fixed))
+
+
+def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
+    broker: Broker, keeper: BufferKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = TopicWriter(broker, TOPIC)
+    log.plain("1")
+
+    def load_and_go_on(broker: Broker, topic: str) -> Loaded:
+        loaded = load(broker, topic)
+        keeper.register(topic)
+        log.records(1, "2")
+        log.abort(1)
+        return loaded
+
+    monkeypatch.setattr(planning, "load", load_and_go_on)
+    fixed = fix(broker, TOPIC)
+    assert [row[4] for row in rows_read(broker, fixed, whole(fixed))] == [b"1"]
+
+
+def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker, keeper: BufferKeeper) -> None:
+    keeper.register(TOPIC)
+    log = TopicWriter(broker, TOPIC)
+    for value in ("1", "2", "3"):
+        log.plain(value)
+        broker.roll(TOPIC)
+    fixed = fix(broker, TOPIC)
+    ranges = Cut(numbered=True, target_bytes=10**6).ranges(
+        TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last
+    )
+    judge = Judge(TOPIC, fixed.verdicts, fixed.registered)
+    broker.trim(TOPIC, fixed.extents[1].ledger)
+    with pytest.raises(PositionTrimmed, match=TOPIC):
+        list(read_range(broker, ranges[0], judge))
+    (two, three) = read_range(broker, ranges[0], judge, fail_on_data_loss=False)
+    assert [two.placed.messages.values[0], three.placed.messages.values[0]] == [b"2", b"3"]
+    assert two.seqnos is None
+    assert three.seqnos is None
+
+
+def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: BufferKeeper) -> None:
+    keeper.register(TOPIC)
+    log = TopicWriter(broker, TOPIC)
+    log.plain("1")
+    log.records(1, "2")
+    log.plain("3")
+    before = fix(broker, TOPIC)
+    log.commit(1)
+    assert [row[4] for row in rows_read(broker, before, whole(before))] == [b"1"]
+    after = fix(broker, TOPIC)
+    assert [row[4] for row in rows_read(broker, after, whole(after))] == [b"1", b"2", b"3"]
+    uncommitted = fix(broker, TOPIC, isolation="read_uncommitted")
+    log.records(2, "4")
+    assert [row[4] for row in rows_read(broker, uncommitted, whole(uncommitted), isolated=False)] == [b"1", b"2", b"3"]
+
+
+def whole(fixed: Fixed) -> list[Range]:
+    cut = Cut(numbered=False, target_bytes=10**9)
+    return cut.ranges(fixed.topic, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)

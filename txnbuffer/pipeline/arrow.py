@@ -1,0 +1,163 @@
+"""Records as Arrow record batches, by the column and without a step per record.
+
+One column each of what `options.COLUMNS` names:
+
+    topic          string
+    position       struct of ledger, entry and batch, int64 each; batch -1: the message is one record
+    seqno          int64, null where it is not known and for a record that is not visible
+    key, value     binary; a value that is null deletes the key
+    properties     map of strings, those of the log protocol left out
+    txn            string `most:least`, null for an ordinary record
+    event_time,
+    publish_time   timestamp in microseconds, UTC; a record without an event time has null
+    outcome        string: committed, aborted or suppressed; an ordinary record is committed if it is visible
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from broker_io.batch import NO_TIME, Blobs, Labels, Numbers, PropertyColumn
+from broker_io.position import Int64s
+from txnbuffer.client.records import RESERVED
+from txnbuffer.columns import present
+from txnbuffer.pipeline.reading import Outcome, Rows
+from txnbuffer.protocol import TXN
+
+Column: TypeAlias = "pa.Array"
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+TYPES = {
+    "topic": pa.string(),
+    "position": pa.struct([("ledger", pa.int64()), ("entry", pa.int64()), ("batch", pa.int64())]),
+    "seqno": pa.int64(),
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "properties": pa.map_(pa.string(), pa.string()),
+    "txn": pa.string(),
+    "event_time": TIMESTAMP,
+    "publish_time": TIMESTAMP,
+    "outcome": pa.string(),
+}
+LARGEST_TIME = np.iinfo(np.int64).max // 1000
+
+
+def schema_of(columns: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([pa.field(name, TYPES[name]) for name in columns])
+
+
+def record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    """The wanted ones of the records, with the columns of the schema."""
+    batch = pa.RecordBatch.from_arrays([_MAKERS[name](rows) for name in schema.names], schema=schema)
+    if rows.mask is None:
+        return batch
+    bits = pa.py_buffer(np.packbits(rows.mask, bitorder="little"))
+    return batch.filter(pa.Array.from_buffers(pa.bool_(), len(rows), [None, bits]))
+
+
+# Columns are made of buffers: `pa.array` looks for pandas, whose import takes longer than a small task.
+
+
+def fixed(values: NDArray[Any], kind: pa.DataType, absent: NDArray[np.bool_] | None = None) -> Column:
+    """A column of numbers whose width is that of the type, null where `absent`."""
+    return pa.Array.from_buffers(kind, len(values), [_validity(absent), pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def binary(blobs: Blobs, kind: pa.DataType = TYPES["value"]) -> Column:
+    """A column of strings as Arrow has it, the bytes not copied."""
+    offsets = pa.py_buffer(np.ascontiguousarray(blobs.offsets, np.int32))
+    return pa.Array.from_buffers(kind, len(blobs), [_validity(blobs.absent), offsets, pa.py_buffer(blobs.data)])
+
+
+def strings(texts: Sequence[str | None]) -> Column:
+    return binary(Blobs.of([None if text is None else text.encode() for text in texts]), pa.string())
+
+
+def text(column: PropertyColumn) -> Column:
+    """A property as a column of strings."""
+    if isinstance(column, Labels):
+        absent = column.codes < 0
+        return strings(column.values).take(fixed(np.where(absent, 0, column.codes), pa.int32(), absent))
+    if isinstance(column, Numbers):
+        return fixed(column.values, pa.int64(), None if column.present is None else ~column.present).cast(pa.string())
+    return strings(column.to_list())
+
+
+def _validity(absent: NDArray[np.bool_] | None) -> pa.Buffer | None:
+    return None if absent is None or not absent.any() else pa.py_buffer(np.packbits(~absent, bitorder="little"))
+
+
+def _repeated(value: str, count: int) -> Column:
+    data = value.encode()
+    offsets = (
+        np.arange(0, (count + 1) * len(data), len(data), dtype=np.int32) if data else np.zeros(count + 1, np.int32)
+    )
+    return binary(Blobs(data * count, offsets, None), pa.string())
+
+
+def _position(rows: Rows) -> Column:
+    positions = rows.placed.positions
+    axes = [fixed(axis, pa.int64()) for axis in (positions.ledgers, positions.entries, positions.indexes)]
+    return pa.StructArray.from_arrays(axes, fields=[*TYPES["position"]])
+
+
+def _seqno(rows: Rows) -> Column:
+    if rows.seqnos is None:
+        return pa.nulls(len(rows), pa.int64())
+    return fixed(rows.seqnos, pa.int64(), rows.seqnos == 0)
+
+
+def _properties(rows: Rows) -> Column:
+    count = len(rows)
+    columns = {
+        name: column for name, column in rows.placed.messages.properties.items() if not name.startswith(RESERVED)
+    }
+    there = np.zeros((count, len(columns)), np.bool_)
+    for index, column in enumerate(columns.values()):
+        there[:, index] = present(column, count)
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(there.sum(axis=1), out=offsets[1:])
+    row, which = np.nonzero(there)
+    names = strings([*columns]).take(fixed(which, pa.int64()))
+    texts = pa.concat_arrays([strings([]), *map(text, columns.values())])
+    values = texts.take(fixed(which * count + row, pa.int64()))
+    return pa.MapArray.from_arrays(fixed(offsets, pa.int32()), names, values)
+
+
+def _txn(rows: Rows) -> Column:
+    column = rows.placed.messages.properties.get(TXN)
+    return pa.nulls(len(rows), pa.string()) if column is None else text(column)
+
+
+def _timestamp(milliseconds: Int64s, absent: NDArray[np.bool_] | None = None) -> Column:
+    return fixed(np.clip(milliseconds, -LARGEST_TIME, LARGEST_TIME) * 1000, TIMESTAMP, absent)
+
+
+def _event_time(rows: Rows) -> Column:
+    times = rows.placed.messages.event_times
+    return pa.nulls(len(rows), TIMESTAMP) if times is None else _timestamp(times, times == NO_TIME)
+
+
+def _outcome(rows: Rows) -> Column:
+    if rows.outcomes is None:
+        return pa.nulls(len(rows), pa.string())
+    return strings([outcome.name.lower() for outcome in Outcome]).take(fixed(rows.outcomes, pa.int8()))
+
+
+_MAKERS: Mapping[str, Callable[[Rows], Column]] = {
+    "topic": lambda rows: _repeated(rows.topic, len(rows)),
+    "position": _position,
+    "seqno": _seqno,
+    "key": lambda rows: binary(rows.placed.messages.keys),
+    "value": lambda rows: binary(rows.placed.messages.values),
+    "properties": _properties,
+    "txn": _txn,
+    "event_time": _event_time,
+    "publish_time": lambda rows: _timestamp(rows.placed.publish_times),
+    "outcome": _outcome,
+}

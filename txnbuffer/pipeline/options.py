@@ -1,0 +1,181 @@
+"""The options of the data source `txnbuffer`, as text in and checked values out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from broker_io import check_address
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+
+READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
+BEGINNING, END = "beginning", "end"
+
+COLUMNS = ("topic", "position", "seqno", "key", "value", "properties", "txn", "event_time", "publish_time")
+OUTCOME = "outcome"
+
+PARTITION_BYTES = 64 * 1024 * 1024
+
+Place: TypeAlias = "Position | datetime | str"
+"""A position, a time, "beginning" or "end"."""
+
+_KNOWN = (
+    "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
+    "max_records_per_trigger", "fail_on_data_loss",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read. `start` and `end` hold a place by topic, under "" for all others.
+
+    `topics` is empty where `pattern` chooses, which is to match the whole name. `max_records`: of the log, about,
+    in one micro-batch; None: no limit.
+    """
+
+    broker: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    isolation: str
+    include_aborted: bool
+    start: Mapping[str, Place]
+    end: Mapping[str, Place]
+    columns: tuple[str, ...]
+    partition_bytes: int
+    max_records: int | None
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Raises InvalidRequest or InvalidAddress that names the option."""
+        given = {name.lower(): text for name, text in options.items()}
+        if strange := sorted(given.keys() - set(_KNOWN)):
+            raise InvalidRequest(f"option {', '.join(strange)} is unknown: there are {', '.join(_KNOWN)}")
+        topics, pattern = _topics(given.get("topics")), given.get("pattern")
+        if bool(topics) == bool(pattern):
+            raise InvalidRequest("say what to read by one of the options topics and pattern")
+        aborted = _flag("include_aborted", given.get("include_aborted", "false"))
+        isolation = given.get("isolation", READ_COMMITTED)
+        if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
+            raise InvalidRequest(f"isolation {isolation!r} is none of {READ_COMMITTED}, {READ_UNCOMMITTED}")
+        if aborted and isolation != READ_COMMITTED:
+            raise InvalidRequest("include_aborted tells outcomes, which only isolation read_committed knows")
+        return cls(
+            broker=broker_address(given.get("broker")),
+            topics=topics,
+            pattern=_pattern(pattern),
+            isolation=isolation,
+            include_aborted=aborted,
+            start=_places("start", given.get("start", BEGINNING), BEGINNING),
+            end=_places("end", given.get("end", END), END),
+            columns=_columns(given.get("columns"), aborted=aborted),
+            partition_bytes=_number("partition_bytes", given.get("partition_bytes", str(PARTITION_BYTES))),
+            max_records=_number("max_records_per_trigger", given["max_records_per_trigger"])
+            if "max_records_per_trigger" in given
+            else None,
+            fail_on_data_loss=_flag("fail_on_data_loss", given.get("fail_on_data_loss", "true")),
+        )
+
+    def chosen(self, known: Sequence[str]) -> list[str]:
+        """The topics to read, of those that a broker has. Topics that begin with two underscores are no data."""
+        if self.pattern is None:
+            return list(self.topics)
+        return [name for name in known if not name.startswith("__") and re.fullmatch(self.pattern, name)]
+
+    def start_of(self, topic: str) -> Place:
+        return self.start.get(topic, self.start.get("", BEGINNING))
+
+    def end_of(self, topic: str) -> Place:
+        return self.end.get(topic, self.end.get("", END))
+
+
+def broker_address(text: str | None) -> str:
+    """Raises InvalidRequest or InvalidAddress."""
+    if not text:
+        raise InvalidRequest("option broker is missing: give the address, such as file:DIR or pulsar://HOST:PORT")
+    check_address(text)
+    if text.startswith("memory:"):
+        raise InvalidRequest(f"{text} lives in one process, and tasks run in others: use a log in files or a cluster")
+    return text
+
+
+def _topics(text: str | None) -> tuple[str, ...]:
+    """Names with commas between them, or as a JSON list, which any name can stand in."""
+    if text is None:
+        return ()
+    if not text.startswith("["):
+        return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = _json("topics", text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"option topics is no list of names: {text}")
+    return tuple(dict.fromkeys(names))
+
+
+def _pattern(text: str | None) -> str | None:
+    try:
+        return None if text is None else re.compile(text).pattern
+    except re.error as error:
+        raise InvalidRequest(f"option pattern is no regular expression ({error}): {text}") from None
+
+
+def _places(option: str, text: str, default: str) -> dict[str, Place]:
+    """One place for all topics, or a JSON object of places by topic."""
+    if not text.startswith("{"):
+        return {"": _place(option, text)}
+    found = _json(option, text)
+    if not isinstance(found, dict) or not all(isinstance(place, str) for place in found.values()):
+        raise InvalidRequest(f"option {option} is no object of places by topic: {text}")
+    return {"": default, **{topic: _place(option, place) for topic, place in found.items()}}
+
+
+def _place(option: str, text: str) -> Place:
+    if text in (BEGINNING, END):
+        return text
+    try:
+        return Position.parse(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"option {option} can't be {text!r}: give a position as ledger:entry, a time such as "
+            f"2026-01-31T12:00:00+00:00, {BEGINNING} or {END}"
+        ) from None
+
+
+def _columns(text: str | None, *, aborted: bool) -> tuple[str, ...]:
+    known = (*COLUMNS, OUTCOME) if aborted else COLUMNS
+    if text is None:
+        return known
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    strange = [name for name in names if name not in known]
+    if strange == [OUTCOME]:
+        raise InvalidRequest("column outcome is there with option include_aborted only")
+    if strange or not names:
+        raise InvalidRequest(f"option columns names {', '.join(strange) or 'none'}: there are {', '.join(known)}")
+    return names
+
+
+def _flag(option: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidRequest(f"option {option} is true or false, not {text!r}")
+    return text.lower() == "true"
+
+
+def _number(option: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):
+        raise InvalidRequest(f"option {option} is a whole number above 0, not {text!r}")
+    return int(text)
+
+
+def _json(option: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"option {option} is no JSON ({error}): {text}") from None

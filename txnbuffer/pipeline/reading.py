@@ -1,0 +1,187 @@
+"""What a task reads: the records of a range, judged by verdicts that were fixed before."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_io.batch import PlacedBatch
+from broker_io.errors import PositionTrimmed
+from broker_io.port import Broker, Reader
+from broker_io.position import EARLIEST, NO_INDEX, Int64s, Position
+from snapshots.errors import LOST, SnapshotMissing
+from snapshots.layout import reaches
+from txnbuffer.buffer.verdicts import FixedVerdicts
+from txnbuffer.buffer.visibility import visible_counts
+from txnbuffer.columns import any_transactional, present, transaction_codes
+from txnbuffer.errors import TailStalled
+from txnbuffer.pipeline.planning import PATIENCE
+from txnbuffer.pipeline.ranges import Range, behind
+from txnbuffer.protocol import MARKER, RECORDS, TXN
+from txnbuffer.recordset import expand
+
+Number = TypeVar("Number", np.bool_, np.int64, np.int8)
+
+BATCH_ROWS = 65_536
+"""Messages that are read at a time, and about the records that are handed on at a time."""
+
+
+class Outcome(enum.IntEnum):
+    """What became of a record; suppressed are late, duplicate and undecodable ones."""
+
+    COMMITTED = 0
+    ABORTED = 1
+    SUPPRESSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """How records are judged: by `verdicts`, or not at all if `isolated` is False.
+
+    `registered` says whether the topic may have transactions; `keep_hidden` hands on what is not visible too.
+    """
+
+    topic: str
+    verdicts: FixedVerdicts
+    registered: bool
+    isolated: bool = True
+    keep_hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """n records of a topic, of which those chosen by `mask` (None: all) are wanted.
+
+    `seqnos` int64[n] is 0 where a record has none, None where no record has; `outcomes` int8[n].
+    """
+
+    topic: str
+    placed: PlacedBatch
+    mask: NDArray[np.bool_] | None
+    seqnos: Int64s | None
+    outcomes: NDArray[np.int8] | None
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+
+def read_range(broker: Broker, one: Range, judge: Judge, *, fail_on_data_loss: bool = True) -> Iterator[Rows]:
+    """The records of a range in log order.
+
+    Raises PositionTrimmed if some of them are gone, unless that is not to fail: then what is left follows,
+    without seqnos. Raises TailStalled, Damaged, UndecodableRecordSet, SnapshotMissing.
+    """
+    seqno = one.seqno
+    messages = _messages(broker, one, one.begin)
+    while True:
+        try:
+            placed = next(messages, None)
+        except PositionTrimmed:
+            if fail_on_data_loss:
+                raise
+            messages, seqno = _messages(broker, one, EARLIEST), None
+            continue
+        if placed is None:
+            return
+        for piece in _pieces(placed, judge):
+            rows, visible = _judged(piece, judge, seqno)
+            seqno = None if seqno is None else seqno + visible
+            rows = _between(rows, one.first, one.stop)
+            if len(rows) and (rows.mask is None or rows.mask.any()):
+                yield rows
+
+
+def _messages(broker: Broker, one: Range, begin: Position) -> Iterator[PlacedBatch]:
+    """The messages of a range from a position on, those of its last message's set among them whole."""
+    with broker.reader(one.topic, begin) as reader:
+        at = begin
+        while at < one.stop:
+            placed = _next(reader, one, at)
+            last = placed.positions.last
+            # Of a message that a broker made of several others more may follow.
+            at = last if last.batch > NO_INDEX else behind(last)
+            if last >= one.stop:
+                placed, at = placed.take(slice(placed.positions.search(one.stop))), one.stop
+            if reaches(last, one.last) and one.last is not None:
+                at = one.stop
+            if len(placed):
+                yield placed
+
+
+def _next(reader: Reader, one: Range, at: Position) -> PlacedBatch:
+    left = one.stop.entry - at.entry + 1 if one.stop.ledger == at.ledger else BATCH_ROWS
+    placed = reader.read(limit=max(min(left, BATCH_ROWS), 1), timeout=PATIENCE)
+    if placed is None:
+        raise TailStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
+    return placed
+
+
+def _pieces(placed: PlacedBatch, judge: Judge) -> Iterator[PlacedBatch]:
+    """The same messages, with record sets in pieces of not too many records."""
+    if RECORDS not in placed.messages.properties:
+        yield placed
+        return
+    ends = np.cumsum(np.maximum(visible_counts(placed, judge.verdicts), 1))
+    cuts = np.searchsorted(ends, np.arange(BATCH_ROWS, int(ends[-1]), BATCH_ROWS)).tolist()
+    borders = [0, *dict.fromkeys(cut for cut in cuts if cut > 0), len(placed)]
+    for low, high in pairwise(borders):
+        yield placed.take(slice(low, high))
+
+
+def _judged(placed: PlacedBatch, judge: Judge, seqno: int | None) -> tuple[Rows, int]:
+    """Records of messages with what became of them, and how many are visible; markers are none."""
+    if not judge.isolated:
+        records = expand(_without_markers(placed))
+        return Rows(judge.topic, records, None, None, None), len(records)
+    if not judge.registered and any_transactional(placed.messages):
+        raise SnapshotMissing(judge.topic, LOST)
+    outcomes = None
+    if judge.keep_hidden:
+        records = expand(_without_markers(placed))
+        outcomes = _outcomes(records, judge.verdicts)
+        visible = outcomes == Outcome.COMMITTED
+    elif RECORDS in placed.messages.properties:
+        records = expand(placed.take(visible_counts(placed, judge.verdicts) > 0))
+        visible = ~judge.verdicts.suppressed.mask(records.positions)
+    else:
+        records, visible = placed, visible_counts(placed, judge.verdicts) > 0
+    count = int(np.count_nonzero(visible))
+    seqnos = None if seqno is None else np.where(visible, seqno - 1 + np.cumsum(visible), 0)
+    mask = None if judge.keep_hidden or count == len(records) else visible
+    return Rows(judge.topic, records, mask, seqnos, outcomes), count
+
+
+def _without_markers(placed: PlacedBatch) -> PlacedBatch:
+    markers = present(placed.messages.properties.get(MARKER), len(placed))
+    return placed.take(~markers) if markers.any() else placed
+
+
+def _outcomes(records: PlacedBatch, verdicts: FixedVerdicts) -> NDArray[np.int8]:
+    outcomes = np.full(len(records), Outcome.COMMITTED, np.int8)
+    if TXN in records.messages.properties:
+        codes, table = transaction_codes(records.messages.properties[TXN], len(records))
+        outcomes[verdicts.aborted.mask(table.most, table.least)[codes]] = Outcome.ABORTED
+    outcomes[verdicts.suppressed.mask(records.positions)] = Outcome.SUPPRESSED
+    return outcomes
+
+
+def _between(rows: Rows, first: Position, stop: Position) -> Rows:
+    """The records from one position on and below another."""
+    positions = rows.placed.positions
+    low = positions.search(first) if len(positions) and positions.first < first else 0
+    high = positions.search(stop) if len(positions) and positions.last >= stop else len(positions)
+    if low == 0 and high == len(positions):
+        return rows
+    wanted = slice(low, max(low, high))
+    placed = rows.placed.take(wanted)
+    return Rows(rows.topic, placed, _at(rows.mask, wanted), _at(rows.seqnos, wanted), _at(rows.outcomes, wanted))
+
+
+def _at(column: NDArray[Number] | None, wanted: slice) -> NDArray[Number] | None:
+    return None if column is None else column[wanted]
