@@ -18,14 +18,11 @@ from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
 from broker_io.position import Position, Positions
 from broker_io.pulsar.acks import settle
+from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, ENTRIES, Batching, places_in_entry
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.failures import of_append
 from broker_io.pulsar.flushing import flusher
 from broker_io.pulsar.mapping import encode_messages
-
-PENDING_MESSAGES = 4000
-BATCH_MESSAGES = 1000
-BATCH_DELAY_MS = 1
 
 _OK = pulsar.Result.Ok
 
@@ -48,32 +45,21 @@ class PulsarWriter(Handle):
         self._cluster = cluster
         self._incarnation = incarnation
         self._limit = max_message_bytes
-        self._batching = batching
+        self._batching = Batching(mode, enabled=batching)
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
         self._dead: Error | None = None
         self._failed: Error | None = None
         self._ledger = -1
-        self._sent = 0
-        self.acknowledged = 0
-        self._producer: Any = cluster.client.create_producer(
-            cluster.url(topic),
-            send_timeout_millis=0,
-            block_if_queue_full=True,
-            max_pending_messages=PENDING_MESSAGES,
-            batching_enabled=batching,
-            batching_max_messages=BATCH_MESSAGES,
-            batching_max_publish_delay_ms=BATCH_DELAY_MS,
-            # Compaction never drops deletes that are neither compressed nor batched.
-            compression_type=pulsar.CompressionType.NONE if batching else pulsar.CompressionType.LZ4,
-            access_mode=mode,
-        )._producer  # of the library's own kind: its wrapper costs half as much again per message
+        self._sent, self._loose = _Count(), _Count()
+        # The library's own: the wrapper keeps the configuration to itself, and costs half as much again per message.
+        self._producer: Any = cluster.client._client.create_producer(cluster.url(topic), self._batching.configuration)
         cluster.acks.start()
 
     def append(self, batch: Batch) -> Future[Positions]:
-        check_batch(batch, self._limit)
-        messages = encode_messages(batch, self._limit, batching=self._batching)
+        size = check_batch(batch, self._limit)
+        messages = encode_messages(batch, self._limit, batching=self._batching.enabled)
         future: Future[Positions] = Future()
         with self._lock:
             if self._dead is not None:
@@ -81,18 +67,30 @@ class PulsarWriter(Handle):
             elif not messages:
                 future.set_result(Positions.of([]))
             else:
-                self._send(messages, future)
+                self._send(messages, size, future)
         return future
 
-    def _send(self, messages: list[Any], future: Future[Positions]) -> None:
-        append = _Append(self, future, len(messages))
-        alone = self._sent == self.acknowledged
-        self._sent += len(messages)
+    def _send(self, messages: list[Any], size: int, future: Future[Positions]) -> None:
+        append = _Append(self, future, len(messages), whole=self._fits_one_entry(len(messages), size))
+        self._sent.begun += 1
         send = self._producer.send_async
-        for message in messages:
-            send(message, append)
-        if self._batching and alone:
-            flusher.flush(self._producer)  # nothing else is under way that a batch could wait for
+        if append.whole:
+            self._batching.one_entry(len(messages))
+            for message in messages[:-1]:
+                send(message, None)
+            send(messages[-1], append)
+        else:
+            if self._batching.enabled:
+                self._batching.as_they_come()
+            self._loose.begun += 1
+            for message in messages:
+                send(message, append)
+
+    def _fits_one_entry(self, messages: int, size: int) -> bool:
+        """Whether an append can be an entry of its own: nothing may wait for the library's timer then."""
+        if not self._batching.enabled or messages > BATCH_MESSAGES or size > BATCH_BYTES:
+            return False
+        return self._sent.under_way < ENTRIES and not self._loose.under_way
 
     def close(self) -> None:
         patience = self._cluster.patiently.seconds
@@ -147,14 +145,29 @@ class PulsarWriter(Handle):
 
     def settled(self, append: _Append) -> None:
         """All messages of an append are acknowledged; in the client library's thread."""
-        self.acknowledged += append.count
+        self._sent.done += 1
+        if not append.whole:
+            self._loose.done += 1
         self._cluster.acks.put(append.finish)
 
-    def outcome(self, ids: list[Any]) -> Positions | Exception:
-        """The positions of an append, or why it doesn't count; in the thread that resolves futures."""
+    def outcome(self, ids: list[Any], entry: int = 0) -> Positions | Exception:
+        """The positions of an append, or why it doesn't count; in the thread that resolves futures.
+
+        `entry`: so many messages are an entry of their own, of which `ids` has the last.
+        """
         if self._failed is not None:
             return self._failed
         places = [Position(found.ledger_id(), found.entry_id(), found.batch_index()) for found in ids]
+        if entry and places[0].ledger >= 0:
+            whole = places_in_entry(places[0], entry)
+            if whole is None:
+                self._fail(
+                    AppendUnknown(
+                        f"an append to topic {self.topic!r} was split on its way, and only its end is known to stand "
+                        "in the log: open another writer"
+                    )
+                )
+            places = whole or places
         if places[0].ledger < 0:
             self._fail(
                 AppendUnknown(
@@ -190,29 +203,42 @@ class PulsarWriter(Handle):
         return self._failed or AppendUnknown(f"an append to topic {self.topic!r} failed: read the log to know")
 
 
+class _Count:
+    """Appends that were begun, which their sender counts, and those acknowledged, which the library's thread does."""
+
+    def __init__(self) -> None:
+        self.begun = self.done = 0
+
+    @property
+    def under_way(self) -> int:
+        return self.begun - self.done
+
+
 class _Append:
-    """Called by the client library once for each message, in order."""
+    """Called by the client library once for each message, in order; `whole`: for the last one only."""
 
-    __slots__ = ("_future", "_ids", "_over", "_writer", "count")
+    __slots__ = ("_expected", "_future", "_ids", "_over", "_writer", "count", "whole")
 
-    def __init__(self, writer: PulsarWriter, future: Future[Positions], count: int) -> None:
+    def __init__(self, writer: PulsarWriter, future: Future[Positions], count: int, *, whole: bool) -> None:
         self.count = count
+        self.whole = whole
+        self._ids: list[Any] = []
+        self._expected = 1 if whole else count
         self._writer = writer
         self._future = future
-        self._ids: list[Any] = []
         self._over = False
 
     def __call__(self, result: Any, message_id: Any) -> None:
         if result == _OK:
             self._ids.append(message_id)
-            if len(self._ids) == self.count:
+            if len(self._ids) == self._expected:
                 self._writer.settled(self)
         elif not self._over:
             self._over = True
             self._writer.failed(self, result)
 
     def finish(self) -> None:
-        settle(self._future, self._writer.outcome(self._ids))
+        settle(self._future, self._writer.outcome(self._ids, self.count if self.whole else 0))
 
     def give_up(self) -> None:
         settle(self._future, self._writer.given_up())

@@ -1,14 +1,35 @@
-"""Writers that send at once what is alone."""
+"""Writers that send at once what is alone, and as one entry what was appended together."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from pulsar_cluster import Cluster
 from source_tree import ROOT
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
+from broker_io.errors import AppendUnknown
+from broker_io.port import Broker
+from broker_io.position import Position, Positions
+from broker_io.pulsar import batching
+from broker_io.pulsar.batching import Batching, places_in_entry
 
 SECONDS = 120.0
+LATE_MS = 600_000
+
+
+def values(count: int, size: int = 1) -> Batch:
+    return Batch.of([Message(None, b"v" * size)] * count)
+
+
+def all_positions(broker: Broker, topic: str) -> list[Position]:
+    """The positions of all messages, as a reader gets them."""
+    found: list[Position] = []
+    with broker.reader(topic) as reader:
+        while (placed := reader.read()) is not None:
+            found += placed.positions
+    return found
 
 
 def test_nothing_flushes_while_it_keeps_other_threads_from_python() -> None:
@@ -17,10 +38,63 @@ def test_nothing_flushes_while_it_keeps_other_threads_from_python() -> None:
     assert calls == []
 
 
-def test_appends_of_any_size_are_acknowledged_when_they_are_alone(cluster: Cluster, namespace: str) -> None:
+def test_the_last_place_in_an_entry_tells_all_others() -> None:
+    assert places_in_entry(Position(7, 5, 2), 3) == [Position(7, 5, 0), Position(7, 5, 1), Position(7, 5, 2)]
+    assert places_in_entry(Position(7, 5, 0), 1) == [Position(7, 5, 0)]
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1, 3])
+def test_an_entry_that_holds_less_or_more_tells_nothing(index: int) -> None:
+    assert places_in_entry(Position(7, 5, index), 3) is None
+
+
+def test_appends_that_are_alone_wait_for_no_timer(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = (batching.BATCH_MESSAGES, batching.BATCH_BYTES, LATE_MS)
+    monkeypatch.setattr(batching, "AS_THEY_COME", late)
+    monkeypatch.setattr(batching, "NEVER_MS", LATE_MS)
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.create_topic("t")
         with broker.writer("t") as writer:
-            for size in range(1, 100, 3):
-                positions = writer.append(Batch.of([Message(None, b"v")] * size)).result(SECONDS)
-                assert len(positions) == size
+            for size in [*range(1, 100, 3), batching.BATCH_MESSAGES]:
+                positions = writer.append(values(size)).result(SECONDS)
+                assert len({position[:2] for position in positions}) == 1
+                assert positions.indexes.tolist() == list(range(size))
+            delete = writer.append(Batch.of([Message(b"k", None)]))  # a batch without a byte is full too
+            assert len(delete.result(SECONDS)) == 1
+
+
+def test_any_mixture_of_appends_stands_where_it_was_told(cluster: Cluster, namespace: str) -> None:
+    """Entries of their own, appends that go together, and those too large for one, with many of them under way."""
+    shape = np.random.default_rng(5)
+    counts = [int(count) for count in shape.choice([1, 2, 5, 64, 500, 1001], 120, p=[0.4, 0.2, 0.2, 0.1, 0.05, 0.05])]
+    told: list[Position] = []
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.create_topic("t")
+        with broker.writer("t") as writer:
+            for start in range(0, len(counts), 12):
+                under_way = [
+                    writer.append(values(count, 1000 if number % 12 == 11 else 10))
+                    for number, count in enumerate(counts[start : start + 12], start)
+                ]
+                for future in under_way:
+                    told += future.result(SECONDS)
+        assert len(told) == sum(counts)
+        assert all_positions(broker, "t") == told
+
+
+def test_an_append_that_was_split_on_its_way_is_no_success(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.create_topic("t")
+        with broker.writer("t") as writer:
+            assert isinstance(writer.append(values(5)).result(SECONDS), Positions)
+            whole = Batching.one_entry
+            monkeypatch.setattr(batching, "NEVER_MS", 1)
+            monkeypatch.setattr(Batching, "one_entry", lambda self, messages: whole(self, messages - 1))
+            error = writer.append(values(5)).exception(SECONDS)
+            assert isinstance(error, AppendUnknown)
+            assert "split" in str(error)
+            assert writer.append(values(1)).exception(SECONDS) is error

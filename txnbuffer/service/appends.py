@@ -2,6 +2,8 @@
 
 A topic has at most `FLIGHTS` appends under way: while one is being synced the next one fills, so groups are
 as large as the disk is slow. Futures are done in other threads; the loop is woken once for many.
+
+To shared topics only markers are appended, which nobody waits for: the answers of a turn go out before them.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Appends:
         self._under_way = 0
         self._done: deque[tuple[Topic, Flight, Future[Positions]]] = deque()
         self._woken = False
+        self._markers_due = False
 
     @property
     def idle(self) -> bool:
@@ -77,8 +80,28 @@ class Appends:
         """Append what waits, of each topic that has not enough under way."""
         ready, self._ready = self._ready, {}
         for topic in ready:
-            while topic.waiting and not topic.held and len(topic.flights) < FLIGHTS:
-                self._append(topic)
+            if topic.shared:
+                self._ready[topic] = None
+            else:
+                self._append_waiting(topic)
+        if self._ready and not self._markers_due:
+            self._markers_due = True
+            self._loop.call_soon(self._flush_markers)
+
+    def _flush_markers(self) -> None:
+        self._markers_due = False
+        ready, self._ready = self._ready, {}
+        try:
+            for topic in ready:
+                self._append_waiting(topic)
+        except Exception as error:  # whoever makes the turns ends with it
+            self.failure = self.failure or Error(f"unexpected: {error!r}")
+            self._wake()
+            raise
+
+    def _append_waiting(self, topic: Topic) -> None:
+        while topic.waiting and not topic.held and len(topic.flights) < FLIGHTS:
+            self._append(topic)
 
     def take_done(self) -> None:
         """Tell of everything that was acknowledged or failed since the last call."""

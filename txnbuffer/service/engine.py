@@ -37,7 +37,7 @@ from txnbuffer.service.carrying import Carrying
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.counting import Counting
 from txnbuffer.service.decision_log import newest_owner
-from txnbuffer.service.following import Following
+from txnbuffer.service.following import GATHER_OWN, Following
 from txnbuffer.service.guarding import Guarding
 from txnbuffer.service.intake import OPENING, Intake
 from txnbuffer.service.keeping import Keeping
@@ -318,7 +318,7 @@ class Engine:
         carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release)
         carrying.counting = Counting(self.broker, self.run, carrying.count)
         carrying.remaking = Remaking(self.coordinator, self.topics, self.run, again, self.now, self._schedule)
-        following.follow(DECISIONS, at, self._decisions_came, self.fail)
+        following.follow(DECISIONS, at, self._decisions_came, self.fail).gather = GATHER_OWN
 
     def _decisions_came(self, placed: PlacedBatch) -> None:
         epoch = newest_owner(placed)

@@ -32,6 +32,8 @@ READ_SECONDS = 0.5
 FEW = 512
 """After fewer messages a thread pauses, so that the loop gets many at once."""
 GATHER = 0.003
+GATHER_OWN = 0.1
+"""The same where nobody waits for what comes: a log that is followed only to see whether others write to it."""
 QUIET = 10.0
 """Seconds without a message after which the end of the topic is asked for."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -46,7 +48,7 @@ class Follower:
 
     `take` gets the messages and `fail` what ended it, both on the loop. `problem`: why nothing comes at the
     moment; it is tried again. `paused`: nothing is taken for now. `incarnation`: that of the topic, if only that
-    one is to be read.
+    one is to be read. `gather`: seconds for which it pauses after few messages.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Follower:
         self.problem: Error | None = None
         self.failure: BaseException | None = None
         self.most = LEAST_HELD
+        self.gather = GATHER
         self._broker = broker
         self._at = at
         self._incarnation = incarnation
@@ -132,7 +135,7 @@ class Follower:
             self._held += weight(placed.messages)
         self._tell(self)
         if len(placed) < FEW:
-            self._stopping.wait(GATHER)
+            self._stopping.wait(self.gather)
         return True
 
     def _open(self) -> Reader:

@@ -1,0 +1,70 @@
+"""How many messages of a writer go into one entry of the log.
+
+The client library sends a batch when it is full, and by a timer. It looks at the configuration that a producer was
+made with each time, so what is full can be set for each append: the last message of an append makes it so. It goes out
+at once then, as one entry that holds all of it and nothing else; and only that last message is acknowledged, since its
+place in the entry tells that all the others stand before it. An acknowledgement takes Python's lock several times over.
+
+With many appends under way, or a large one, the library puts messages together as they come.
+"""
+
+from __future__ import annotations
+
+import _pulsar
+import pulsar
+
+from broker_io.position import Position
+
+PENDING_MESSAGES = 4000
+BATCH_MESSAGES = 1000
+BATCH_BYTES = 128 * 1024
+BATCH_DELAY_MS = 1
+ENTRIES = 4
+"""Appends under way that are entries of their own; more of them go together."""
+
+AS_THEY_COME = (BATCH_MESSAGES, BATCH_BYTES, BATCH_DELAY_MS)
+ENTRY_BYTES = 8 * 1024 * 1024
+NEVER_MS = 60_000
+"""An entry of its own is full long before; a process that is stopped in the middle of it for so long finds it split."""
+
+
+class Batching:
+    """`configuration` is what the producer has to be made with. Its writer's lock is held at each call."""
+
+    def __init__(self, mode: pulsar.ProducerAccessMode, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.configuration = made = _pulsar.ProducerConfiguration()
+        made.schema(pulsar.schema.BytesSchema().schema_info())
+        made.access_mode(mode)
+        made.send_timeout_millis(0)
+        made.block_if_queue_full(True)
+        made.max_pending_messages(PENDING_MESSAGES)
+        made.batching_enabled(enabled)
+        # Compaction never drops deletes that are neither compressed nor batched.
+        made.compression_type(pulsar.CompressionType.NONE if enabled else pulsar.CompressionType.LZ4)
+        self._limits = (0, 0, 0)
+        self._limit(AS_THEY_COME)
+
+    def as_they_come(self) -> None:
+        """The next messages go with others, and each is acknowledged."""
+        self._limit(AS_THEY_COME)
+
+    def one_entry(self, messages: int) -> None:
+        """The next so many messages are one entry; none may wait in the library for the timer."""
+        # A batch of one can't be asked for by number, but one is full that may hold no bytes.
+        self._limit((BATCH_MESSAGES, 0, NEVER_MS) if messages == 1 else (messages, ENTRY_BYTES, NEVER_MS))
+
+    def _limit(self, limits: tuple[int, int, int]) -> None:
+        if limits != self._limits:
+            self._limits = limits
+            messages, size, delay = limits
+            self.configuration.batching_max_messages(messages)
+            self.configuration.batching_max_allowed_size_in_bytes(size)
+            self.configuration.batching_max_publish_delay_ms(delay)
+
+
+def places_in_entry(last: Position, messages: int) -> list[Position] | None:
+    """The places of all messages of an append that is an entry, by that of its last; None if it is not all of one."""
+    if last.batch != messages - 1:
+        return None
+    return [last._replace(batch=index) for index in range(messages)]

@@ -1,0 +1,91 @@
+"""What goes out first: answers, then the markers that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import Error
+from broker_io.position import Positions
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.parts import MessagesPart
+from txnbuffer.service.topic import Flight, Topic
+
+
+class Writing:
+    """Notes each append under a name, and acknowledges nothing."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        self._name = name
+        self._order = order
+
+    def append(self, batch: Batch) -> Future[Positions]:
+        self._order.append(self._name)
+        return Future()
+
+
+class Broken(Writing):
+    def append(self, batch: Batch) -> Future[Positions]:
+        raise ZeroDivisionError
+
+
+def on_a_loop(body: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(body)
+    def run() -> None:
+        asyncio.run(body())
+
+    return run
+
+
+def ignore(topic: Topic, flight: Flight, positions: Positions) -> None:
+    raise AssertionError("nothing lands here")
+
+
+def open_topic(name: str, writer: Writing, *, shared: bool) -> Topic:
+    topic = Topic(name, shared=shared)
+    topic.writer, topic.held = writer, False  # type: ignore[assignment]  # all that is asked of a writer here
+    return topic
+
+
+def part() -> MessagesPart:
+    return MessagesPart([Message(b"k", b"v")], lambda: None, lambda error: None)
+
+
+@on_a_loop
+async def test_answers_of_a_turn_go_out_before_its_markers() -> None:
+    order: list[str] = []
+    loop = asyncio.get_running_loop()
+    appends = Appends(loop, ignore, lambda: None)
+    appends.add(open_topic("t", Writing("marker", order), shared=True), part())
+    appends.add(open_topic("decisions", Writing("decision", order), shared=False), part())
+    loop.call_soon(order.append, "answer")
+    appends.flush()
+    assert not appends.idle
+    assert order == ["decision"]
+    await asyncio.sleep(0)
+    assert order == ["decision", "answer", "marker"]
+
+
+@on_a_loop
+async def test_a_marker_that_is_still_to_go_out_keeps_appends_busy() -> None:
+    appends = Appends(asyncio.get_running_loop(), ignore, lambda: None)
+    appends.add(open_topic("t", Writing("marker", []), shared=True), part())
+    appends.flush()
+    assert not appends.idle
+
+
+@on_a_loop
+async def test_what_breaks_while_markers_go_out_ends_the_owner() -> None:
+    turns: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)
+    appends = Appends(loop, ignore, lambda: turns.append("turn"))
+    appends.add(open_topic("t", Broken("marker", []), shared=True), part())
+    appends.flush()
+    await asyncio.sleep(0)
+    assert isinstance(appends.failure, Error)
+    assert turns == ["turn"]
