@@ -20,7 +20,7 @@ import os
 import tempfile
 import urllib.parse
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,13 @@ class Cluster:
             ask(self.admin, f"namespaces/{namespace}?force=true", "DELETE", seconds=10.0)
 
     @contextlib.contextmanager
-    def private_standalone(self, settings: Sequence[str] = ()) -> Iterator[Standalone]:
-        """A broker of the caller's own, on free ports, to `kill()` and `start()` again; with settings besides."""
+    def private_standalone(
+        self, settings: Sequence[str] = (), files: Mapping[str, str] | None = None
+    ) -> Iterator[Standalone]:
+        """A broker of the caller's own, on free ports, to `kill()` and `start()` again; with settings and files."""
         with tempfile.TemporaryDirectory(prefix="pulsar-", ignore_cleanup_errors=True) as directory:
             way = "testcontainers" if self.way == "testcontainers" else "standalone"
-            with make_standalone(way, Path(directory), settings) as broker:
+            with make_standalone(way, Path(directory), settings, files) as broker:
                 yield broker
 
 
@@ -124,10 +126,12 @@ def _ask_engine(image: str) -> str:
     return ""
 
 
-def make_standalone(way: str, directory: Path, settings: Sequence[str] = ()) -> Standalone:
+def make_standalone(
+    way: str, directory: Path, settings: Sequence[str] = (), files: Mapping[str, str] | None = None
+) -> Standalone:
     if way == "testcontainers":
-        return StandaloneContainer(_image(), settings)
-    return StandaloneProcess(distribution(), directory, settings)
+        return StandaloneContainer(_image(), settings, files)
+    return StandaloneProcess(distribution(), directory, settings, files=files)
 
 
 @contextlib.contextmanager

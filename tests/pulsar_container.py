@@ -6,14 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from broker_io.testing.standalone import ENVIRONMENT, FLAGS, LOG_LINES, NoPulsar, Standalone, end_process
 
 ROOT = Path(__file__).resolve().parents[1]
+FILES = "/tmp/files"  # as the script says; in a container of its own
 IN_CONTAINER = """
+mkdir -p /tmp/files
+for name in $FILES; do variable=FILE_${name%%.*}; printf '%s' "${!variable}" >"/tmp/files/$name"; done
 { cat conf/standalone.conf; echo; printf '%s\\n' "$SETTINGS"; } >/tmp/standalone.conf
 exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
 """
@@ -22,8 +25,8 @@ exec bin/pulsar standalone --config /tmp/standalone.conf "$@"
 class StandaloneContainer(Standalone):
     """A container of a Pulsar image, official or our own; data stands in it."""
 
-    def __init__(self, image: str, extra_settings: Sequence[str] = ()) -> None:
-        super().__init__(extra_settings)
+    def __init__(self, image: str, extra_settings: Sequence[str] = (), files: Mapping[str, str] | None = None) -> None:
+        super().__init__(extra_settings, files)
         self.image = image
         self.handle = {"container": None}
 
@@ -36,7 +39,8 @@ class StandaloneContainer(Standalone):
         container = DockerContainer(self.image, docker_client_kw={"timeout": 60})
         container.with_envs(**ENVIRONMENT, SETTINGS="\n".join(self.settings()))
         container.with_command(["bash", "-c", IN_CONTAINER, "bash", *FLAGS])
-        for port in (self.broker_port, self.web_port):
+        container.with_envs(FILES=" ".join(self.files), **self._file_variables())
+        for port in (self.broker_port, self.web_port, self.tls_port, self.web_tls_port):
             container.ports[f"{port}/tcp"] = ("127.0.0.1", port)  # type: ignore[assignment]  # engines take an address too
         try:
             container.start()
@@ -46,6 +50,13 @@ class StandaloneContainer(Standalone):
         self.handle["container"] = container.get_container_id()
         container.get_docker_client().client.close()
         return None
+
+    @property
+    def files_directory(self) -> str:
+        return FILES
+
+    def _file_variables(self) -> dict[str, str]:
+        return {f"FILE_{name.partition('.')[0]}": text for name, text in self.files.items()}
 
     @property
     def alive(self) -> bool:

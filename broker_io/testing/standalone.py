@@ -112,17 +112,30 @@ class Port:
 
 
 class Standalone:
-    """A broker that this process started: `url` and `admin` are its addresses."""
+    """A broker that this process started: `url` and `admin` are its addresses.
+
+    `files` are put beside it, name → text. In `extra_settings`, `{files}` is the directory where they stand,
+    `{tls_port}` and `{web_tls_port}` are ports that are kept for it: `tls_url` and `tls_admin` are their addresses.
+    """
 
     handle: dict[str, Any]
 
-    def __init__(self, extra_settings: Sequence[str] = ()) -> None:
+    def __init__(self, extra_settings: Sequence[str] = (), files: Mapping[str, str] | None = None) -> None:
         self._extra_settings = extra_settings
+        self.files = dict(files or {})
         self._launches = 0
-        self.ports = [Port(), Port(), Port()]
-        self.broker_port, self.web_port, self.bookie_port = (port.number for port in self.ports)
+        self.ports = [Port() for _ in range(5)]
+        self.broker_port, self.web_port, self.bookie_port, self.tls_port, self.web_tls_port = (
+            port.number for port in self.ports
+        )
         self.url = f"pulsar://127.0.0.1:{self.broker_port}"
         self.admin = f"http://127.0.0.1:{self.web_port}"
+        self.tls_url = f"pulsar+ssl://127.0.0.1:{self.tls_port}"
+        self.tls_admin = f"https://127.0.0.1:{self.web_tls_port}"
+
+    @property
+    def files_directory(self) -> str:
+        raise NotImplementedError
 
     def settings(self) -> list[str]:
         """Lines for the end of standalone.conf, where they win over earlier ones."""
@@ -130,8 +143,14 @@ class Standalone:
             f"brokerServicePort={self.broker_port}",
             f"webServicePort={self.web_port}",
             "forceDeleteNamespaceAllowed=true",  # so that a test can drop its namespace with what is in it
-            *self._extra_settings,
+            *(self._filled(setting) for setting in self._extra_settings),
         ]
+
+    def _filled(self, setting: str) -> str:
+        places = {"{files}": self.files_directory, "{tls_port}": self.tls_port, "{web_tls_port}": self.web_tls_port}
+        for word, place in places.items():
+            setting = setting.replace(word, str(place))
+        return setting
 
     def namespace(self) -> str:
         """A namespace, `public/…`; it goes with the broker."""
@@ -197,14 +216,17 @@ class StandaloneProcess(Standalone):
         directory: Path,
         extra_settings: Sequence[str] = (),
         environment: Mapping[str, str] = ENVIRONMENT,
+        files: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(extra_settings)
+        super().__init__(extra_settings, files)
         self.home, self.directory, self._environment = home, directory, environment
         self.handle = {"data": str(directory / "data"), "pid": None, "born": None}
 
     def launch(self) -> None:
         data = Path(self.handle["data"])
         data.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            (data / name).write_text(text)
         conf = (self.home / "conf" / "standalone.conf").read_text()
         (data / "standalone.conf").write_text("\n".join([conf, *self.settings(), "bindAddress=127.0.0.1", ""]))
         command = [str(self.home / "bin" / "pulsar"), "standalone", "--config", str(data / "standalone.conf"), *FLAGS]
@@ -224,6 +246,10 @@ class StandaloneProcess(Standalone):
             time.sleep(0.01)
         self.handle["pid"] = int(pid.read_text())
         self.handle["born"] = born(self.handle["pid"])
+
+    @property
+    def files_directory(self) -> str:
+        return str(self.handle["data"])
 
     @property
     def alive(self) -> bool:

@@ -6,18 +6,22 @@ import base64
 import hashlib
 import hmac
 import json
+import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from certificates import Authority
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import NotAuthorized
+from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.testing.standalone import Standalone, ask
 from snapshots.keys import SNAPSHOT_TOPIC
@@ -42,10 +46,16 @@ def encoded(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
+PROVIDERS = "org.apache.pulsar.broker.authentication.AuthenticationProvider"
 SETTINGS = [
+    "brokerServicePortTls={tls_port}",
+    "webServicePortTls={web_tls_port}",
+    "tlsCertificateFilePath={files}/broker.pem",
+    "tlsKeyFilePath={files}/key.pem",
+    "tlsTrustCertsFilePath={files}/trust.pem",
     "authenticationEnabled=true",
     "authorizationEnabled=true",
-    "authenticationProviders=org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+    f"authenticationProviders={PROVIDERS}Token,{PROVIDERS}Tls",
     f"tokenSecretKey=data:;base64,{base64.b64encode(SECRET).decode()}",
     f"superUserRoles={SUPER}",
     f"anonymousUserRole={SUPER}",
@@ -55,14 +65,26 @@ SETTINGS = [
 
 
 class Place(NamedTuple):
-    """The namespace, with a service that runs as an administrator of its tenant and made topic `orders`."""
+    """The namespace, with a service that runs as an administrator of its tenant and made topic `orders`.
+
+    Plain at `address` and `admin`, over TLS, as the service, at `tls_address` and `tls_admin` by who has `trust`.
+    `client` is the certificate and key of role `app`, `stranger` the file of an authority that signed nothing here.
+    """
 
     address: str
     admin: str
     service: ServiceProcess
+    tls_address: str
+    tls_admin: str
+    trust: str
+    client: tuple[str, str]
+    stranger: str
 
     def options(self, role: str) -> dict[str, Any]:
         return {"admin_url": self.admin, "token": token(role), "patience": SECONDS}
+
+    def over_tls(self, **who: Any) -> dict[str, Any]:
+        return {"admin_url": self.tls_admin, "tls_trust": self.trust, "patience": SECONDS, **who}
 
     def open(self, role: str) -> Broker:
         return open_broker(self.address, **self.options(role))
@@ -70,13 +92,28 @@ class Place(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with cluster.private_standalone(SETTINGS) as broker:
+    directory = tmp_path_factory.mktemp("secrets")
+    authority, stranger = Authority(directory, "authority"), Authority(directory, "stranger")
+    certificate, key = authority.sign("broker")
+    files = {
+        "broker.pem": certificate.read_text(),
+        "key.pem": key.read_text(),
+        "trust.pem": authority.trust.read_text(),
+    }
+    certificate, key = authority.sign("app")
+    trust = str(authority.trust)
+    with cluster.private_standalone(SETTINGS, files) as broker:
         grant(broker)
-        address = f"{broker.url}/{NAMESPACE}"
-        file = tmp_path_factory.mktemp("tokens") / "service"
-        file.write_text(token("service"))
-        with ServiceProcess(address, "--admin-url", broker.admin, "--token-file", str(file)) as service:
-            made = Place(address, broker.admin, service)
+        address, tls_address = f"{broker.url}/{NAMESPACE}", f"{broker.tls_url}/{NAMESPACE}"
+        config = directory / "service.toml"
+        (directory / "token").write_text(token("service"))
+        settings = {"admin_url": broker.tls_admin, "token_file": str(directory / "token"), "tls_trust": trust}
+        config.write_text("\n".join(["[pulsar]", *(f"{name} = {json.dumps(text)}" for name, text in settings.items())]))
+        with ServiceProcess(tls_address, "--config", str(config)) as service:
+            made = Place(
+                address, broker.admin, service, tls_address, broker.tls_admin, trust, (str(certificate), str(key)),
+                str(stranger.trust),
+            )  # fmt: skip
             commit(made, "app", b"1")
             yield made
 
@@ -94,9 +131,23 @@ def grant(broker: Standalone) -> None:
 
 
 def commit(place: Place, role: str, value: bytes) -> None:
-    with connect(place.address, broker_options=place.options(role)) as client, client.transaction() as txn:
+    commit_at(place.address, place.options(role), value)
+
+
+def commit_at(address: str, options: dict[str, Any], value: bytes) -> None:
+    with connect(address, broker_options=options) as client, client.transaction() as txn:
         txn.send("orders", value)
         txn.commit(wait_visible=True)
+
+
+def assert_read(address: str, options: dict[str, Any], value: bytes) -> None:
+    """Reads committed records until this one comes."""
+    with open_broker(address, **options) as broker, CommittedReader(broker, "orders") as reader:
+        values: list[bytes | None] = []
+        while value not in values:
+            batch = reader.read(timeout=SECONDS)
+            assert batch is not None, values
+            values += [record.value for record in batch]
 
 
 def test_an_application_needs_to_consume_the_namespace_and_to_produce_to_its_topics(place: Place) -> None:
@@ -146,3 +197,78 @@ def test_a_service_has_to_be_an_administrator_of_the_tenant(place: Place, tmp_pa
 def test_who_may_nothing_is_told_so_at_once(place: Place) -> None:
     with pytest.raises(NotAuthorized, match="give credentials that may do this"):
         place.open("stranger")
+
+
+# --- over TLS, and by other ways to say who one is ---
+
+
+def test_a_token_is_told_over_tls(place: Place) -> None:
+    options = place.over_tls(token=token("app"))
+    commit_at(place.tls_address, options, b"by token")
+    assert_read(place.tls_address, options, b"by token")
+
+
+def test_a_certificate_of_the_client_tells_who_it_is(place: Place) -> None:
+    certificate, key = place.client
+    options = place.over_tls(tls_cert=certificate, tls_key=key)
+    commit_at(place.tls_address, options, b"by certificate")
+    assert_read(place.tls_address, options, b"by certificate")
+    with open_broker(place.tls_address, **options) as broker, pytest.raises(NotAuthorized):
+        broker.writer(DECISIONS)
+
+
+def test_a_cluster_that_nobody_vouches_for_is_refused(place: Place) -> None:
+    options = place.over_tls(token=token("app"), tls_trust=place.stranger, patience=1.0)
+    with pytest.raises(ServiceUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        open_broker(place.tls_address, **options)
+    options["admin_url"] = place.admin  # only the binary port is left to refuse it
+    with open_broker(place.tls_address, **options) as broker, pytest.raises(Error, match="opens no writer"):
+        broker.writer("orders")
+
+
+class Issuer(BaseHTTPRequestHandler):
+    """Gives a token of role `app` to who has the secret."""
+
+    def do_GET(self) -> None:
+        self.answer({"token_endpoint": f"http://127.0.0.1:{self.server.server_address[1]}/token"})
+
+    def do_POST(self) -> None:
+        form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        if form["client_secret"] == ["right"] and form["grant_type"] == ["client_credentials"]:
+            self.answer({"access_token": token("app"), "expires_in": 3600, "token_type": "Bearer"})
+        else:
+            self.send_error(401)
+
+    def answer(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def issuer() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Issuer) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        serving.join()
+
+
+def test_an_issuer_of_tokens_tells_who_one_is(place: Place, issuer: str, tmp_path: Path) -> None:
+    """The client library and the REST interface fetch their own."""
+    secret = {"client_id": "me", "client_secret": "right", "issuer_url": issuer, "type": "client_credentials"}
+    (tmp_path / "secret.json").write_text(json.dumps(secret))
+    oauth2 = {"issuer_url": issuer, "private_key": f"file://{tmp_path}/secret.json", "audience": "cluster"}
+    options = place.over_tls(oauth2=oauth2)
+    commit_at(place.tls_address, options, b"by issuer")
+    assert_read(place.tls_address, options, b"by issuer")
+    (tmp_path / "secret.json").write_text(json.dumps({**secret, "client_secret": "wrong"}))
+    with pytest.raises(NotAuthorized, match="gives no token"):
+        open_broker(place.tls_address, **options)
