@@ -64,6 +64,7 @@ mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text 
 soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open everything that may be open at once
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python tests/relay_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py
 
 bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some

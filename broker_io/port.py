@@ -118,6 +118,14 @@ class StoredBroker(Protocol):
         """Topic → why an owner would refuse to open the log for it; internal topics too."""
 
 
+@runtime_checkable
+class DeduplicatingBroker(Protocol):
+    """A broker whose writers send again by themselves what a crash may have let stand already."""
+
+    def deduplicate(self, topic: str) -> None:
+        """Have it drop what comes twice from one writer of a topic, from the writers that are opened next."""
+
+
 class Broker(Protocol):
     @property
     def max_message_bytes(self) -> int:

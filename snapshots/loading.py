@@ -17,6 +17,7 @@ from snapshots.recovery import Restored, before_ledger, fresh, restore
 from snapshots.table import Scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.streams.failover import FailoverLog
 
 ATTEMPTS = 5
 """So often a snapshot whose entries don't belong together is read anew."""
@@ -40,6 +41,7 @@ class Loaded:
     numbered: Position
     first_ledger: int
     registered: bool
+    failover: FailoverLog
 
     def anchor(self, start: Position) -> tuple[int | None, Position]:
         """The nearest place at or below `start` whose seqno is known: `(seqno, position)`.
@@ -106,4 +108,5 @@ def _loaded(broker: Broker, restored: Restored) -> Loaded:
         restored.renumber,
         broker.ledgers(restored.topic)[0].ledger,
         restored.snapshot is not None,
+        restored.failover,
     )

@@ -42,6 +42,8 @@ __all__ = [
     "ProducerFenced",
     "ProtocolStopped",
     "RegistrationFailed",
+    "RelayBranched",
+    "RelayTargetTaken",
     "SendUnknown",
     "SeqnoGap",
     "ServiceUnavailable",
@@ -149,6 +151,32 @@ class MutationsTrimmed(CallerError):
         super().__init__(f"mutation {asked} is trimmed, the first one left is {first}; begin anew from 0")
         self.asked = asked
         self.first = first
+
+
+# What a relay meets
+
+
+class RelayTargetTaken(CallerError):
+    """The target of a relay holds something else than what was relayed from this source; nothing was written to it."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class RelayBranched(CallerError):
+    """The history of a relay's source branched: what its target holds behind `seqno` is no history of the source.
+
+    What stands in a log can't be taken back, so nothing was written.
+    """
+
+    grpc_status = "ABORTED"
+
+    def __init__(self, topic: str, seqno: int, relayed: str) -> None:
+        super().__init__(
+            f"the history of topic {topic!r} branched behind seqno {seqno}, and {relayed} was relayed: what the target "
+            "holds behind that seqno is void; relay to another topic, or append the new history with --resend"
+        )
+        self.topic = topic
+        self.seqno = seqno
 
 
 # What a coordinator answers

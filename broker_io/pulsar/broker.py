@@ -122,6 +122,10 @@ class PulsarBroker:
         self._cluster.incarnation(topic)
         self._make_safe(topic, exclusive=True)
 
+    def deduplicate(self, topic: str) -> None:
+        """A crash of a broker makes the client library resend; the cluster knows what it has by its numbers."""
+        self._cluster.ask("POST", topic, "deduplicationEnabled", True)
+
     def delete_topic(self, topic: str) -> None:
         self._cluster.incarnation(topic)
         gone = TopicNotFound(f"topic {topic!r} was deleted: open it anew if it was made again")

@@ -1,0 +1,326 @@
+"""A relay: its target holds what the source holds, once and in order, whatever fails when."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from writing import TopicWriter
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import AppendUnknown, Fenced, PositionTrimmed
+from broker_io.memory import MemoryBroker
+from broker_io.position import EARLIEST
+from snapshots.keeper import BufferKeeper
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
+from txnbuffer.recordset import pack
+from txnbuffer.sinks import relay as relaying
+from txnbuffer.sinks.relay import Relay, Relayed
+from txnbuffer.sinks.relay_marks import MARKS, Mark
+from txnbuffer.sinks.relay_targets import OwnedTarget
+
+T, CLEAN = "orders", "clean"
+
+
+class Source:
+    """A topic with an owner, in a cluster of its own."""
+
+    def __init__(self, *, registered: bool = True, ledger_entries: int = 1000) -> None:
+        self.cluster = MemoryBroker(ledger_entries=ledger_entries)
+        self.log = TopicWriter(self.cluster, T)
+        self.keeper = BufferKeeper(self.cluster.connect())
+        self.keeper.recover()
+        if registered:
+            self.keeper.register(T)
+        self.numbers = itertools.count(1)
+
+    def commit(self, *values: str | None, key: str | None = None) -> None:
+        txn = next(self.numbers)
+        self.log.records(txn, *values, key=key)
+        self.log.commit(txn)
+        self.keeper.pump()
+
+    def abort(self, *values: str) -> None:
+        txn = next(self.numbers)
+        self.log.records(txn, *values)
+        self.log.abort(txn)
+        self.keeper.pump()
+
+    def values(self) -> list[bytes | None]:
+        with CommittedReader(self.cluster, T) as reader:
+            return [value for batch in iter(reader.read, None) for value in batch.messages.values]
+
+    def relay(self, target: Any, **options: Any) -> Relay:
+        return Relay(self.cluster.connect, T, target, patience=options.pop("patience", 20.0), **options)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def far() -> MemoryBroker:
+    return MemoryBroker()
+
+
+def owned(far: MemoryBroker) -> OwnedTarget:
+    return OwnedTarget(far.connect, CLEAN)
+
+
+def messages(far: MemoryBroker) -> list[Message]:
+    with far.connect() as broker, broker.reader(CLEAN, EARLIEST) as reader:
+        return [row.message for placed in iter(reader.read, None) for row in placed]
+
+
+def values(far: MemoryBroker) -> list[bytes | None]:
+    return [message.value for message in messages(far)]
+
+
+def test_what_committed_stands_there_once_as_plain_messages(source: Source, far: MemoryBroker) -> None:
+    source.commit("a", "b", key="k")
+    source.abort("never")
+    source.commit(None, key="k")
+    source.log.plain("ordinary")
+    source.keeper.pump()
+    assert source.relay(owned(far)).run(follow=False).records == 4
+    found = messages(far)
+    assert [(one.key, one.value) for one in found] == [
+        (b"k", b"a"),
+        (b"k", b"b"),
+        (b"k", None),
+        (None, b"ordinary"),
+    ]
+    assert all(set(one.properties) <= set(MARKS) for one in found)
+    assert [one.properties["relay.seqno"] for one in found] == ["1", "2", "3", "4"]
+    assert json.loads(found[0].properties["relay.source"])["topic"] == T
+
+
+def test_properties_and_times_are_kept_and_marks_of_an_earlier_relay_replaced(far: MemoryBroker) -> None:
+    source = Source(registered=False)
+    row = Message(b"k", b"v", {"colour": "red", "relay.seqno": "99", "relay.rollback": "5"}, 1234)
+    with source.cluster.writer(T) as writer:
+        writer.append(Batch.of([row])).result(10)
+    done = source.relay(owned(far)).run(follow=False)
+    (found,) = messages(far)
+    assert found.event_time == 1234
+    assert {name: text for name, text in found.properties.items() if name not in MARKS} == {"colour": "red"}
+    assert ("relay.seqno" in found.properties, "relay.rollback" in found.properties) == (False, False)
+    assert done == Relayed(1, None, done.position, None)
+
+
+def test_another_run_goes_on_behind_the_last(source: Source, far: MemoryBroker) -> None:
+    source.commit("a")
+    first = source.relay(owned(far)).run(follow=False)
+    again = source.relay(owned(far)).run(follow=False)
+    assert (again.records, again.resumed) == (0, first.position)
+    source.commit("b", "c")
+    assert source.relay(owned(far)).run(follow=False).records == 2
+    assert values(far) == [b"a", b"b", b"c"]
+
+
+def test_a_topic_that_has_its_first_transactions_later_is_numbered_from_there(far: MemoryBroker) -> None:
+    source = Source(registered=False)
+    source.log.plain("a")
+    source.relay(owned(far)).run(follow=False)
+    source.keeper.register(T)
+    source.commit("b")
+    source.relay(owned(far)).run(follow=False)
+    source.commit("c")
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b", b"c"]
+    assert [one.properties.get("relay.seqno") for one in messages(far)] == [None, "2", "3"]
+
+
+def test_record_sets_come_apart(far: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "RECORDS", 2)
+    source = Source(registered=False)
+    with source.cluster.writer(T) as writer:
+        members = Batch.of([Message(None, b"%d" % number) for number in range(5)])
+        writer.append(Batch.of([pack(members)])).result(10)
+    stopped = source.relay(Cut(far, [3]), patience=0.0)
+    with pytest.raises(AppendUnknown):
+        stopped.run(follow=False)
+    assert values(far) == [b"0", b"1", b"2"]
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+class Cut(OwnedTarget):
+    """A target whose appends break off after so many messages each time: a prefix stands, and nobody knows of it."""
+
+    def __init__(self, far: MemoryBroker, cuts: list[int]) -> None:
+        super().__init__(far.connect, CLEAN)
+        self._cuts: Iterator[int] = iter(cuts)
+        self._broken = False
+
+    def open(self) -> Mark | None:
+        self._left = next(self._cuts, None)
+        self._broken = False
+        return super().open()
+
+    def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
+        if not self._broken and (self._left is None or len(batch) <= self._left):
+            self._left = None if self._left is None else self._left - len(batch)
+            return super().append(batch, seqno)
+        if not self._broken and self._left:
+            super().append(batch.take(slice(self._left)), seqno).result(10)
+        self._broken = True  # nothing behind it gets through
+        lost: Future[Any] = Future()
+        lost.set_exception(AppendUnknown("the connection broke: open another writer"))
+        return lost
+
+
+@given(
+    batches=st.lists(st.integers(1, 6), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(0, 9), max_size=8),
+    size=st.integers(1, 4),
+    later=st.integers(0, 3),
+)
+def test_whatever_breaks_the_target_is_the_source(batches: list[int], cuts: list[int], size: int, later: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relaying, "RECORDS", size)
+        patch.setattr(relaying, "FIRST_PAUSE", 0.0)
+        patch.setattr(relaying, "LONGEST_PAUSE", 0.0)
+        source, far = Source(), MemoryBroker()
+        for number, count in enumerate(batches):
+            source.abort("never") if number % 3 == 2 else source.commit(*[f"{number}-{at}" for at in range(count)])
+        relay = source.relay(Cut(far, cuts))
+        relay.run(follow=False)
+        source.commit(*[f"later-{at}" for at in range(later)])
+        source.relay(owned(far)).run(follow=False)
+        assert values(far) == source.values()
+
+
+def test_of_two_relays_the_later_one_goes_on(source: Source, far: MemoryBroker) -> None:
+    source.commit("a")
+    older = source.relay(target := owned(far))
+    seen: list[int] = []
+
+    def stop() -> bool:
+        """Let another relay come while this one waits for more."""
+        seen.append(older.relayed.records)
+        if len(seen) == 3:
+            source.relay(owned(far)).run(follow=False)
+            source.commit("b")
+        return len(seen) > 20
+
+    with pytest.raises(Fenced):
+        older.run(stop=stop)
+    target.close()
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b"]
+
+
+def test_a_relay_stops_when_told_to_with_all_acknowledged(source: Source, far: MemoryBroker) -> None:
+    source.commit("a", "b")
+    told: list[int] = []
+    relay = source.relay(owned(far), tell=lambda relayed: told.append(relayed.records))
+    done = relay.run(stop=lambda: CLEAN in far.topics() and far.last_position(CLEAN) is not None)
+    assert (done.records, told, values(far)) == (2, [2], [b"a", b"b"])
+
+
+def test_a_target_that_holds_something_else_is_left_alone(source: Source, far: MemoryBroker) -> None:
+    source.commit("a")
+    with TopicWriter(far, CLEAN)._writer as writer:
+        writer.append(Batch.of([Message(None, b"mine")])).result(10)
+    with pytest.raises(RelayTargetTaken, match="no relay"):
+        source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"mine"]
+    far.delete_topic(CLEAN)
+    source.relay(owned(far)).run(follow=False)
+    TopicWriter(source.cluster, "other").plain("b")
+    with pytest.raises(RelayTargetTaken, match="'orders', not 'other'"):
+        Relay(source.cluster.connect, "other", owned(far)).run(follow=False)
+    assert values(far) == [b"a"]
+
+
+def test_a_last_message_that_is_gone_tells_nothing(source: Source, far: MemoryBroker) -> None:
+    source.commit("a")
+    source.relay(owned(far)).run(follow=False)
+    far.roll(CLEAN)
+    far.trim(CLEAN, far.ledgers(CLEAN)[-1].ledger)
+    with pytest.raises(RelayTargetTaken, match="is gone"):
+        source.relay(owned(far)).run(follow=False)
+
+
+def test_a_hole_in_the_source_is_told_and_none_where_the_log_begins_right_behind(far: MemoryBroker) -> None:
+    source = Source(ledger_entries=4)
+    source.commit("a", "b", "c")  # with its marker a ledger
+    source.relay(owned(far)).run(follow=False)
+    source.commit("d", "e", "f")
+    source.keeper.snapshot(T)
+    source.keeper.snapshot(T)
+    source.keeper.trim(T, source.cluster.ledgers(T)[1].ledger)
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    for _ in range(3):
+        source.commit("x", "y", "z")
+    source.keeper.snapshot(T)
+    source.keeper.snapshot(T)
+    source.keeper.trim(T, source.cluster.ledgers(T)[-1].ledger)
+    with pytest.raises((MutationsTrimmed, PositionTrimmed)):
+        source.relay(owned(far)).run(follow=False)
+    assert len(values(far)) == 6
+
+
+def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, far: MemoryBroker) -> None:
+    source.commit("a", "b")
+    source.relay(owned(far)).run(follow=False)
+    source.keeper.close()
+    source.cluster.delete_topic(T)
+    source.log = TopicWriter(source.cluster, T)
+    source.keeper = BufferKeeper(source.cluster.connect())
+    source.keeper.recover()
+    source.keeper.register(T)
+    source.commit("other")
+    with pytest.raises(RelayBranched, match="behind seqno 0"):
+        source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b"]
+    source.relay(owned(far), resend=True).run(follow=False)
+    source.commit("more")
+    source.relay(owned(far)).run(follow=False)
+    assert values(far) == [b"a", b"b", b"other", b"more"]
+    assert [one.properties.get("relay.rollback") for one in messages(far)] == [None, None, "0", None]
+
+
+def test_a_topic_without_transactions_that_was_made_anew_is_a_branch(far: MemoryBroker) -> None:
+    source = Source(registered=False)
+    source.log.plain("a")
+    source.relay(owned(far)).run(follow=False)
+    source.cluster.delete_topic(T)
+    TopicWriter(source.cluster, T).plain("b", "c", "d")
+    with pytest.raises(RelayBranched, match="behind seqno 0"):
+        source.relay(owned(far)).run(follow=False)
+    source.relay(owned(far), resend=True).run(follow=False)
+    assert values(far) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_log_that_became_shorter_is_a_branch(source: Source, far: MemoryBroker) -> None:
+    source.commit("a", "b")
+    done = source.relay(owned(far)).run(follow=False)
+    last, at = messages(far)[-1], done.position
+    assert at is not None
+    beyond = str(at._replace(entry=at.entry + 100))
+    with far.writer(CLEAN) as writer:
+        writer.append(Batch.of([last._replace(properties={**last.properties, "relay.position": beyond})])).result(10)
+    with pytest.raises(RelayBranched, match="behind seqno 0"):
+        source.relay(owned(far)).run(follow=False)
+
+
+def test_numbers_that_do_not_follow_are_told(source: Source, far: MemoryBroker) -> None:
+    source.commit("a", "b")
+    source.relay(owned(far)).run(follow=False)
+    last = messages(far)[-1]
+    with far.writer(CLEAN) as writer:
+        writer.append(Batch.of([last._replace(properties={**last.properties, "relay.seqno": "7"})])).result(10)
+    source.commit("c")
+    with pytest.raises(SeqnoGap, match="seqno 3 comes behind 7"):
+        source.relay(owned(far)).run(follow=False)

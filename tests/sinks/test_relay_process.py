@@ -1,0 +1,64 @@
+"""`txnbuf relay` as people run it: through kills of both sides, on an embedded log and into a service."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from relay_kills import CLEAN, RelayProcess, T, committed, through_kills, write
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from txnbuffer import connect
+
+
+@pytest.mark.parametrize("same_service", [False, True], ids=["log", "service"])
+def test_through_kills_of_both_sides_the_target_is_the_source(tmp_path: Path, same_service: bool) -> None:
+    source, target = through_kills(tmp_path, kills=3, seed=20261121, same_service=same_service)
+    assert target == source
+    assert len(source) > 100
+
+
+def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "log") as service:
+        address, clean = f"txnbuf://127.0.0.1:{service.port}", f"file:{tmp_path / 'clean'}"
+        with connect(address) as client:
+            write(client, 0, 10)
+        first = RelayProcess(tmp_path / "log.txt", address, T, CLEAN, "--to", clean, "--no-follow", "--output", "json")
+        code, printed = first.finish()
+        assert code == 0, first.log.read_text()
+        told = json.loads(printed)
+        with open_broker(address) as broker:
+            rows = committed(broker, T)
+        assert (told["records"], told["seqno"], told["resumed_behind"]) == (len(rows), len(rows), None)
+        going = RelayProcess(tmp_path / "going.txt", address, T, CLEAN, "--to", clean, "--output", "json")
+        deadline = time.monotonic() + 60.0
+        while "relaying" not in going.log.read_text():
+            assert going.process.poll() is None, going.log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        going.process.send_signal(signal.SIGTERM)
+        code, printed = going.finish()
+        assert code == 0, going.log.read_text()
+        assert json.loads(printed)["records"] == 0
+
+
+def test_what_can_be_no_relay_is_refused(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "log") as service:
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        with connect(address) as client:
+            client.send("plain", b"mine")
+            client.send(CLEAN, b"taken")
+            write(client, 0, 1)
+        for source, target, words in (
+            ("missing", "new", "no topic 'missing'"),
+            ("plain", "new", "no numbers"),
+            (T, CLEAN, "no relay"),
+        ):
+            relay = RelayProcess(tmp_path / f"{source}.txt", address, source, target)
+            assert relay.finish()[0] == 2
+            assert words in relay.log.read_text()
+    assert RelayProcess(tmp_path / "address.txt", "nowhere", T, CLEAN).finish()[0] == 2

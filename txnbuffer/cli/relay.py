@@ -1,0 +1,101 @@
+"""`txnbuf relay`: what committed in a topic, in a clean topic for readers of any kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from broker_io import check_address, is_cluster
+from txnbuffer.cli.opening import address_argument, config_options, configuration, open_for_reading, open_for_writing
+from txnbuffer.cli.output import narrate, output_option, show_record
+from txnbuffer.config import Config
+
+if TYPE_CHECKING:
+    from txnbuffer.sinks.relay import Relayed, Target
+
+TOLD = 10_000
+"""Records between two lines of progress."""
+
+
+@click.command("relay")
+@address_argument
+@click.argument("source")
+@click.argument("target")
+@click.option("--to", "destination", metavar="ADDRESS", help="Where TARGET is, if not at ADDRESS: file:DIR, "
+              "txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE.")  # fmt: skip
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end.")
+@click.option("--resend", is_flag=True, help="After the source's history branched: append the new history.")
+@click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0),
+              help="Seconds without progress after which an error ends it that may pass.")  # fmt: skip
+@config_options
+@output_option
+def command(
+    address: str,
+    source: str,
+    target: str,
+    destination: str | None,
+    follow: bool,
+    resend: bool,
+    patience: float,
+    config_path: str | None,
+    flags: tuple[str, ...],
+    output: str,
+) -> None:
+    """Append what commits in topic SOURCE to topic TARGET: each record once, in order, as a plain message.
+
+    Any client of the target reads it, with no knowledge of transactions. TARGET belongs to the relay alone:
+    another relay to it fences this one. Killed and begun again it goes on where it stopped: the target's last
+    message tells how far it was. On a cluster the target keeps what its retention and subscriptions hold.
+
+    Where the source's history branched, as after a repair, what was relayed can't be taken back: then it ends
+    with an error, unless --resend says to append the new history from the branch on.
+    """
+    from txnbuffer.sinks.relay import Relay
+
+    config = configuration(config_path, flags)
+    where = destination or address
+    check_address(where)
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    open_source = open_for_writing if is_cluster(address) else lambda address, _: open_for_reading(address)
+    relay = Relay(
+        lambda: open_source(address, config),
+        source,
+        _target(where, target, config),
+        resend=resend,
+        patience=patience,
+        tell=_progress(),
+    )
+    narrate(f"relaying {source} to {target} at {where}")
+    done = relay.run(follow=follow, stop=stopping.is_set)
+    show_record(
+        {"records": done.records, "seqno": done.seqno, "position": done.position, "resumed_behind": done.resumed},
+        output,
+    )
+
+
+def _target(address: str, topic: str, config: Config) -> Target:
+    from txnbuffer.client.connecting import connect
+    from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
+
+    if address.startswith("txnbuf://"):
+        opening = connect(address, tls_ca=os.environ.get("TXNBUFFER_TLS_CA"))
+        return ServiceTarget(opening.open_plain, topic)
+    return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
+
+
+def _progress() -> Callable[[Relayed], None]:
+    told = 0
+
+    def tell(relayed: Relayed) -> None:
+        nonlocal told
+        if relayed.records - told >= TOLD:
+            told = relayed.records
+            narrate(f"{relayed.records:,} records, up to {relayed.position}")
+
+    return tell

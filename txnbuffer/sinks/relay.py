@@ -1,0 +1,257 @@
+"""A relay: what committed in a topic, appended to a clean one, exactly once; `relay_marks` tells what that gets."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from broker_io.batch import Batch
+from broker_io.errors import Error, ServiceUnavailable
+from broker_io.port import Broker
+from broker_io.position import Int64s, Position
+from snapshots.loading import Loaded, load
+from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.records import RecordBatch
+from txnbuffer.errors import (
+    MutationsTrimmed,
+    OutcomeUnknown,
+    RelayBranched,
+    RelayTargetTaken,
+    SeqnoGap,
+    TransactionAborted,
+)
+from txnbuffer.sinks.relay_marks import Mark, Source, marked
+from txnbuffer.streams.failover import MAX_SEQNO
+
+RECORDS = 2000
+"""Records in one append."""
+UNDER_WAY = 4
+"""Appends that are not acknowledged yet."""
+POLL = 0.25
+"""Seconds of one wait, so that whoever asks the relay to stop is heard."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+PASSING = (TransactionAborted, OutcomeUnknown)
+"""Besides what says so itself: the target tells what became of it."""
+
+
+class Target(Protocol):
+    """A topic that is relayed to."""
+
+    def open(self) -> Mark | None:
+        """Be the only relay that writes, from now on; what the last message says, None if there is none.
+
+        May be called again, after anything failed. Raises RelayTargetTaken.
+        """
+
+    def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
+        """Add messages, of which the last has a seqno; they are durable once the future has a result.
+
+        A failed append leaves a prefix. The future fails with Fenced once another relay has opened the target.
+        """
+
+    def landed(self, outcome: Any) -> None:
+        """An append is durable; `outcome` is what its future gave."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Relayed:
+    """How far a relay has come: `records` in this run, and the last of them; `resumed` of an earlier run, or None."""
+
+    records: int = 0
+    seqno: int | None = None
+    position: Position | None = None
+    resumed: Position | None = None
+
+
+class _Beginning(NamedTuple):
+    """Where to read on: what follows seqno `after` is to be relayed, `rollback` is told with the first of it."""
+
+    start: Start
+    after: int | None
+    source: Source
+    rollback: int | None = None
+
+
+class Relay:
+    """`run` it. `source` opens the broker with the topic.
+
+    `resend`: go on after the source's history branched, from where it did. `patience`: seconds without progress after
+    which an error that can pass is raised. `tell` hears of every append that is durable.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], Broker],
+        topic: str,
+        target: Target,
+        *,
+        resend: bool = False,
+        patience: float = 60.0,
+        tell: Callable[[Relayed], None] | None = None,
+    ) -> None:
+        self.relayed = Relayed()
+        self._open_source = source
+        self._topic = topic
+        self._target = target
+        self._resend = resend
+        self._patience = patience
+        self._tell = tell
+        self._progress = 0.0
+
+    def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> Relayed:
+        """Relay for ever, or up to the present end; until `stop` says so. How far it has come.
+
+        Raises what reading the source and writing the target raise, RelayTargetTaken, RelayBranched; whatever is
+        raised, running it again goes on.
+        """
+        pause = FIRST_PAUSE
+        self._progress = time.monotonic()
+        while True:
+            before = self._progress
+            try:
+                with ExitStack() as stack:
+                    stack.callback(self._target.close)
+                    self._attempt(stack, follow=follow, stop=stop)
+            except Error as error:
+                passes = error.retryable or isinstance(error, PASSING)
+                if not passes or time.monotonic() - self._progress > self._patience:
+                    raise
+            else:
+                return self.relayed
+            if stop():
+                return self.relayed
+            pause = FIRST_PAUSE if self._progress > before else min(2 * pause, LONGEST_PAUSE)
+            time.sleep(pause)
+
+    def _attempt(self, stack: ExitStack, *, follow: bool, stop: Callable[[], bool]) -> None:
+        broker = stack.enter_context(self._open_source())
+        mark = self._target.open()
+        begin = self._beginning(broker, mark)
+        reader = stack.enter_context(CommittedReader(broker, self._topic, start=begin.start))
+        self._carry(broker, reader, begin, follow=follow, stop=stop)
+
+    # Where to go on
+
+    def _beginning(self, broker: Broker, mark: Mark | None) -> _Beginning:
+        loaded = load(broker, self._topic)
+        source = self._source(loaded)
+        if mark is None:
+            return _Beginning("beginning", None, source)
+        if mark.source.topic != self._topic:
+            raise RelayTargetTaken(
+                f"the target holds what was relayed from topic {mark.source.topic!r}, not {self._topic!r}: "
+                "relay to a topic of its own"
+            )
+        common = self._common(broker, mark, loaded)
+        if common is None:
+            self.relayed.resumed = mark.position
+            ledger, entry, index = mark.position
+            start: Start = Position(ledger, entry, index + 1)
+            if mark.seqno is not None and ledger < loaded.first_ledger:
+                start = "beginning"  # nothing is missing if the log begins right behind: its numbers tell
+            return _Beginning(start, mark.seqno, source)
+        if not self._resend:
+            relayed = str(mark.position) if mark.seqno is None else f"up to {mark.seqno}"
+            raise RelayBranched(self._topic, common, relayed)
+        return _Beginning("beginning", common, source, common)
+
+    def _source(self, loaded: Loaded) -> Source:
+        version = loaded.failover.current.uuid if loaded.registered else 0
+        return Source(self._topic, loaded.incarnation, version)
+
+    def _common(self, broker: Broker, mark: Mark, loaded: Loaded) -> int | None:
+        """Up to which seqno the target holds the source's history, if that is less than all it holds."""
+        if mark.source.incarnation != loaded.incarnation:
+            return 0
+        if mark.source.version and loaded.registered:
+            end = loaded.failover.end_of(mark.source.version, MAX_SEQNO)
+            if end is None:
+                return 0
+            if mark.seqno is not None and mark.seqno > end:
+                return end
+        last = broker.last_position(self._topic)
+        if last is None or (last.ledger, last.entry) < mark.position[:2]:
+            return 0  # the log is shorter than what was read of it, and no version tells since when
+        return None
+
+    # Carrying
+
+    def _carry(
+        self, broker: Broker, reader: CommittedReader, begin: _Beginning, *, follow: bool, stop: Callable[[], bool]
+    ) -> None:
+        under_way: deque[tuple[Future[Any], Relayed]] = deque()
+        after, source, rollback = begin.after, begin.source, begin.rollback
+        while not stop():
+            batch = reader.read(limit=RECORDS, timeout=POLL if follow and not under_way else 0.0)
+            if batch is None:
+                if under_way:
+                    self._settle(under_way)
+                elif not follow:
+                    return
+                else:
+                    self._progress = time.monotonic()
+                continue
+            if begin.start == "beginning" and begin.after and batch.seqnos is not None:
+                batch = _behind(batch, batch.seqnos, begin.after)
+            if not len(batch):
+                continue
+            if batch.seqnos is not None:
+                after = _follows(after, batch.seqnos.tolist())
+                if not source.version:
+                    source = self._source(load(broker, self._topic))
+            messages = marked(batch, source, rollback)
+            rollback = None
+            seqno = None if batch.seqnos is None else int(batch.seqnos[-1])
+            sent = Relayed(len(batch), seqno, batch.positions.last)
+            under_way.append((self._target.append(messages, seqno), sent))
+            if len(under_way) == UNDER_WAY:
+                self._settle(under_way)
+        while under_way:
+            self._settle(under_way)
+
+    def _settle(self, under_way: deque[tuple[Future[Any], Relayed]]) -> None:
+        """Wait for the oldest append. Raises why it failed, and ServiceUnavailable if that takes too long."""
+        future, sent = under_way.popleft()
+        try:
+            outcome = future.result(self._patience)
+        except TimeoutError:
+            raise ServiceUnavailable(f"the target acknowledged nothing for {self._patience:.0f} s") from None
+        self._target.landed(outcome)
+        relayed = self.relayed
+        relayed.records += sent.records
+        relayed.seqno, relayed.position = sent.seqno, sent.position
+        self._progress = time.monotonic()
+        if self._tell is not None:
+            self._tell(relayed)
+
+
+def _behind(batch: RecordBatch, seqnos: Int64s, seqno: int) -> RecordBatch:
+    """The records with seqnos above one."""
+    which = slice(int(np.searchsorted(seqnos, seqno, side="right")), None)
+    return RecordBatch(
+        batch.topic,
+        batch.positions.take(which),
+        seqnos[which],
+        batch.publish_times[which],
+        batch.messages.take(which),
+        None,
+    )
+
+
+def _follows(after: int | None, seqnos: list[int]) -> int:
+    """The last seqno. Raises MutationsTrimmed or SeqnoGap where the first does not follow what was relayed last."""
+    first = seqnos[0]
+    if after and first > after + 1:
+        raise MutationsTrimmed(after + 1, first)
+    if after and first <= after:
+        raise SeqnoGap(f"seqno {first} comes behind {after}: relay to another topic")
+    return seqnos[-1]

@@ -1,0 +1,146 @@
+"""Topics to relay to: of a log or a cluster that the relay writes itself, and of a service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+from broker_io.batch import Batch
+from broker_io.port import Broker, DeduplicatingBroker, Writer
+from broker_io.position import Positions
+from txnbuffer.client.client import Client
+from txnbuffer.client.outbox import Rows
+from txnbuffer.client.plain import PlainClient
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.errors import InvalidRequest, RelayTargetTaken
+from txnbuffer.model import Position
+from txnbuffer.sinks.relay_marks import SEQNO, Mark, last_mark
+
+READING = 30.0
+"""Seconds in which the last message of a target must be read."""
+POLL = 0.1
+
+
+class OwnedTarget:
+    """A topic that the relay writes itself; an exclusive writer fences every other relay.
+
+    `open_broker` opens its broker. With `release` only the last message is held on to, where brokers drop what nobody
+    holds: what others still need is up to their subscriptions and the topic's retention, as anywhere.
+    """
+
+    def __init__(self, open_broker: Callable[[], Broker], topic: str, *, release: bool = False) -> None:
+        self._open_broker = open_broker
+        self._topic = topic
+        self._release = release
+        self._stack = ExitStack()
+        self._broker: Broker
+        self._writer: Writer
+        self._ledger: int | None = None
+
+    def open(self) -> Mark | None:
+        broker = self._broker = self._stack.enter_context(self._open_broker())
+        broker.create_topic(self._topic)
+        if isinstance(broker, DeduplicatingBroker):
+            broker.deduplicate(self._topic)
+        self._writer = self._stack.enter_context(broker.writer(self._topic, exclusive=True))
+        self._ledger = None
+        return last_mark(broker, self._topic, READING)
+
+    def append(self, batch: Batch, seqno: int | None) -> Future[Positions]:
+        return self._writer.append(batch)
+
+    def landed(self, outcome: Positions) -> None:
+        ledger = outcome.last.ledger
+        if self._release and ledger != self._ledger:
+            self._broker.trim(self._topic, ledger)
+        self._ledger = ledger
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class ServiceTarget:
+    """A topic of a service, which writes it: every append is a transaction of a named producer, numbered by seqno."""
+
+    def __init__(self, connect: Callable[[], PlainClient], topic: str) -> None:
+        self._connect = connect
+        self._topic = topic
+        self._name = f"relay to {topic}"
+        self._stack = ExitStack()
+        self._client: PlainClient
+
+    def open(self) -> Mark | None:
+        client = self._client = self._connect()
+        self._stack.callback(client.close)
+        number = client.committed_number(self._name)  # this fences every other relay, and ends what it had open
+        broker = client.client.open_broker()
+        last = self._last_record(broker, number) if self._topic in broker.topics() else None
+        if last is None:
+            if number:
+                raise RelayTargetTaken(
+                    f"topic {self._topic!r} has lost the record with seqno {number}, which was relayed last: relay to "
+                    "another one"
+                )
+            return None
+        mark = Mark.of(self._topic, last.properties)
+        if not number or mark.seqno != number:
+            raise RelayTargetTaken(f"topic {self._topic!r} holds what no relay wrote: relay to a topic of its own")
+        return mark
+
+    def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
+        if seqno is None:
+            raise InvalidRequest(
+                "the source has had no transactions, so its records have no numbers: relay to a log or a cluster"
+            )
+        future: Future[Any] = Future()
+        future.set_result(self._client.call(self._commit, self._client.client, rows_of(batch), seqno))
+        return future
+
+    def landed(self, outcome: Any) -> None:
+        """Nothing is left to do."""
+
+    def close(self) -> None:
+        self._stack.close()
+
+    async def _commit(self, client: Client, rows: Rows, seqno: int) -> None:
+        async with client.transaction(name=self._name, number=seqno) as txn:
+            await txn.send_rows(self._topic, rows)
+
+    def _last_record(self, broker: Broker, seqno: int) -> Record | None:
+        """The last visible record, which is waited for if one with a seqno has been committed."""
+        deadline = time.monotonic() + READING
+        while True:
+            last = _newest(broker, self._topic)
+            is_it = last is not None and last.properties.get(SEQNO) == str(seqno)
+            if not seqno or is_it or time.monotonic() > deadline:
+                return last
+            time.sleep(POLL)
+
+
+def _newest(broker: Broker, topic: str) -> Record | None:
+    """The newest record that is visible now."""
+    for ledger in reversed(broker.ledgers(topic)):
+        last: RecordBatch | None = None
+        with CommittedReader(broker, topic, start=Position(ledger.ledger, 0)) as reader:
+            while (batch := reader.read()) is not None:
+                last = batch
+        if last is not None:
+            *_, record = last
+            return record
+    return None
+
+
+def rows_of(batch: Batch) -> Rows:
+    """Messages as the records of a transaction."""
+    keys, values = batch.keys.to_list(), batch.values.to_list()
+    names, columns = [*batch.properties], [column.to_list() for column in batch.properties.values()]
+    properties = [
+        {name: text for name, text in zip(names, row, strict=True) if text is not None}
+        for row in zip(*columns, strict=True)
+    ]
+    times = None if batch.event_times is None else batch.event_times.tolist()
+    return Rows(keys, values, properties, times, int(batch.sizes().sum()))
