@@ -62,6 +62,7 @@ class Restored:
     renumber: Position
     failover: FailoverLog
     index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
+    cursors: dict[str, int] = field(default_factory=dict)
     rewrite: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -206,6 +207,7 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
         renumber,
         stored_log(topic, incarnation, snapshot.state.versions),
         snapshot.state.index,
+        dict(snapshot.state.cursors),
     )
 
 
@@ -273,6 +275,7 @@ def _from_start(
             return None
         restored = fresh(topic, incarnation, ledgers, state.buffer.part_size)
         restored.failover = stored_log(topic, incarnation, state.versions)
+        restored.cursors = dict(state.cursors)
         restored.notes.append(f"topic {topic}: replayed from the start of its log, of which nothing was ever trimmed")
         return restored
     return None

@@ -7,7 +7,8 @@ the ledger that follows if the one of the applied position was closed and wholly
 For change streams it has the failover log, newest version first (`failover_uuid`: six bytes each, the
 highest first), and the index of mutation snapshots, ascending: seqnos and positions of the first and last
 mutation of each, and how many stood in it. Entries of earlier releases have neither; then the topic's only
-version is the one that its incarnation gives. The columns for durable cursors are empty in this version.
+version is the one that its incarnation gives. The durable cursors stand by name, each with the seqno up to which
+whoever owns it has all.
 """
 
 from __future__ import annotations
@@ -44,9 +45,6 @@ UNKNOWN_LEDGER = -1
 
 UUID_BYTES = 6
 
-_LATER: dict[str, Any] = {"cursor_seqno": np.empty(0, np.int64), "cursor_name": []}
-"""Fields that nothing fills yet."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicState:
@@ -55,7 +53,7 @@ class TopicState:
     `origin_ledger` is the first ledger that existed when the topic was registered; `following_ledger` the one
     in which the log goes on behind `buffer.applied` if the ledger of that position was closed and wholly
     applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log,
-    newest first, not checked.
+    newest first, not checked. `cursors`: names and seqnos of the durable cursors.
     """
 
     buffer: BufferState
@@ -64,6 +62,7 @@ class TopicState:
     following_ledger: int = UNKNOWN_LEDGER
     versions: tuple[Version, ...] = ()
     index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
+    cursors: tuple[tuple[str, int], ...] = ()
 
     @property
     def resume_ledger(self) -> int:
@@ -88,7 +87,8 @@ def encode_state(state: TopicState) -> bytes:
         **_put_index(state.index),
         "failover_uuid": [version.uuid.to_bytes(UUID_BYTES, "big") for version in state.versions],
         "failover_seqno": np.array([version.seqno for version in state.versions], np.int64),
-        **_LATER,
+        "cursor_name": [name.encode() for name, _ in state.cursors],
+        "cursor_seqno": np.array([seqno for _, seqno in state.cursors], np.int64),
     }
     return record("state-1").encode(values)
 
@@ -104,6 +104,7 @@ def decode_state(data: bytes) -> TopicState:
             values["following_ledger"],
             _get_versions(values),
             _get_index(values),
+            _get_cursors(values),
         )
     except BadColumn as error:
         raise BadRecord(str(error)) from error
@@ -249,6 +250,16 @@ def _get_versions(values: Mapping[str, Any]) -> tuple[Version, ...]:
     if len(uuids) != len(seqnos):
         raise BadColumn(f"{len(uuids)} versions that began at {len(seqnos)} seqnos")
     return tuple(Version(int.from_bytes(uuid, "big"), seqno) for uuid, seqno in zip(uuids, seqnos, strict=True))
+
+
+def _get_cursors(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    names, seqnos = values["cursor_name"], values["cursor_seqno"].tolist()
+    if len(names) != len(seqnos):
+        raise BadColumn(f"{len(names)} durable cursors at {len(seqnos)} seqnos")
+    try:
+        return tuple(zip([name.decode() for name in names], seqnos, strict=True))
+    except UnicodeDecodeError as error:
+        raise BadColumn(f"the name of a durable cursor is no UTF-8 ({error})") from None
 
 
 def _put_index(index: IndexColumns) -> dict[str, Any]:

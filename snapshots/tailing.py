@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from broker_io.batch import PlacedBatch
@@ -38,7 +39,8 @@ class Tail:
     """Follows one topic from where it was restored.
 
     `failover`: the versions of its history. `index`: where mutations stand in its log, as the next snapshot has it; it
-    must not go beyond what is numbered.
+    must not go beyond what is numbered. `cursors`: the durable ones, name → seqno up to which its owner has all; to be
+    replaced, not changed, as another thread may write it.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Tail:
         )
         self.failover: FailoverLog = restored.failover
         self.index: IndexColumns = restored.index
+        self.cursors: Mapping[str, int] = restored.cursors
 
     def replay(self) -> list[Effect]:
         """Apply everything up to the present end of the log; nothing is visible before. Raises as `read` does."""
@@ -117,6 +120,7 @@ class Tail:
             self._following_ledger(self._broker.ledgers(self.topic)),
             self.failover.versions,
             self.index,
+            tuple(sorted(self.cursors.items())),
         )
 
     def _following_ledger(self, ledgers: list[Ledger]) -> int:

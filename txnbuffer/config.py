@@ -59,6 +59,8 @@
     max_connections = 1000      # at once
     max_streams = 1000          # of one connection
     slow_after = 720.0          # seconds without room at its reader after which a stream ends
+    max_cursors = 64            # durable cursors of one topic
+    cursor_bytes = 17179869184  # a durable cursor that keeps more than that from going is dropped; 0: none is
 
 The environment has the same keys as `TXNBUFFER_LOG_SEGMENT_BYTES`, a flag as `--set log.segment_bytes=…`.
 """
@@ -91,7 +93,10 @@ NO_SETTINGS = {
 
 ABOVE_0 = {
     *(("service", "max_clients"), ("retention", "check_seconds")),
-    *(("streams", name) for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after")),
+    *(
+        ("streams", name)
+        for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors")
+    ),
 }
 """Settings that can't be 0: nobody could connect, retention would look without a pause."""
 
@@ -174,6 +179,8 @@ class StreamsConfig:
     max_connections: int = 1000
     max_streams: int = 1000
     slow_after: float = 720.0
+    max_cursors: int = 64
+    cursor_bytes: int = 16 * 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,3 +60,23 @@ def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
 )
 def test_what_no_stream_can_be_is_refused(arguments: tuple[str, ...]) -> None:
     assert txnbuf("tail", *arguments).returncode == 2
+
+
+def test_cursors_are_made_shown_moved_and_removed(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "log") as service:
+        at = ("--service", f"127.0.0.1:{service.port}", "--output", "json")
+        with connect(f"txnbuf://127.0.0.1:{service.port}") as client, client.transaction() as txn:
+            txn.send("orders", "one")
+            txn.send("orders", "two")
+        made = txnbuf("cursors", "add", "orders", "cache", *at)
+        assert json.loads(made.stdout) == {"topic": "orders", "cursor": "cache", "seqno": 0}, made.stderr
+        assert json.loads(txnbuf("cursors", "advance", "orders", "cache", "1", *at).stdout)["seqno"] == 1
+        service.kill()
+    with ServiceProcess(tmp_path / "log") as service:
+        at = ("--service", f"127.0.0.1:{service.port}", "--output", "json")
+        (row,) = json.loads(txnbuf("cursors", "list", *at).stdout)
+        assert (row["topic"], row["cursor"], row["seqno"] <= 1) == ("orders", "cache", True)
+        assert txnbuf("cursors", "remove", "orders", "cache", *at).returncode == 0
+        assert json.loads(txnbuf("cursors", "list", *at).stdout) == []
+        missing = txnbuf("cursors", "remove", "orders", "cache", *at)
+        assert (missing.returncode, "no cursor 'cache'" in missing.stderr) == (2, True)

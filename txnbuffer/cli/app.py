@@ -27,6 +27,7 @@ COMMANDS = {
     "abort": "Abort a transaction, whoever has it open.",
     "groups": "Show how far consumer groups have come.",
     "streams": "Show change streams and how far each has come.",
+    "cursors": "Show, make, move and remove durable cursors of change streams.",
     "inspect": "Show what is stored: topics and messages, a buffer's state, snapshot entries.",
     "verify": "Check every buffer snapshot against its log; changes nothing.",
     "recover": "Rebuild a buffer's state from its log and show how the snapshot differs.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker_io import check_address, is_cluster
-from txnbuffer.cli.opening import address_argument, config_options, configuration, open_for_reading, open_for_writing
+from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 
@@ -32,7 +32,7 @@ TOLD = 10_000
 @click.option("--resend", is_flag=True, help="After the source's history branched: append the new history.")
 @click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0),
               help="Seconds without progress after which an error ends it that may pass.")  # fmt: skip
-@config_options
+@with_config
 @output_option
 def command(
     address: str,
@@ -42,8 +42,7 @@ def command(
     follow: bool,
     resend: bool,
     patience: float,
-    config_path: str | None,
-    flags: tuple[str, ...],
+    config: Config,
     output: str,
 ) -> None:
     """Append what commits in topic SOURCE to topic TARGET: each record once, in order, as a plain message.
@@ -57,14 +56,12 @@ def command(
     """
     from txnbuffer.sinks.relay import Relay
 
-    config = configuration(config_path, flags)
     where = destination or address
     check_address(where)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    open_source = open_for_writing if is_cluster(address) else lambda address, _: open_for_reading(address)
     relay = Relay(
-        lambda: open_source(address, config),
+        lambda: open_for_reading(address, config),
         source,
         _target(where, target, config),
         resend=resend,

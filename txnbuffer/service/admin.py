@@ -19,6 +19,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.topic import Topic
+from txnbuffer.streams.token import ResumeToken
 
 Answer = dict[str, Any]
 READ_TIMEOUT = 5.0
@@ -32,6 +33,10 @@ QUESTIONS = {
     "Groups": "groups",
     "Sessions": "sessions",
     "Streams": "streams",
+    "Cursors": "cursors",
+    "AddCursor": "add_cursor",
+    "AdvanceCursor": "advance_cursor",
+    "RemoveCursor": "remove_cursor",
 }
 """The questions by name, and the methods of `Admin` that answer them."""
 
@@ -155,14 +160,39 @@ class Admin:
             for _, feed in sorted(streams.feeds.items())
         ]
         memory = {"bytes": streams.budget.account.bytes, "budget": streams.budget.budget}
-        return {"connections": connections, "managers": managers, "memory": memory}
+        cursors = {"cursors": streams.cursors.rows(), "cursors_dropped": streams.cursors.dropped}
+        return {"connections": connections, "managers": managers, "memory": memory, **cursors}
+
+    async def cursors(self, question: dict[str, Any]) -> list[Answer]:
+        """Durable cursors: where each stands, and what it holds."""
+        _known(question)
+        return self._engine.streams.cursors.rows()
+
+    async def add_cursor(self, question: dict[str, Any]) -> Answer:
+        """A durable cursor `cursor` of `topic` at `at`: "beginning", "now", a seqno or a resume token."""
+        _known(question, "topic", "cursor", "at")
+        topic, name, at = _topic(question), question.get("cursor"), question.get("at", "beginning")
+        at = at if at in ("beginning", "now") else _place(at)
+        return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.add(topic, name, at)}
+
+    async def advance_cursor(self, question: dict[str, Any]) -> Answer:
+        """Let go of what stands up to `at`, a seqno or a resume token."""
+        _known(question, "topic", "cursor", "at")
+        topic, name, at = _topic(question), question.get("cursor"), _place(question.get("at"))
+        return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.advance(topic, name, at)}
+
+    async def remove_cursor(self, question: dict[str, Any]) -> Answer:
+        """Hold nothing for a durable cursor any more."""
+        _known(question, "topic", "cursor")
+        topic, name = _topic(question), question.get("cursor")
+        await self._engine.streams.cursors.remove(topic, name)
+        return {"topic": topic, "cursor": name}
 
     def _put_abort(self, txn: TxnId, request: int) -> None:
         self._engine.coordinator.abort("", request, txn, (), self._engine.now(), operator=True)
 
     def _topic(self, name: object) -> Topic:
-        if not isinstance(name, str):
-            raise InvalidRequest(f"{name!r} is no topic: give its name as text")
+        name = _topic({"topic": name})
         topic = self._engine.topics.get(name)
         if topic is None:
             raise TopicNotFound(f"the service has no topic {name!r} open; `txnbuf list` shows those it has")
@@ -274,6 +304,22 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise InvalidRequest(f"{value!r} is no number of seconds: give 0 or more")
     return float(value)
+
+
+def _topic(question: dict[str, Any]) -> str:
+    name = question.get("topic")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"{name!r} is no topic: give its name as text")
+    return name
+
+
+def _place(at: Any) -> int | ResumeToken:
+    """A seqno, or a resume token as text."""
+    if isinstance(at, str) and not at.isdigit():
+        return ResumeToken.parse(at)
+    if isinstance(at, bool) or not isinstance(at, int | str):
+        raise InvalidRequest(f"{at!r} is no place for a cursor: give a seqno or a resume token")
+    return int(at)
 
 
 def _text(value: object) -> str | None:

@@ -173,11 +173,11 @@ class Engine:
         if self.following is not None:
             self._read_others(self.following, opened.at)
         topics.load(self.coordinator.topics())
-        self.keeping = Keeping(topics)
-        self.retention = Retention(topics, self.keeping, self._retention_config, self.clock, self._group_floor)
+        keeping = self.keeping = Keeping(topics)
         self.guarding = Guarding(topics, self._retention_config.check_seconds)
-        self.streams = Streams(topics, self.registering.registered, self._streams_config, self.clock.monotonic)
-        self.keeping.capturing = self.streams.persist
+        self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
+        floors = self._group_floor, self.streams.cursors.floor
+        self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
         for part in (self.streams, self.keeping, self.retention, self.guarding):
             self.run(part.run())
         self.run(self._watch_time())

@@ -79,6 +79,9 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     yield Metric("streams_topics", "gauge", "Topics with a mutation manager.", len(managers))
     yield Metric("streams_memory_bytes", "gauge", "Memory of all mutation managers.", streams.budget.account.bytes)
     yield Metric("streams_cursors_dropped", "gauge", "Places that cursors have lost to win memory back.", dropped)
+    durable, given_up = len(streams.cursors.rows()), streams.cursors.dropped
+    yield Metric("streams_durable_cursors", "gauge", "Durable cursors of all topics.", durable)
+    yield Metric("streams_durable_cursors_dropped", "counter", "Durable cursors dropped for what they held.", given_up)
     yield Metric("streams_backfilled", "counter", "Mutations read from the log.", streams.backfills.items)
 
 

@@ -21,7 +21,10 @@ COMPACT_BYTES = 32 * MIB
 
 
 class Retention:
-    """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does."""
+    """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does.
+
+    `cursors` tells that of durable cursors, of a topic's ledgers of which those from one on are to stay anyway.
+    """
 
     def __init__(
         self,
@@ -30,6 +33,7 @@ class Retention:
         config: RetentionConfig,
         clock: Clock,
         floor: Callable[[str], int | None],
+        cursors: Callable[[str, Sequence[Ledger], int], int | None] | None = None,
     ) -> None:
         self.trimmed = 0
         self.problem: Error | None = None
@@ -38,6 +42,7 @@ class Retention:
         self._config = config
         self._clock = clock
         self._floor = floor
+        self._cursors = cursors
         self._compacted = 0
 
     async def run(self) -> None:
@@ -54,14 +59,16 @@ class Retention:
     async def check(self, topic: Topic) -> None:
         """Drop what a topic need not keep."""
         name = topic.name
-        first, oldest = await self._topics.work(self._first_wanted, name)
+        first, ledgers = await self._topics.work(self._first_wanted, name)
+        oldest = ledgers[0].ledger
         if first <= oldest:
             return
+        held = None if self._cursors is None else self._cursors(name, ledgers, first)
         if topic.tail is not None:
             await self._keeping.snapshot([name])
             first = min(first, await self._topics.apart([name], topic.tail.floor))
-        if (needed := self._floor(name)) is not None:
-            first = min(first, needed)
+        for needed in (self._floor(name), held):
+            first = first if needed is None else min(first, needed)
         if first > oldest:
             async with self._topics.keeping:
                 self.trimmed += await self._topics.work(self._trim, name, first)
@@ -82,11 +89,10 @@ class Retention:
         broker.trim(name, first)
         return before - len(broker.ledgers(name))
 
-    def _first_wanted(self, name: str) -> tuple[int, int]:
-        """The first ledger that age and size want to keep, and the first that there is. In the worker thread."""
+    def _first_wanted(self, name: str) -> tuple[int, list[Ledger]]:
+        """The first ledger that age and size want to keep, and those that there are. In the worker thread."""
         broker, config = self._topics.broker, self._config
         ledgers = broker.ledgers(name)
-        oldest = ledgers[0].ledger
         wanted = ledgers[0].ledger
         if config.seconds:
             kept_from = broker.position_at(name, self._clock.now_ms() - int(config.seconds * 1000))
@@ -102,7 +108,7 @@ class Retention:
                 if excess < 0:
                     break
                 wanted = max(wanted, ledger.ledger + 1)
-        return wanted, oldest
+        return wanted, ledgers
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:

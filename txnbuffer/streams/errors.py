@@ -73,6 +73,18 @@ class StreamTopicDeleted(CallerError):
     grpc_status = "NOT_FOUND"
 
 
+class UnknownCursor(CallerError):
+    """A topic has no durable cursor of that name: it was removed, dropped for what it held, or never made."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class TooManyCursors(CallerError):
+    """A topic has as many durable cursors as it may."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class BackfillFailed(StorageError):
     """What the stream needed could not be read from the log."""
 

@@ -105,9 +105,7 @@ class Feed:
 
     def oldest(self, first_ledger: int) -> int:
         """The seqno of the first mutation that there still is if the log begins with a ledger."""
-        sequencer = self.tail.numbering.sequencer
-        firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
-        return min(firsts, default=sequencer.next_seqno)
+        return oldest_seqno(self.tail, first_ledger)
 
     def close(self) -> None:
         """Feed nobody any more; its cursors are closed."""
@@ -158,6 +156,13 @@ class Feed:
             numbers = np.arange(place.seqno, place.seqno + len(mutations), dtype=np.int64)
             mutations = MutationBatch(numbers, mutations.positions, mutations.publish_times, mutations.messages)
         return mutations if len(mutations) else None
+
+
+def oldest_seqno(tail: Tail, first_ledger: int) -> int:
+    """The seqno of the first mutation that a topic still has if its log begins with a ledger."""
+    sequencer = tail.numbering.sequencer
+    firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
+    return min(firsts, default=sequencer.next_seqno)
 
 
 def whole(position: Position) -> Position:

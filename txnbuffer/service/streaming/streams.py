@@ -1,6 +1,7 @@
 """All change streams of a service: feeds of topics, connections of clients, and the memory that they share.
 
-A topic that nobody streams costs nothing. Streams hold no data back: what retention drops, a slow one has lost.
+A topic that nobody streams costs nothing. Streams hold no data back, durable cursors do: what retention drops, a slow
+stream without one has lost.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, RegistrationFailed, ServiceUnavailable
 from txnbuffer.mutations import Cursor, MemoryBudget, ReadLog, StopReading, Wake
+from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.streaming.backfills import Backfills
 from txnbuffer.service.streaming.connection import StreamConnection
-from txnbuffer.service.streaming.feed import Feed
+from txnbuffer.service.streaming.cursors import Cursors
+from txnbuffer.service.streaming.feed import Feed, oldest_seqno
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import EndReason
 from txnbuffer.streams.registry import Connections
@@ -36,11 +39,15 @@ Register = Callable[[str], Awaitable[None]]
 class Streams:
     """`register` makes a topic one that has seqnos. All of it belongs to the engine's loop."""
 
-    def __init__(self, topics: Topics, register: Register, config: StreamsConfig, now: Callable[[], float]) -> None:
+    def __init__(
+        self, topics: Topics, keeping: Keeping, register: Register, config: StreamsConfig, now: Callable[[], float]
+    ) -> None:
         self.now = now
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: set[StreamConnection] = set()
+        keeping.capturing = self.persist
+        self.cursors = Cursors(topics, keeping, self._known, limit=config.max_cursors, max_bytes=config.cursor_bytes)
         self.backfills = Backfills(topics, config.readers, self.settle)
         self._loop = asyncio.get_running_loop()
         self._topics = topics
@@ -219,21 +226,23 @@ class Streams:
         return topic.tail
 
     async def _facts(self, feed: Feed) -> TopicFacts:
-        broker, tail = self._topics.broker, feed.tail
+        facts = await self._facts_of(feed.tail, feed.name)
+        feed.manager.trim(facts.trimmed_seqno + 1)
+        has_memory = self.budget.account.bytes <= self.budget.budget
+        return replace(facts, high_seqno=feed.manager.high, has_memory=has_memory)
+
+    async def _known(self, name: str) -> tuple[Tail, TopicFacts]:
+        tail = await self._tail(name)
+        return tail, await self._facts_of(tail, name)
+
+    async def _facts_of(self, tail: Tail, name: str) -> TopicFacts:
+        broker = self._topics.broker
         if not self._cluster:
             self._cluster = await self._topics.work(broker.incarnation, DECISIONS)
-        ledgers = await self._topics.work(broker.ledgers, feed.name)
-        trimmed = feed.oldest(ledgers[0].ledger) - 1
-        feed.manager.trim(trimmed + 1)
-        has_memory = self.budget.account.bytes <= self.budget.budget
-        return TopicFacts(
-            self._cluster,
-            tail.writer.incarnation,
-            tail.failover,
-            feed.manager.high,
-            trimmed_seqno=trimmed,
-            has_memory=has_memory,
-        )
+        ledgers = await self._topics.work(broker.ledgers, name)
+        trimmed = oldest_seqno(tail, ledgers[0].ledger) - 1
+        high = tail.numbering.sequencer.next_seqno - 1
+        return TopicFacts(self._cluster, tail.writer.incarnation, tail.failover, high, trimmed_seqno=trimmed)
 
     def _look_at(self, feed: Feed) -> None:
         """A topic may have stopped, or nobody may stream it any more."""
