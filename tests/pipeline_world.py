@@ -13,8 +13,8 @@ from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.pipeline.arrow import record_batch, schema_of
+from txnbuffer.pipeline.fixing import Fixed
 from txnbuffer.pipeline.options import COLUMNS, OUTCOME
-from txnbuffer.pipeline.planning import Fixed
 from txnbuffer.pipeline.ranges import Range
 from txnbuffer.pipeline.reading import Judge, read_range
 from txnbuffer.protocol import encode_marker, transactional
@@ -166,8 +166,13 @@ def rows_read(
         for found in read_range(broker, one, judge):
             batch = record_batch(found, schema)
             batch.validate(full=True)
-            rows += [_plain(row) for row in zip(*(column.to_pylist() for column in _milliseconds(batch)), strict=True)]
+            rows += rows_of_batch(batch)
     return rows
+
+
+def rows_of_batch(batch: Any) -> list[Row]:
+    """The rows of an Arrow record batch with COLUMNS and perhaps the outcome."""
+    return [_plain(row) for row in zip(*(column.to_pylist() for column in _milliseconds(batch)), strict=True)]
 
 
 def _milliseconds(batch: Any) -> list[Any]:

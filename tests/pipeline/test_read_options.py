@@ -19,7 +19,7 @@ def test_defaults() -> None:
     assert options.columns == COLUMNS
     assert (options.start_of("orders"), options.end_of("orders")) == ("beginning", "end")
     assert options.fail_on_data_loss
-    assert options.max_records is None
+    assert options.max_messages is None
 
 
 def test_what_can_be_said() -> None:
@@ -31,7 +31,7 @@ def test_what_can_be_said() -> None:
             "end": "2026-01-31T12:00:00+00:00",
             "columns": "value, seqno,value,outcome",
             "include_aborted": "TRUE",
-            "max_records_per_trigger": "500",
+            "max_messages_per_trigger": "500",
             "fail_on_data_loss": "false",
         }
     )
@@ -40,7 +40,7 @@ def test_what_can_be_said() -> None:
     assert options.start_of("a, b") == "beginning"
     assert options.end_of("c") == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert options.columns == ("value", "seqno", "outcome")
-    assert options.max_records == 500
+    assert options.max_messages == 500
 
 
 def test_a_pattern_chooses_topics_of_data() -> None:
@@ -67,7 +67,7 @@ def test_a_pattern_chooses_topics_of_data() -> None:
         ({"columns": " , "}, "option columns names none"),
         ({"columns": "outcome"}, "with option include_aborted only"),
         ({"partition_bytes": "0"}, "option partition_bytes is a whole number above 0"),
-        ({"max_records_per_trigger": "1e6"}, "option max_records_per_trigger is a whole number above 0"),
+        ({"max_messages_per_trigger": "1e6"}, "option max_messages_per_trigger is a whole number above 0"),
         ({"fail_on_data_loss": "no"}, "option fail_on_data_loss is true or false"),
         ({"failondataloss": "true"}, "option failondataloss is unknown"),
     ],

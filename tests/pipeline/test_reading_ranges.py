@@ -18,8 +18,8 @@ from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
 from snapshots.loading import Loaded, load
 from txnbuffer.model import Position
-from txnbuffer.pipeline import planning
-from txnbuffer.pipeline.planning import Fixed, fix
+from txnbuffer.pipeline import fixing
+from txnbuffer.pipeline.fixing import Fixed, fix
 from txnbuffer.pipeline.ranges import Cut, Range
 from txnbuffer.pipeline.reading import Judge, read_range
 
@@ -125,7 +125,7 @@ def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
         log.abort(1)
         return loaded
 
-    monkeypatch.setattr(planning, "load", load_and_go_on)
+    monkeypatch.setattr(fixing, "load", load_and_go_on)
     fixed = fix(broker, TOPIC)
     assert [row[4] for row in rows_read(broker, fixed, whole(fixed))] == [b"1"]
 
@@ -161,7 +161,7 @@ def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: BufferKe
     assert [row[4] for row in rows_read(broker, before, whole(before))] == [b"1"]
     after = fix(broker, TOPIC)
     assert [row[4] for row in rows_read(broker, after, whole(after))] == [b"1", b"2", b"3"]
-    uncommitted = fix(broker, TOPIC, isolation="read_uncommitted")
+    uncommitted = fix(broker, TOPIC, isolated=False)
     log.records(2, "4")
     assert [row[4] for row in rows_read(broker, uncommitted, whole(uncommitted), isolated=False)] == [b"1", b"2", b"3"]
 

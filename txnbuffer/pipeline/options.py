@@ -26,7 +26,7 @@ Place: TypeAlias = "Position | datetime | str"
 
 _KNOWN = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
-    "max_records_per_trigger", "fail_on_data_loss",
+    "max_messages_per_trigger", "fail_on_data_loss",
 )  # fmt: skip
 
 
@@ -34,8 +34,8 @@ _KNOWN = (
 class ReadOptions:
     """What to read. `start` and `end` hold a place by topic, under "" for all others.
 
-    `topics` is empty where `pattern` chooses, which is to match the whole name. `max_records`: of the log, about,
-    in one micro-batch; None: no limit.
+    `topics` is empty where `pattern` chooses, which is to match the whole name. `max_messages`: of the log, in one
+    micro-batch; None: no limit.
     """
 
     broker: str
@@ -47,7 +47,7 @@ class ReadOptions:
     end: Mapping[str, Place]
     columns: tuple[str, ...]
     partition_bytes: int
-    max_records: int | None
+    max_messages: int | None
     fail_on_data_loss: bool
 
     @classmethod
@@ -75,8 +75,8 @@ class ReadOptions:
             end=_places("end", given.get("end", END), END),
             columns=_columns(given.get("columns"), aborted=aborted),
             partition_bytes=_number("partition_bytes", given.get("partition_bytes", str(PARTITION_BYTES))),
-            max_records=_number("max_records_per_trigger", given["max_records_per_trigger"])
-            if "max_records_per_trigger" in given
+            max_messages=_number("max_messages_per_trigger", given["max_messages_per_trigger"])
+            if "max_messages_per_trigger" in given
             else None,
             fail_on_data_loss=_flag("fail_on_data_loss", given.get("fail_on_data_loss", "true")),
         )

@@ -165,6 +165,23 @@ class _Log(NamedTuple):
         return self.pieces[index].end if index >= 0 else border
 
 
+def advanced(extents: Sequence[Extent], first: Position, stop: Position, messages: int) -> tuple[Position, int]:
+    """The place at most so many messages behind `first`, not above `stop`, and how many messages those are."""
+    counted = [extent._replace(bytes=max(extent.entries, _top(stop, extent.ledger))) for extent in extents]
+    log = _Log.of(counted, first, stop)
+    left = messages
+    for piece in log.pieces:
+        if left < piece.entries:
+            return (Position(piece.ledger, piece.low + left) if left else first), messages
+        left -= piece.entries
+        first = piece.end
+    return (stop if log.pieces else first), messages - left
+
+
+def _top(stop: Position, ledger: int) -> int:
+    return stop.entry if stop.ledger == ledger else 0
+
+
 def packed(ranges: Sequence[Range], target_bytes: int) -> list[tuple[Range, ...]]:
     """Ranges put together for tasks of about the target size, in their order."""
     tasks: list[list[Range]] = []

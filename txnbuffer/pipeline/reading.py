@@ -21,7 +21,7 @@ from txnbuffer.buffer.verdicts import FixedVerdicts
 from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.columns import any_transactional, present, transaction_codes
 from txnbuffer.errors import TailStalled
-from txnbuffer.pipeline.planning import PATIENCE
+from txnbuffer.pipeline.fixing import PATIENCE
 from txnbuffer.pipeline.ranges import Range, behind
 from txnbuffer.protocol import MARKER, RECORDS, TXN
 from txnbuffer.recordset import expand

@@ -10,8 +10,7 @@ What is read is fixed when Spark plans a query: each action plans anew, and sees
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_io import open_broker
-from broker_io.port import Broker
-from txnbuffer.pipeline.arrow import record_batch, schema_of
-from txnbuffer.pipeline.options import READ_COMMITTED, ReadOptions
-from txnbuffer.pipeline.planning import Fixed, Plan, plan
-from txnbuffer.pipeline.ranges import Range
-from txnbuffer.pipeline.reading import Judge, read_range
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.planning import Plan, plan
+from txnbuffer.pipeline.reading import Judge
+from txnbuffer.pipeline.spark.stream import StreamReader
+from txnbuffer.pipeline.spark.tasks import Task, absolute, judge_of, open_for_reading, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,15 +71,11 @@ class TxnbufferSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(self._read_options())
 
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # named by Spark
+        return StreamReader(self._read_options())
+
     def _read_options(self) -> ReadOptions:
         return ReadOptions.of({name: text for name, text in self.options.items() if name.lower() != "path"})
-
-
-class Task(InputPartition):
-    """Ranges that one task reads, one after the other."""
-
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
-        self.ranges = ranges
 
 
 class BatchReader(DataSourceReader):
@@ -91,10 +84,12 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = replace(options, broker=absolute(options.broker))
         self._plan: Plan | None = None
+        self._judges: dict[str, Judge] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get the verdicts with the reader, which Spark sends before it asks for the partitions."""
-        return {"_options": self._options, "_plan": Plan((), self._planned().topics)}
+        """Tasks get their judges with the reader, which Spark sends before it asks for the partitions."""
+        self._planned()
+        return {"_options": self._options, "_judges": self._judges}
 
     def partitions(self) -> list[InputPartition]:
         return [Task(ranges) for ranges in self._planned().tasks] or [Task(())]
@@ -102,45 +97,11 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):
             raise TypeError("a task reads the ranges that were planned for it")
-        return read_ranges(self._options, partition.ranges, self._planned().topics)
+        return read_task(self._options, partition.ranges, self._judges)
 
     def _planned(self) -> Plan:
         if self._plan is None:
             with open_for_reading(self._options.broker) as broker:
                 self._plan = plan(broker, self._options)
+            self._judges = {topic: judge_of(self._options, fixed) for topic, fixed in self._plan.topics.items()}
         return self._plan
-
-
-def read_ranges(
-    options: ReadOptions, ranges: tuple[Range, ...], topics: Mapping[str, Fixed]
-) -> Iterator[pa.RecordBatch]:
-    """What stands in ranges, as Arrow record batches with the columns of the options."""
-    if not ranges:
-        return
-    schema = schema_of(options.columns)
-    with open_for_reading(options.broker) as broker:
-        for one in ranges:
-            judge = judge_of(options, topics[one.topic])
-            for rows in read_range(broker, one, judge, fail_on_data_loss=options.fail_on_data_loss):
-                yield record_batch(rows, schema)
-
-
-def judge_of(options: ReadOptions, fixed: Fixed) -> Judge:
-    return Judge(
-        fixed.topic,
-        fixed.verdicts,
-        fixed.registered,
-        isolated=options.isolation == READ_COMMITTED,
-        keep_hidden=options.include_aborted,
-    )
-
-
-def open_for_reading(address: str) -> Broker:
-    """A broker that changes nothing, so that a log in files may belong to another process."""
-    return open_broker(address, read_only=True) if address.startswith("file:") else open_broker(address)
-
-
-def absolute(address: str) -> str:
-    """The same address for processes in other directories."""
-    scheme, _, rest = address.partition(":")
-    return f"file:{os.path.abspath(rest)}" if scheme == "file" else address

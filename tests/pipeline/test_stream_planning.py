@@ -1,0 +1,247 @@
+"""Micro-batches: put together they are what a committed reader is given, however the query stops and starts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from golden_files import committed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_world import Life, Row, records_of, row_of, rows_of_batch
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.memory import MemoryBroker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline.offsets import Offset, Reached
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.ranges import Extent
+from txnbuffer.pipeline.spark import stream, tasks
+from txnbuffer.pipeline.spark.stream import StreamReader
+
+
+class Kept:
+    """A broker that readers can't close."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@contextmanager
+def world() -> Iterator[tuple[MemoryBroker, BufferKeeper]]:
+    """A log in memory, which stream readers take for the one in files that they are told of."""
+    with pytest.MonkeyPatch.context() as patch, MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
+        keeper.recover()
+        for module in (stream, tasks):
+            patch.setattr(module, "open_for_reading", lambda address: Kept(broker))
+        yield broker, keeper
+
+
+class Query:
+    """A streaming query without Spark: plans micro-batches, reads them, keeps its offset as JSON."""
+
+    def __init__(self, **options: str) -> None:
+        self.options = ReadOptions.of({"broker": "file:log", "pattern": ".*", "partition_bytes": "300", **options})
+        self.reader = StreamReader(self.options)
+        self.offset = through_json(self.reader.initialOffset())
+        self.rows: list[Row] = []
+
+    def restart(self) -> None:
+        self.reader.stop()
+        self.reader = StreamReader(self.options)
+
+    def trigger(self, limit: Any = None) -> bool:
+        """One micro-batch; whether there was anything to do."""
+        end = through_json(self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit()))
+        if end == self.offset:
+            return False
+        self.rows += self.read(self.offset, end)
+        self.offset = end
+        return True
+
+    def read(self, start: Any, end: Any) -> list[Row]:
+        rows = []
+        for task in self.reader.partitions(start, end):
+            for batch in self.reader.read(task):
+                rows += rows_of_batch(batch)
+        return rows
+
+    def run_out(self) -> None:
+        self.reader.prepareForTriggerAvailableNow()
+        for _ in range(1000):
+            if not self.trigger():
+                return
+        raise AssertionError("the query does not come to its end")
+
+
+def through_json(offset: Any) -> Any:
+    return json.loads(json.dumps(offset))
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), limit=st.sampled_from([None, 1, 7, 40]), columns=st.sampled_from(["all", "some"]))
+def test_micro_batches_are_what_a_reader_is_given(seed: int, limit: int | None, columns: str) -> None:
+    chance = random.Random(seed)
+    more = {} if limit is None else {"max_messages_per_trigger": str(limit)}
+    with world() as (broker, keeper):
+        lives = [Life(broker, keeper, topic, seed + index) for index, topic in enumerate(["orders", "stock"])]
+        query = Query(**more)
+        planned = []
+        for _ in range(12):
+            for life in lives:
+                life.run(chance.randint(0, 8))
+            before = query.offset
+            if query.trigger():
+                planned.append((before, query.offset))
+            if chance.random() < 0.3:
+                query.restart()
+            if len(lives) < 3 and chance.random() < 0.2:
+                lives.append(Life(broker, keeper, "later", seed))
+        query.run_out()
+        found: dict[str, list[Row]] = {life.topic: [] for life in lives}
+        for row in query.rows:
+            found[row[0]].append(row)
+        numbered = limit is None
+        for life in lives:
+            expected = [row_of(record) for record in records_of(broker, life.topic)]
+            got = found[life.topic]
+            assert [without_seqno(row) for row in got] == [without_seqno(row) for row in expected]
+            assert all(row[2] in (None, right[2]) for row, right in zip(got, expected, strict=True))
+            assert not numbered or [row[2] for row in got] == [row[2] for row in expected]
+        query.restart()
+        again = [row for start, end in planned for row in query.read(start, end)]
+        assert [without_seqno(row) for row in again] == [without_seqno(row) for row in query.rows[: len(again)]]
+
+
+def without_seqno(row: Row) -> Row:
+    return (*row[:2], *row[3:])
+
+
+def test_a_limit_is_shared_among_topics_and_kept() -> None:
+    with world() as (broker, keeper):
+        for topic, count in (("orders", 30), ("stock", 10)):
+            life = Life(broker, keeper, topic, 1)
+            for _ in range(count):
+                life.sent = {}
+                life.plain()
+            broker.roll(topic)
+        query = Query()
+        there = {topic: sum(one.entries for one in broker.ledgers(topic)) for topic in ("orders", "stock")}
+        assert query.trigger(ReadMaxRows(8))
+        topics = Offset.of_json(query.offset).topics
+        shares = {topic: topics[topic].at.entry for topic in topics}
+        assert sum(shares.values()) == 8
+        assert shares["orders"] >= 8 * there["orders"] // sum(there.values())
+        assert query.trigger(ReadAllAvailable())
+        assert len(query.rows) == sum(len(records_of(broker, topic)) for topic in there)
+        assert not query.trigger()
+
+
+def test_available_now_ends_where_it_began() -> None:
+    with world() as (broker, keeper):
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        query = Query(max_messages_per_trigger="1")
+        query.reader.prepareForTriggerAvailableNow()
+        there = len(records_of(broker, "orders"))
+        life.plain()
+        Life(broker, keeper, "later", 2).plain()
+        while query.trigger():
+            pass
+        assert len(query.rows) == there
+        query.run_out()
+        assert len(query.rows) == len(records_of(broker, "orders")) + len(records_of(broker, "later"))
+
+
+def test_what_is_gone_stops_a_query_unless_it_may_go_on() -> None:
+    with world() as (broker, keeper):
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        query, careless = Query(), Query(fail_on_data_loss="false")
+        query.run_out()
+        broker.roll("orders")
+        life.plain()
+        life.snapshot()
+        broker.trim("orders", broker.ledgers("orders")[-1].ledger)
+        query.restart()
+        assert query.trigger()  # it had read all that is gone
+        broker.roll("orders")
+        life.plain()
+        broker.roll("orders")
+        life.plain()
+        life.snapshot()
+        broker.trim("orders", broker.ledgers("orders")[-1].ledger)
+        query.restart()
+        with pytest.raises(PositionTrimmed, match="orders begins with ledger"):
+            query.trigger()
+        careless.run_out()
+        assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
+
+
+def test_a_topic_that_was_made_anew_is_another_one() -> None:
+    with world() as (broker, keeper):
+        broker.create_topic("orders")
+        query, careless = Query(), Query(fail_on_data_loss="false")
+        broker.delete_topic("orders")
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        with pytest.raises(TopicNotFound, match="orders was deleted and made anew"):
+            query.trigger()
+        careless.run_out()
+        assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
+
+
+def test_an_end_is_for_batches() -> None:
+    with pytest.raises(InvalidRequest, match="option end"):
+        StreamReader(ReadOptions.of({"broker": "file:log", "topics": "orders", "end": "3:4"}))
+
+
+def test_golden_offset() -> None:
+    offset = Offset({"orders": Reached(Position(3, 17), "9f3c", 121), "flüge": Reached(Position(1, 0), "00aa")})
+    found = committed("pipeline/offset-1.json", json.dumps(offset.to_json()).encode())
+    assert Offset.of_json(json.loads(found)) == offset
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        {},
+        {"version": 2, "topics": {}},
+        {"version": 1, "topics": 3},
+        {"version": 1, "topics": {"a": {"at": "x", "incarnation": ""}}},
+        {"version": 1, "topics": {"a": {"at": "1:2"}}},
+        {"version": 1, "topics": {"a": {"at": "1:2", "incarnation": "x", "seqno": "7"}}},
+    ],
+)
+def test_what_is_no_offset_is_told(found: Any) -> None:
+    with pytest.raises(InvalidRequest, match="the checkpoint of the query"):
+        Offset.of_json(found)
+
+
+def test_extents_are_counted_in_messages() -> None:
+    from txnbuffer.pipeline.ranges import advanced
+
+    extents = [Extent(1, 4, 0), Extent(3, 5, 0)]
+    assert advanced(extents, Position(1, 1), Position(3, 2), 2) == (Position(1, 3), 2)
+    assert advanced(extents, Position(1, 1), Position(3, 2), 3) == (Position(1, 4), 3)
+    assert advanced(extents, Position(1, 1), Position(3, 2), 4) == (Position(3, 1), 4)
+    assert advanced(extents, Position(1, 1), Position(3, 2), 100) == (Position(3, 2), 5)
+    assert advanced(extents, Position(1, 4), Position(1, 4), 5) == (Position(1, 4), 0)

@@ -1,0 +1,98 @@
+"""How far a streaming query has come, as Spark keeps it in the query's checkpoint.
+
+A JSON object, whose keys are sorted:
+
+    {"version": 1, "topics": {"orders": {"at": "3:17", "incarnation": "9f…", "seqno": 121}}}
+
+Of each topic everything below the position `at` has been read; `incarnation` is the topic's, so that one made
+anew under the same name is told from it; `seqno` is the number of the next visible record, left out where
+that is not known. A topic that is not named has not been begun: it is read from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline.ranges import Extent, advanced
+
+VERSION = 1
+
+Json: TypeAlias = dict[str, Any]
+
+
+class Reached(NamedTuple):
+    """How far one topic has been read: up to, but not including, `at`."""
+
+    at: Position
+    incarnation: str
+    seqno: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    topics: Mapping[str, Reached]
+
+    def to_json(self) -> Json:
+        topics: Json = {}
+        for topic, (at, incarnation, seqno) in sorted(self.topics.items()):
+            topics[topic] = {"at": str(at), "incarnation": incarnation}
+            if seqno is not None:
+                topics[topic]["seqno"] = seqno
+        return {"topics": topics, "version": VERSION}
+
+    @classmethod
+    def of_json(cls, found: object) -> Offset:
+        """Raises InvalidRequest for what is no offset of this version."""
+        try:
+            if not isinstance(found, dict) or found["version"] != VERSION:
+                raise ValueError("it is of another version")
+            return cls({topic: _reached(place) for topic, place in found["topics"].items()})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"the checkpoint of the query holds an offset that can't be read ({error}): {found!r:.300}; use the "
+                f"release that wrote it, or begin with another checkpoint"
+            ) from None
+
+
+def _reached(place: Json) -> Reached:
+    seqno, incarnation = place.get("seqno"), place["incarnation"]
+    if not isinstance(incarnation, str) or not (seqno is None or isinstance(seqno, int)):
+        raise TypeError("it holds no text and number where these belong")
+    return Reached(Position.parse(place["at"]), incarnation, seqno)
+
+
+class Stretch(NamedTuple):
+    """What of a topic could be read next: from `first` up to `stop`."""
+
+    topic: str
+    extents: Sequence[Extent]
+    first: Position
+    stop: Position
+
+
+def limited(stretches: Sequence[Stretch], messages: int | None) -> dict[str, Position]:
+    """Where each stretch ends if all of them together have at most so many messages, shared by what each has.
+
+    At least one message is read if there is any.
+    """
+    if messages is None:
+        return {one.topic: one.stop for one in stretches}
+    there = {one.topic: _count(one) for one in stretches}
+    total = sum(there.values())
+    if total <= messages:
+        return {one.topic: one.stop for one in stretches}
+    shares = {topic: count * messages // total for topic, count in there.items()}
+    left = messages - sum(shares.values())
+    for topic in sorted(there, key=lambda topic: shares[topic] - there[topic]):
+        more = min(left, there[topic] - shares[topic])
+        shares[topic] += more
+        left -= more
+    return {one.topic: advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in stretches}
+
+
+def _count(one: Stretch) -> int:
+    return advanced(one.extents, one.first, one.stop, 2**62)[1]

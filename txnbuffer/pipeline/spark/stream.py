@@ -1,0 +1,184 @@
+"""The data source `txnbuffer` in streaming queries: one process plans all micro-batches, tasks read them.
+
+A micro-batch ends where everything is decided, and its tasks judge by what the planner knows by then. A query
+that starts again reads exactly what it had planned: what is decided once is decided for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from broker_io.errors import TopicNotFound
+from broker_io.port import Broker
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline.fixing import Fixed, TopicView
+from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
+from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
+from txnbuffer.pipeline.planning import check_still_there, cut_of, first_wanted, names
+from txnbuffer.pipeline.ranges import Anchor, Range, packed
+from txnbuffer.pipeline.spark.tasks import Task, absolute, judge_of, open_for_reading, read_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises InvalidRequest for an option that only a batch query can have."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        if options.end != {"": END}:
+            raise InvalidRequest("option end is one of batch queries: a streaming query goes on until it is stopped")
+        self._options = replace(options, broker=absolute(options.broker))
+        self._cut = cut_of(options)
+        self._broker: Broker | None = None
+        self._views: dict[str, TopicView] = {}
+        self._fixed: dict[str, Fixed] = {}
+        self._target: Offset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks get options, and no connection of the planner."""
+        return {"_options": self._options}
+
+    # What Spark asks of the planner
+
+    def initialOffset(self) -> Json:  # noqa: N802  # named by Spark
+        fixed = self._look()
+        topics = {}
+        for topic, one in fixed.items():
+            at = first_wanted(self._open(), one, self._options.start_of(topic))
+            topics[topic] = Reached(at, one.incarnation, _seqno_at(one, at))
+        return Offset(topics).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.max_messages
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._end_of(self._look())
+
+    def reportLatestOffset(self) -> Json:  # noqa: N802
+        return self._end_of(self._fixed or self._look()).to_json()
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        begun = Offset.of_json(start)
+        fixed = self._look()
+        ends = self._end_of(fixed) if self._target is None else self._target
+        stretches = []
+        for topic, one in fixed.items():
+            if topic in ends.topics:
+                first = self._first(topic, one, begun)
+                stretches.append(Stretch(topic, one.extents, first, max(first, min(ends.topics[topic].at, one.stop))))
+        messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        reached = dict(begun.topics)
+        for topic, at in limited(stretches, messages).items():
+            before = begun.topics.get(topic)
+            if before is None or before.at != at or before.incarnation != fixed[topic].incarnation:
+                reached[topic] = Reached(at, fixed[topic].incarnation, _seqno_at(fixed[topic], at))
+        return Offset(reached).to_json()
+
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        begun, reached = Offset.of_json(start), Offset.of_json(end)
+        ranges: list[Range] = []
+        for topic, (stop, incarnation, _) in reached.topics.items():
+            before = begun.topics.get(topic)
+            if before is not None and before.incarnation == incarnation and before.at >= stop:
+                continue
+            one = self._fixed_for(topic, reached.topics[topic])
+            if one is not None:
+                ranges += self._ranges(one, begun, reached.topics[topic])
+        return [
+            Task(task, {one.topic: judge_of(self._options, self._fixed[one.topic]) for one in task})
+            for task in packed(ranges, self._options.partition_bytes)
+        ]
+
+    def commit(self, end: Json) -> None:
+        """Nothing is held for a query, so there is nothing to let go of."""
+
+    def stop(self) -> None:
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
+
+    # What a task asks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Task):
+            raise TypeError("a task reads the ranges that were planned for it")
+        return read_task(self._options, partition.ranges, partition.judges)
+
+    def _open(self) -> Broker:
+        if self._broker is None:
+            self._broker = open_for_reading(self._options.broker)
+        return self._broker
+
+    def _look(self) -> dict[str, Fixed]:
+        """Every topic that is read and exists, as it is now."""
+        broker = self._open()
+        self._fixed = {topic: self._view(topic).look() for topic in names(broker, self._options)}
+        return self._fixed
+
+    def _view(self, topic: str) -> TopicView:
+        if topic not in self._views:
+            isolated = self._options.isolation == READ_COMMITTED
+            self._views[topic] = TopicView(self._open(), topic, isolated=isolated, numbered=self._cut.numbered)
+        return self._views[topic]
+
+    def _end_of(self, fixed: dict[str, Fixed]) -> Offset:
+        return Offset(
+            {topic: Reached(one.stop, one.incarnation, _seqno_at(one, one.stop)) for topic, one in fixed.items()}
+        )
+
+    def _first(self, topic: str, one: Fixed, begun: Offset) -> Position:
+        """Where to go on in a topic. Raises TopicNotFound or PositionTrimmed where that would be a hole."""
+        before = begun.topics.get(topic)
+        if before is None:
+            return one.origin
+        if before.incarnation != one.incarnation:
+            if self._options.fail_on_data_loss:
+                raise TopicNotFound(
+                    f"topic {topic} was deleted and made anew since it was read: begin with another checkpoint, or say "
+                    f"fail_on_data_loss=false to read the new one from its beginning"
+                )
+            return one.origin
+        if self._options.fail_on_data_loss:
+            check_still_there(self._open(), one, before.at)
+        return max(before.at, one.origin)
+
+    def _fixed_for(self, topic: str, reached: Reached) -> Fixed | None:
+        """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""
+        one = self._fixed.get(topic)
+        if one is None or one.stop < reached.at or one.incarnation != reached.incarnation:
+            try:
+                one = self._fixed[topic] = self._view(topic).look()
+            except TopicNotFound:
+                if self._options.fail_on_data_loss:
+                    raise
+                return None
+        if one.incarnation == reached.incarnation:
+            return one
+        if self._options.fail_on_data_loss:
+            raise TopicNotFound(f"topic {topic} was deleted and made anew since its records were to be read")
+        return None
+
+    def _ranges(self, one: Fixed, begun: Offset, reached: Reached) -> list[Range]:
+        first = self._first(one.topic, one, begun)
+        anchors = {anchor.position: anchor for anchor in one.anchors}
+        before = begun.topics.get(one.topic)
+        if before is not None and before.seqno is not None and before.at == first:
+            anchors[first] = Anchor(first, before.seqno)
+        last = one.last if reached.at == one.stop else None
+        known = [anchors[position] for position in sorted(anchors)]
+        return self._cut.ranges(one.topic, one.extents, known, first, reached.at, last)
+
+
+def _seqno_at(one: Fixed, at: Position) -> int | None:
+    return next((anchor.seqno for anchor in one.anchors if anchor.position == at), None)

@@ -1,0 +1,60 @@
+"""What a Spark task is given, and how it reads that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from broker_io import open_broker
+from broker_io.port import Broker
+from txnbuffer.pipeline.arrow import record_batch, schema_of
+from txnbuffer.pipeline.fixing import Fixed
+from txnbuffer.pipeline.options import READ_COMMITTED, ReadOptions
+from txnbuffer.pipeline.ranges import Range
+from txnbuffer.pipeline.reading import Judge, read_range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Task(InputPartition):
+    """Ranges that one task reads, one after the other; the judges of their topics, unless all tasks share them."""
+
+    def __init__(self, ranges: tuple[Range, ...], judges: Mapping[str, Judge] | None = None) -> None:
+        self.ranges = ranges
+        self.judges = judges or {}
+
+
+def read_task(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, Judge]) -> Iterator[pa.RecordBatch]:
+    """What stands in ranges, as Arrow record batches with the columns of the options."""
+    if not ranges:
+        return
+    schema = schema_of(options.columns)
+    with open_for_reading(options.broker) as broker:
+        for one in ranges:
+            for rows in read_range(broker, one, judges[one.topic], fail_on_data_loss=options.fail_on_data_loss):
+                yield record_batch(rows, schema)
+
+
+def judge_of(options: ReadOptions, fixed: Fixed) -> Judge:
+    return Judge(
+        fixed.topic,
+        fixed.verdicts,
+        fixed.registered,
+        isolated=options.isolation == READ_COMMITTED,
+        keep_hidden=options.include_aborted,
+    )
+
+
+def open_for_reading(address: str) -> Broker:
+    """A broker that changes nothing, so that a log in files may belong to another process."""
+    return open_broker(address, read_only=True) if address.startswith("file:") else open_broker(address)
+
+
+def absolute(address: str) -> str:
+    """The same address for processes in other directories."""
+    scheme, _, rest = address.partition(":")
+    return f"file:{os.path.abspath(rest)}" if scheme == "file" else address
