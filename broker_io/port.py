@@ -29,6 +29,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import Error, InvalidTopicName
+from broker_io.partitions import Hashing
 from broker_io.position import EARLIEST, Position, Positions
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
@@ -124,6 +125,18 @@ class DeduplicatingBroker(Protocol):
 
     def deduplicate(self, topic: str) -> None:
         """Have it drop what comes twice from one writer of a topic, from the writers that are opened next."""
+
+
+@runtime_checkable
+class PartitionedBroker(Protocol):
+    """A broker where a topic may have partitions, which are topics of their own; see `broker_io.partitions`."""
+
+    @property
+    def hashing(self) -> Hashing:
+        """How keys choose partitions."""
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has, which may grow; 0 if it has none, or isn't there."""
 
 
 class Broker(Protocol):

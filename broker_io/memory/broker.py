@@ -19,6 +19,7 @@ from broker_io.memory.log import Connection, MemoryLog
 from broker_io.memory.reader import MemoryReader
 from broker_io.memory.topic import TopicLog
 from broker_io.memory.writer import MemoryWriter
+from broker_io.partitions import Hashing, partition_name
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 
@@ -42,6 +43,7 @@ class MemoryBroker:
         self.log = log or MemoryLog(
             clock=clock or SystemClock(), ledger_entries=ledger_entries, max_message_bytes=max_message_bytes
         )
+        self.hashing: Hashing = "java"
         self.faults = Faults(self.log.changed)
         self._connection = Connection(self.log, self.faults)
 
@@ -69,6 +71,19 @@ class MemoryBroker:
             log.deleted = True
             del self.log.topics[topic], self.log.writers[log]
             self.log.changed.notify_all()
+
+    def partitions(self, topic: str) -> int:
+        with self.log.changed:
+            self._check_open()
+            return self.log.partitions.get(topic, 0)
+
+    def partition(self, topic: str, count: int) -> None:
+        """Make a topic with partitions, or give it more of them."""
+        with self.log.changed:
+            self._check_open()
+            for number in range(count):
+                self.log.create(partition_name(check_topic_name(topic), number))
+            self.log.partitions[topic] = count
 
     def incarnation(self, topic: str) -> str:
         with self.log.changed:

@@ -27,6 +27,7 @@ class MemoryLog:
         self.max_message_bytes = max_message_bytes
         self.topics: dict[str, TopicLog] = {}
         self.writers: dict[TopicLog, list[MemoryWriter]] = {}
+        self.partitions: dict[str, int] = {}
         self.changed = threading.Condition(threading.RLock())
         self._ledger_entries = ledger_entries
         self._ledgers = count(1)

@@ -21,13 +21,22 @@ from broker_io.errors import (
     TopicNotFound,
     UnsafePolicy,
 )
+from broker_io.partitions import HASHINGS, Hashing
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar.address import from_local_name, parse_address, path_of
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_append
-from broker_io.pulsar.policies import NOT_SHOWN, check_policies, check_usable, hold, lift_quotas, policies_of
+from broker_io.pulsar.policies import (
+    NOT_SHOWN,
+    check_policies,
+    check_usable,
+    hold,
+    lift_quotas,
+    policies_of,
+    policies_path,
+)
 from broker_io.pulsar.reader import PulsarReader
 from broker_io.pulsar.state import HOLD
 from broker_io.pulsar.upkeep import Upkeep
@@ -50,7 +59,8 @@ class PulsarBroker:
     are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
     certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
     others are compacted by nobody. While the cluster is away, questions wait up to `patience` seconds; opening the
-    broker does not. `client_log` is a file for what the client library has to say.
+    broker does not. `hashing` is how keys choose partitions (see `broker_io.partitions`). `client_log` is a file for
+    what the client library has to say.
 
     Raises InvalidAddress, ServiceUnavailable if nobody answers, NotAuthorized.
     """
@@ -71,13 +81,17 @@ class PulsarBroker:
         batching: bool = True,
         max_message_bytes: int = MAX_MESSAGE_BYTES - OVERHEAD_BYTES,
         client_log: str | None = None,
+        hashing: Hashing = "java",
     ) -> None:
+        if hashing not in HASHINGS:
+            raise InvalidAddress(f"hashing is {' or '.join(HASHINGS)}, not {hashing!r}")
         place = parse_address(address)
         credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key)
         self._cluster = Cluster(place, admin_url, credentials, patience, client_log)
         self._compacted_prefix = compacted_prefix
         self._batching = batching
         self.max_message_bytes = max_message_bytes
+        self.hashing = hashing
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._upkeep = Upkeep(self._cluster)
@@ -108,7 +122,7 @@ class PulsarBroker:
     def create_topic(self, topic: str) -> None:
         self._cluster.check()
         path = path_of(self._cluster.namespace, check_topic_name(topic))
-        check_usable(topic)
+        check_usable(topic, self._cluster.partitions)
         try:
             self._cluster.admin.ask("PUT", path, {INCARNATION: self._cluster.new_mark()})
         except ClusterRefused as error:
@@ -132,6 +146,9 @@ class PulsarBroker:
         for handle in self._handles(topic):  # the client library would make the topic again
             handle.end(gone)
         self._cluster.ask("DELETE", topic, "?force=true", patiently=False)  # not asked twice: it may be made anew
+
+    def partitions(self, topic: str) -> int:
+        return self._cluster.partitions(check_topic_name(topic))
 
     def incarnation(self, topic: str) -> str:
         return self._cluster.incarnation(topic)
@@ -238,15 +255,16 @@ class PulsarBroker:
 
         Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.
         """
-        check_usable(topic)
+        check_usable(topic, self._cluster.partitions)
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
         state = cluster.state(topic)
         made = HOLD not in state.cursors
         if made:
             hold(cluster.admin, path)
         try:
-            policies = policies_of(cluster.admin, cluster.namespace, path)
-            policies = lift_quotas(cluster.admin, cluster.namespace, path, policies, ours=self._is_compacted(topic))
+            place = policies_path(cluster.namespace, topic)
+            policies = policies_of(cluster.admin, cluster.namespace, place)
+            policies = lift_quotas(cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic))
         except NotAuthorized:
             if exclusive:
                 raise

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pulsar
 
 from broker_io.errors import Closed, ClusterRefused, Error, NotOffered, TopicNotFound
+from broker_io.partitions import partition_name
 from broker_io.port import check_topic_name
 from broker_io.position import Position
 from broker_io.pulsar.acks import Resolver
@@ -84,8 +85,17 @@ class Cluster:
             return str(mark)
         found = self.ask("GET", topic, "internal-info", patiently=patiently)
         if "partitions" in found:
-            raise NotOffered(f"topic {topic!r} is partitioned: use one that is not")
+            raise NotOffered(
+                f"topic {topic!r} is partitioned: name one of its partitions, such as {partition_name(topic, 0)!r}"
+            )
         return f"{found['creationDate']} {self.url(topic)}"
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; 0 if it has none, or isn't there."""
+        try:
+            return int(self.ask("GET", topic, "partitions")["partitions"])
+        except TopicNotFound:
+            return 0
 
     def state(self, topic: str, *, patiently: bool = True) -> TopicState:
         return read_state(self.ask("GET", topic, "internalStats", patiently=patiently))

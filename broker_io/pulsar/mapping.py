@@ -1,7 +1,6 @@
 """A message of the port as a message of Pulsar, and back.
 
-key         `partition_key`: the key itself where it is UTF-8, not empty, and does not begin with `tb.base64:`;
-            else `tb.base64:` and the key in base64. No key: no partition key.
+key         `partition_key`, as `broker_io.partitions` has it. No key: no partition key.
 value       the payload; no value: the null value, which is Pulsar's delete
 properties  the properties
 event time  the event time, two's complement below 1970; none: none
@@ -12,8 +11,6 @@ here. Ordering keys, schemas and producers' names are not looked at.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,34 +19,12 @@ import numpy as np
 
 from broker_io.batch import Batch, Blobs, property_column
 from broker_io.errors import Damaged, MessageTooLarge
+from broker_io.partitions import PREFIX, key_of_text, key_to_text
 
-PREFIX = "tb.base64:"
-_PREFIX = PREFIX.encode()
 _MASK = 2**64 - 1
 _SIGN = 2**63
 KEY_ROOM = 32 * 1024
 """Bytes beyond the limit that the second copy of a key may take: half of what the limit leaves for metadata."""
-
-
-def key_to_text(key: bytes) -> str:
-    """The partition key of a key."""
-    if key and not key.startswith(_PREFIX):
-        try:
-            return key.decode()
-        except UnicodeDecodeError:
-            pass
-    return PREFIX + base64.b64encode(key).decode()
-
-
-def key_of_text(text: str) -> bytes | None:
-    """The key of a partition key, which is empty where there is none."""
-    if text.startswith(PREFIX):
-        try:
-            key = base64.b64decode(text[len(PREFIX) :], validate=True)
-        except (binascii.Error, ValueError):
-            return text.encode()
-        return key if key_to_text(key) == text else text.encode()
-    return text.encode() if text else None
 
 
 def encode_messages(batch: Batch, limit: int, *, batching: bool = False) -> list[Any]:

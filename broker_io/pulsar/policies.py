@@ -9,11 +9,12 @@ its namespace, and those over the cluster's: each topic gets some of its own tha
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker_io.errors import ClusterRefused, NotOffered, UnsafePolicy
-from broker_io.pulsar.address import url_of
+from broker_io.partitions import partition_of
+from broker_io.pulsar.address import path_of, url_of
 from broker_io.pulsar.admin import Admin
 from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
 
@@ -100,14 +101,26 @@ def _is_stock(kind: str, quota: Any) -> bool:
 
 def _against(kind: str, topic: str, namespace: str, policies: Policies) -> str:
     if kind in (policies.own_quotas or {}):
-        return f"topicPolicies remove-backlog-quota {url_of(namespace, topic)} -t {kind}"
+        partition = partition_of(topic)
+        url = url_of(namespace, topic if partition is None else partition.topic)
+        return f"topicPolicies remove-backlog-quota {url} -t {kind}"
     return f"namespaces remove-backlog-quota {namespace} -t {kind}"
 
 
-def check_usable(topic: str) -> None:
-    """Raises NotOffered for a name under which nothing of ours can be written."""
-    if re.search(r"-partition-\d+$", topic):
-        raise NotOffered(f"topic {topic!r} is a partition, whose policies can't be seen to: use a topic without any")
+def policies_path(namespace: str, topic: str) -> str:
+    """Where the policies of a topic are to be found: those of a partition are its topic's."""
+    partition = partition_of(topic)
+    return path_of(namespace, topic if partition is None else partition.topic)
+
+
+def check_usable(topic: str, partitions: Callable[[str], int]) -> None:
+    """Raises NotOffered for a name under which nothing of ours can be written; `partitions` counts those of a topic."""
+    partition = partition_of(topic)
+    if partition is not None and partition.number >= partitions(partition.topic):
+        raise NotOffered(
+            f"topic {topic!r} has the name of a partition, which topic {partition.topic!r} has not: use another name, "
+            "or make that topic with partitions"
+        )
     if topic.startswith(SYSTEM_TOPICS):
         raise NotOffered(f"topic {topic!r} is the cluster's own: use another name")
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from broker_io import check_address, open_broker
 from broker_io.errors import InvalidAddress, UnsafePolicy
+from broker_io.partitions import PREFIX, key_of_text, key_to_text
 from broker_io.port import Ledger
 from broker_io.position import Position
 from broker_io.pulsar.address import from_local_name, parse_address, to_local_name, url_of
 from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
-from broker_io.pulsar.mapping import PREFIX, key_of_text, key_to_text
 from broker_io.pulsar.policies import Policies, check_policies
 from broker_io.pulsar.state import COMPACTION, TopicState, read_state
 

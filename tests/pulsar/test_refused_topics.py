@@ -39,15 +39,14 @@ def test_a_refused_topic_is_not_held(cluster: Cluster, namespace: str) -> None:
         assert ask(cluster.admin, f"persistent/{namespace}/brief/subscriptions") == []
 
 
-def test_a_transaction_on_a_partitioned_topic_fails_alone(cluster: Cluster, namespace: str) -> None:
-    ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 3)
+def test_a_transaction_on_a_topic_that_is_refused_fails_alone(cluster: Cluster, namespace: str) -> None:
     address = f"{cluster.url}/{namespace}"
     with (
         ServiceProcess(address, "--admin-url", cluster.admin),
         connect(address, broker_options={"admin_url": cluster.admin}) as client,
     ):
-        with pytest.raises(TransactionAborted, match="partitioned"), client.transaction() as txn:
-            txn.send("wide", b"1")
+        with pytest.raises(TransactionAborted, match="name of a partition"), client.transaction() as txn:
+            txn.send("wide-partition-0", b"1")
         with client.transaction() as txn:
             txn.send("narrow", b"1")
         assert client.outcome(txn.id) is Outcome.COMMIT

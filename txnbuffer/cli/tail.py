@@ -9,7 +9,8 @@ import click
 
 from txnbuffer.cli.opening import address_argument, open_for_reading, with_config
 from txnbuffer.cli.output import escaped, output_option, plain, show_line
-from txnbuffer.client.reader import ISOLATIONS, CommittedReader, Start
+from txnbuffer.client.read_topics import Start
+from txnbuffer.client.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.config import Config
 from txnbuffer.model import Position

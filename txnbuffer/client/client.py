@@ -14,7 +14,8 @@ from txnbuffer.client.checks import check_name, check_number, check_timeout
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Group, Handler, OnError, Processed, process
-from txnbuffer.client.reader import Start
+from txnbuffer.client.read_topics import Start
+from txnbuffer.client.routing import Routes
 from txnbuffer.client.rows import (
     BATCHINGS,
     Batching,
@@ -60,6 +61,7 @@ class Client:
         self.session = session
         self.serializer = serializer
         self.batching: Batching = "messages"
+        self.routes: Routes | None = None
         self.resources = AsyncExitStack()
         self.open_broker = broker
         self.dial_streams: StreamDial | None = None
@@ -149,13 +151,15 @@ class Client:
         properties: Properties = None,
         serializer: Serializer | None = None,
         batching: Batching | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send one record outside of any transaction; returns when it is durable.
 
         Raises SendUnknown if the connection broke meanwhile: sent again it may stand there twice.
         """
         serializer = serializer or self.serializer
-        await self._send(topic, one_row(value, key, ordering_key, event_time, properties, serializer), batching)
+        rows = one_row(value, key, ordering_key, event_time, properties, serializer)
+        await self._send(topic, rows, batching, partition)
 
     async def send_many(
         self,
@@ -167,10 +171,11 @@ class Client:
         properties: Sequence[Properties] | None = None,
         serializer: Serializer | None = None,
         batching: Batching | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send records given as columns of one length, outside of any transaction."""
         rows = many_rows(values, keys, event_times, properties, serializer or self.serializer)
-        await self._send(topic, rows, batching)
+        await self._send(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
         """Delete a key, outside of any transaction."""
@@ -289,7 +294,17 @@ class Client:
         while not self.session.core.has_room:
             await self.session.result(self.session.core.wait_for_room)
 
-    async def _send(self, topic: str, rows: Rows, batching: Batching | None = None) -> None:
+    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
+        """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
+        if self.routes is not None:
+            return await self.routes.parts(topic, rows, partition)
+        if partition is not None:
+            raise InvalidRequest(f"topic {topic!r} has no partitions: it can't take a record for partition {partition}")
+        return ((topic, rows),)
+
+    async def _send(
+        self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
+    ) -> None:
         core = self.session.core
         self.check()
         self.check_topic(topic)
@@ -297,10 +312,12 @@ class Client:
         check_size(rows, self.max_message_bytes)
         if self._ordinary is not None:
             if len(rows.values):
-                await self._ordinary.send(topic, rows)
+                parts = await self.parts(topic, rows, partition)
+                await asyncio.gather(*(self._ordinary.send(name, some) for name, some in parts))
             return
         await self.room()
         if len(rows.values):
+            await self.parts(topic, rows, partition)
             await self.session.result(lambda future: core.send(topic, rows, None, future))
 
     async def _ask(self, field: Any, name: str) -> Any:

@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeAlias, TypeVar
 
-from broker_io.port import Broker
+from broker_io.port import Broker, PartitionedBroker
 from txnbuffer.client.client import Client
 from txnbuffer.client.direct_link import Carrier
 from txnbuffer.client.finding import Finder
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.client.ordinary import OrdinarySends
+from txnbuffer.client.routing import Routes
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import Session
 from txnbuffer.client.writers import Writers
@@ -44,7 +45,10 @@ async def client_on(
 
     session = Session(direct, patience, apart=True)
     session.begin()
-    return Client(session, lambda: broker, serializer, OrdinarySends(writers, broker.max_message_bytes))
+    client = Client(session, lambda: broker, serializer, OrdinarySends(writers, broker.max_message_bytes))
+    if isinstance(broker, PartitionedBroker):
+        client.routes = Routes(broker)
+    return client
 
 
 def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:

@@ -12,7 +12,8 @@ from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.client.outbox import Rows
-from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.read_topics import Start
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.tokens import TokenStore
@@ -221,7 +222,7 @@ class PlainTransaction:
         self._plain = plain
         self._transaction = transaction
         self._named = name is not None
-        self._held: list[tuple[str, Rows, Batching | None]] = []
+        self._held: list[tuple[str, Rows, Batching | None, int | None]] = []
         self._bytes = 0
         self._count = 0
 
@@ -243,10 +244,12 @@ class PlainTransaction:
         properties: Properties = None,
         serializer: Serializer | None = None,
         batching: Batching | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
         serializer = serializer or self._plain.client.serializer
-        self._hold(topic, one_row(value, key, ordering_key, event_time, properties, serializer), batching)
+        rows = one_row(value, key, ordering_key, event_time, properties, serializer)
+        self._hold(topic, rows, batching, partition)
 
     def send_many(
         self,
@@ -258,10 +261,11 @@ class PlainTransaction:
         properties: Sequence[Properties] | None = None,
         serializer: Serializer | None = None,
         batching: Batching | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send records given as columns of one length."""
         serializer = serializer or self._plain.client.serializer
-        self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching)
+        self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
 
     def delete(self, topic: str, key: Key) -> None:
         """Delete a key: a record without a value."""
@@ -292,14 +296,14 @@ class PlainTransaction:
         elif self._transaction.begun:
             self._plain.call(self._transaction.__aexit__, kind, error, trace)
 
-    def _hold(self, topic: str, rows: Rows, batching: Batching | None = None) -> None:
+    def _hold(self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None) -> None:
         client = self._plain.client
         forking.check(client.session.forked_from)
         client.check_topic(topic)
         check_size(client.batched(rows, batching), client.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
-        self._held.append((topic, rows, batching))
+        self._held.append((topic, rows, batching, partition))
         self._bytes += rows.size
         self._count += len(rows.values)
         if self._bytes > HELD_BYTES or self._count > HELD_RECORDS:
@@ -311,8 +315,8 @@ class PlainTransaction:
             await self._transaction.begin()
         held, self._held = self._held, []
         self._bytes = self._count = 0
-        for topic, rows, batching in held:
-            await self._transaction.send_rows(topic, rows, batching)
+        for topic, rows, batching, partition in held:
+            await self._transaction.send_rows(topic, rows, batching, partition)
 
     async def _commit(self, wait_visible: bool) -> None:
         await self.hand_over()

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from txnbuffer.client.reader import Start
+from broker_io.partitions import partition_of
+from txnbuffer.client.read_topics import Start
 from txnbuffer.client.records import Record
 from txnbuffer.client.rows import many_rows
 from txnbuffer.client.transaction import Transaction
@@ -96,7 +97,9 @@ async def process(
     topics = [source] if isinstance(source, str) else list(source)
     joined = await client.join(group.name)
     ends = dict(joined.positions)
-    starts: Mapping[str, Start] = {topic: behind(ends[topic]) if topic in ends else group.start for topic in topics}
+    starts: Mapping[str, Start] = dict.fromkeys(topics, group.start) | {
+        name: behind(end) for name, end in ends.items() if name in topics or _parent(name) in topics
+    }
     work = _Work(client, group.name, joined.generation, ends, handler, on_error)
     loop = asyncio.get_running_loop()
     idle_since = loop.time()
@@ -116,6 +119,12 @@ def behind(end: Position) -> Position:
     if end.batch >= 0:
         return end._replace(batch=end.batch + 1)
     return Position(end.ledger, end.entry + 1)
+
+
+def _parent(name: str) -> str | None:
+    """The topic of a partition."""
+    partition = partition_of(name)
+    return None if partition is None else partition.topic
 
 
 class _Work:

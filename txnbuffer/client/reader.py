@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self
 
 from broker_io.environment import Clock, SystemClock
-from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Ledger
 from txnbuffer.client.follower import Beginning, CommittedFollower, Follower
+from txnbuffer.client.read_topics import ReadTopics, Start
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.client.uncommitted import UncommittedFollower
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 
-Start: TypeAlias = "Position | datetime | str"
-"""Where to begin: a position, a time, "beginning" or "end"."""
-
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
+LOOK = 10.0
+"""Seconds between two looks whether a topic has more partitions."""
 SLICE = 0.01
 """Seconds that a reader of several topics waits on one of them before it looks at the next."""
 
@@ -45,7 +45,9 @@ class CommittedReader:
         with open_broker("file:DIR") as broker, CommittedReader(broker, "orders") as reader:
             for batch in reader: ...
 
-    `start` is one `Start` for all topics, or a mapping from topic to `Start`; a position is that of
+    A topic with partitions is read as all of these, `T-partition-0` and so on, the later ones from their beginning.
+
+    `start` is one `Start` for all topics, or a mapping from topic or partition to `Start`; a position is that of
     the first record wanted; a time, which may be to come, is when the first record wanted was published, local
     without a zone. `isolation` is "read_committed", or
     "read_uncommitted" for every record as it stands in the log. Raises TopicNotFound, PositionTrimmed,
@@ -67,17 +69,15 @@ class CommittedReader:
         self._clock = clock or SystemClock()
         self._followers: list[Follower] = []
         self._turn = 0
-        names = _names(broker, topics)
-        if isinstance(start, Mapping) and (strange := sorted(start.keys() - set(names))):
-            raise InvalidRequest(f"a start is given for {', '.join(strange)}, which is not read")
-        kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
+        self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
+        self._asked = ReadTopics(broker, topics, start)
         try:
-            for topic in names:
-                first = start.get(topic, "beginning") if isinstance(start, Mapping) else start
-                self._followers.append(kind(broker, topic, beginning_of(broker, topic, first)))
+            for topic, first in self._asked.first():
+                self._followers.append(self._kind(broker, topic, beginning_of(broker, topic, first)))
         except BaseException:
             self.close()
             raise
+        self._look_at = self._clock.monotonic() + LOOK
 
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds."""
@@ -85,6 +85,7 @@ class CommittedReader:
             raise InvalidRequest(f"a batch of {limit} records can't be: ask for at least 1")
         deadline = self._clock.monotonic() + timeout
         while True:
+            self._grow()
             for _ in self._followers:
                 follower = self._followers[self._turn]
                 self._turn = (self._turn + 1) % len(self._followers)
@@ -95,8 +96,24 @@ class CommittedReader:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 return None
+            if not self._followers:  # of a topic whose partitions are all to come
+                self._clock.sleep(min(left, SLICE))
+                continue
             self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
+
+    def _grow(self) -> None:
+        """Read the partitions too that came since; what can't be opened now is tried again at the next look."""
+        if not self._asked.partitioned or self._clock.monotonic() < self._look_at:
+            return
+        self._look_at = self._clock.monotonic() + LOOK
+        try:
+            for topic, first in self._asked.came():
+                self._followers.append(self._kind(self._broker, topic, beginning_of(self._broker, topic, first)))
+                self._asked.taken(topic)
+        except Error as error:
+            if not error.retryable:
+                raise
 
     def __iter__(self) -> Iterator[RecordBatch]:
         """Batches without end; stop by leaving the loop."""
@@ -127,17 +144,6 @@ class CommittedReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _names(broker: Broker, topics: str | Iterable[str]) -> list[str]:
-    names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
-    if not names:
-        raise InvalidRequest("name at least one topic to read")
-    known = set(broker.topics())
-    for name in names:
-        if name not in known:
-            raise TopicNotFound(f"there is no topic {name!r} to read")
-    return names
 
 
 def beginning_of(broker: Broker, topic: str, start: Start) -> Beginning:

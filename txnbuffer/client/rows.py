@@ -85,6 +85,16 @@ def part(rows: Rows, start: int, end: int) -> Rows:
     return Rows(rows.keys[which], rows.values[which], properties, times, size, rows.set_bytes)
 
 
+def pick(rows: Rows, which: Sequence[int]) -> Rows:
+    """The rows of these numbers."""
+    keys, values = [rows.keys[row] for row in which], [rows.values[row] for row in which]
+    properties = None if rows.properties is None else [rows.properties[row] for row in which]
+    times = None if rows.times is None else [rows.times[row] for row in which]
+    size = sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys)))
+    size += sum(len(name) + len(text) for row in properties or () for name, text in (row or {}).items())
+    return Rows(keys, values, properties, times, size, rows.set_bytes)
+
+
 def check_size(rows: Rows, limit: int, extra: int = 0) -> None:
     """Raises MessageTooLarge for a record that with `extra` bytes is above the limit; 0 is not known yet."""
     if rows.set_bytes:

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from broker_io.port import Broker
-from txnbuffer.client.reader import CommittedReader, Lag, Start
+from txnbuffer.client.read_topics import Start
+from txnbuffer.client.reader import CommittedReader, Lag
 from txnbuffer.client.records import RecordBatch
 
 Result = TypeVar("Result")

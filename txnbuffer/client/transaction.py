@@ -89,15 +89,17 @@ class Transaction:
         properties: Properties = None,
         serializer: Serializer | None = None,
         batching: Batching | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send one record; waits only while the service takes no more.
 
         `value` is bytes, text, or what the serializer takes. `event_time` is a datetime, or milliseconds since
-        1970. `batching` as in `connect`. Raises InvalidMessage, MessageTooLarge (the transaction goes on), or why it
-        can only abort.
+        1970. `batching` as in `connect`; `partition` of a partitioned topic, else the key chooses one. Raises
+        InvalidMessage, MessageTooLarge (the transaction goes on), or why it can only abort.
         """
         serializer = serializer or self._client.serializer
-        await self.send_rows(topic, one_row(value, key, ordering_key, event_time, properties, serializer), batching)
+        rows = one_row(value, key, ordering_key, event_time, properties, serializer)
+        await self.send_rows(topic, rows, batching, partition)
 
     async def send_many(
         self,
@@ -109,35 +111,37 @@ class Transaction:
         properties: Sequence[Properties] | None = None,
         serializer: Serializer | None = None,
         batching: Batching | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send records given as columns of one length."""
         serializer = serializer or self._client.serializer
-        await self.send_rows(topic, many_rows(values, keys, event_times, properties, serializer), batching)
+        rows = many_rows(values, keys, event_times, properties, serializer)
+        await self.send_rows(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
         """Delete a key: a record without a value."""
         await self.send_rows(topic, deletion(key))
 
-    async def send_rows(self, topic: str, rows: Rows, batching: Batching | None = None) -> None:
+    async def send_rows(
+        self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
+    ) -> None:
         """Send records that are checked columns already."""
         session = self._session
         opened = self._usable()
         self._client.check_topic(topic)
         rows = self._client.batched(rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
-        if len(rows.values) <= CHUNK:
-            if len(rows.values):
-                session.core.send(topic, rows, opened)
-                session.poke()
-        else:
-            for start in range(0, len(rows.values), CHUNK):
-                session.core.send(topic, part(rows, start, start + CHUNK), opened)
-                session.poke()
-                if not session.core.has_room:
-                    await self._client.room()
+        count = len(rows.values)
+        for start in range(0, count, CHUNK):
+            chunk = rows if count <= CHUNK else part(rows, start, start + CHUNK)
+            for name, some in await self._client.parts(topic, chunk, partition):
+                opened = self._usable()
+                session.core.send(name, some, opened)
+            session.poke()
+            if not session.core.has_room:
+                await self._client.room()
+                if start + CHUNK < count:
                     self._usable()
-        if not session.core.has_room:
-            await self._client.room()
 
     def consumed(self, position: ConsumerPosition) -> None:
         """The transaction consumed a topic for a group; it commits only if nobody else did."""

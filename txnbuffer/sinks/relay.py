@@ -17,7 +17,8 @@ from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
 from snapshots.loading import Loaded, load
-from txnbuffer.client.reader import CommittedReader, Start
+from txnbuffer.client.read_topics import Start
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import (
     MutationsTrimmed,

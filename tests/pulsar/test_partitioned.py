@@ -1,0 +1,130 @@
+"""Partitioned topics of a real cluster: written, read, consumed; beside Pulsar's own clients, and while they grow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pulsar
+import pytest
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from broker_io.errors import UnsafePolicy
+from broker_io.partitions import choose, partition_name
+from broker_io.testing.standalone import ask
+from txnbuffer import Outcome, PlainClient, PlainTransaction, Record, connect
+from txnbuffer.client import reader as reader_module
+from txnbuffer.client import routing
+
+LONG = 60.0
+WIDE = [partition_name("wide", number) for number in range(3)]
+KEYS = [f"key {number}" for number in range(100)]
+
+
+@contextmanager
+def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[PlainClient]:
+    ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 3)
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
+        connect(address, broker_options=options) as client,
+    ):
+        yield client
+
+
+def committed(client: PlainClient, topic: str, count: int) -> list[Record]:
+    records: list[Record] = []
+    with client.reader(topic) as reader:
+        while len(records) < count:
+            batch = reader.read(timeout=LONG)
+            assert batch is not None
+            records += batch
+    return records
+
+
+def test_a_transaction_on_a_partitioned_topic_is_whole(cluster: Cluster, namespace: str) -> None:
+    with beside_a_service(cluster, namespace) as client:
+        with client.transaction() as txn:
+            txn.send_many("wide", KEYS, keys=KEYS)
+            txn.send_many("wide", ["none"] * 3, batching="records")
+            txn.send("wide", b"named", partition=2)
+        with client.transaction() as gone:
+            gone.send_many("wide", KEYS, keys=KEYS)
+            gone.abort()
+        assert client.outcome(txn.id) is Outcome.COMMIT
+        records = committed(client, "wide", 104)
+        assert {record.txn for record in records} == {txn.id}
+        places = choose([key.encode() for key in KEYS], 3).tolist()
+        for number, name in enumerate(WIDE):
+            mine = [record for record in records if record.topic == name]
+            assert [record.seqno for record in mine] == [*range(1, len(mine) + 1)]
+            wanted = [key.encode() for key, place in zip(KEYS, places, strict=True) if place == number]
+            assert [record.key for record in mine if record.key] == wanted
+        assert [record.topic for record in records if record.value == b"named"] == [WIDE[2]]
+        assert sum(record.value == b"none" for record in records) == 3
+
+
+def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "REFRESH", 0.0)
+    monkeypatch.setattr(reader_module, "LOOK", 0.2)
+
+    def copy(txn: PlainTransaction, record: Record) -> None:
+        txn.send("copied", record.topic)
+
+    with beside_a_service(cluster, namespace) as client:
+        client.client.open_broker().create_topic("copied")
+        with client.transaction() as txn:
+            for number in range(3):
+                txn.send("wide", b"before", partition=number)
+        ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "POST", 4)
+        with client.transaction() as txn:
+            txn.send("wide", b"after", partition=3)
+        for _ in range(100):  # however busy the machine is: one that ends too soon goes on
+            client.process("wide", "group", copy, idle_timeout=0.5)
+            with client.reader("copied") as reader:
+                if sum(map(len, iter(reader.read, None))) >= 4:
+                    break
+        copied = sorted(str(record.value, "utf-8") for record in committed(client, "copied", 4) if record.value)
+        assert copied == [*WIDE, partition_name("wide", 3)]
+
+
+def test_another_programs_records_are_read_and_it_reads_ours(cluster: Cluster, namespace: str) -> None:
+    with beside_a_service(cluster, namespace) as client:
+        other = pulsar.Client(cluster.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+        try:
+            url = f"persistent://{namespace}/wide"
+            consumer = other.subscribe(url, "plain", initial_position=pulsar.InitialPosition.Earliest)
+            producer = other.create_producer(url)
+            for key in KEYS:
+                producer.send(key.encode(), partition_key=key)
+            with client.transaction() as txn:
+                txn.send_many("wide", KEYS, keys=KEYS)
+            assert len(committed(client, "wide", 200)) == 200
+            found: list[str] = []
+            while len(found) < 200:
+                message = consumer.receive(int(LONG * 1000))
+                if "tb.marker" not in message.properties():
+                    found.append(message.partition_key())
+            assert sorted(found) == sorted(KEYS * 2)
+        finally:
+            other.close()
+
+
+def test_a_policy_of_the_topic_is_seen_at_its_partitions(cluster: Cluster, namespace: str) -> None:
+    path = f"persistent/{namespace}/wide"
+    ask(cluster.admin, f"{path}/partitions", "PUT", 2)
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.writer(WIDE[1]).close()
+        quotas = ask(cluster.admin, f"{path}/backlogQuotaMap")
+        assert {quota["limitSize"] for quota in quotas.values()} == {-1}
+        broker.delete_topic(WIDE[1])
+        broker.create_topic(WIDE[1])
+        assert broker.topics() == WIDE[:2]
+        ask(cluster.admin, f"namespaces/{namespace}/messageTTL", "POST", 3600)
+        with pytest.raises(UnsafePolicy, match="TTL"):
+            broker.writer(WIDE[0])
