@@ -24,7 +24,6 @@ from txnbuffer.coordinator.entries import (
     Owner,
     PositionCommit,
     Retired,
-    Row,
     Topic,
     decode,
     encode,
@@ -32,6 +31,7 @@ from txnbuffer.coordinator.entries import (
     tombstone,
 )
 from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.rows import Row
 from txnbuffer.errors import UnreadableDecision
 from txnbuffer.model import MAX_LEAST, Outcome
 

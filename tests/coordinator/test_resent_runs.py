@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from txnbuffer.coordinator.entries import Consumers, Group, Lease, Mark, Name, NamedCommit, PositionCommit, Row, encode
+from txnbuffer.coordinator.entries import Consumers, Group, Lease, Mark, Name, NamedCommit, PositionCommit, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.journal import Journal
+from txnbuffer.coordinator.rows import Row
 from txnbuffer.coordinator.transaction import Transaction
 from txnbuffer.model import Outcome, TxnId
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Set
 
 from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.entries import Row
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.retention import Retention
+from txnbuffer.coordinator.rows import Row
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, ENDING, INTENT, OUTCOME, TERMINAL, State
 from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction

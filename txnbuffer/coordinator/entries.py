@@ -34,8 +34,7 @@ passed since `decided_at`, and a durable `mark` or `ended` covers all its ids. A
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pyroaring import BitMap64
@@ -44,8 +43,8 @@ from broker_io.batch import Message
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.entry_columns import deltas, position_columns, positions, same_length, sums
+from txnbuffer.coordinator.rows import Row, Rows
 from txnbuffer.errors import UnreadableDecision
-from txnbuffer.model import Outcome
 
 TOPIC = "__txnbuffer_decisions"
 VERSION = "tb.v"
@@ -64,15 +63,6 @@ class Owner(NamedTuple):
     epoch: int
     owner: str
     address: str = ""
-
-
-class Row(NamedTuple):
-    """The decision of one TxnId; `topics` and the `records` in each as far as they are known."""
-
-    least: int
-    outcome: Outcome
-    topics: tuple[str, ...]
-    records: tuple[int, ...]
 
 
 class NamedCommit(NamedTuple):
@@ -95,7 +85,7 @@ class Group(NamedTuple):
     number: int
     epoch: int
     decided_at: int
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     retired: tuple[Retired, ...] = ()
     names: tuple[NamedCommit, ...] = ()
     positions: tuple[PositionCommit, ...] = ()
@@ -207,7 +197,6 @@ _PARSED = {
     for kind, fields in SCHEMAS.items()
 }
 _PROPERTIES = {kind: {VERSION: FORMAT_VERSION, KIND: kind} for kind in SCHEMAS}
-_OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 
 
 def key_of(entry: Entry) -> str:
@@ -334,18 +323,17 @@ def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str])
 
 
 def _group_record(group: Group) -> dict[str, Any]:
-    table: dict[str, int] = {}
-    topic_rows = [table.setdefault(topic, len(table)) for row in group.rows for topic in row.topics]
+    rows = Rows.of(group.rows)
     return {
         "number": group.number,
         "epoch": group.epoch,
         "decided_at": group.decided_at,
-        "least": deltas([row.least for row in group.rows]),
-        "outcomes": bytes([row.outcome for row in group.rows]),
-        "topics": list(table),
-        "topic_counts": [len(row.topics) for row in group.rows],
-        "topic_rows": topic_rows,
-        "records": [count for row in group.rows for count in row.records],
+        "least": deltas(list(rows.least)),
+        "outcomes": rows.outcomes,
+        "topics": rows.topics,
+        "topic_counts": rows.counts,
+        "topic_rows": rows.named,
+        "records": rows.records,
         "retired_first": deltas([block.first for block in group.retired]),
         "retired_size": [block.size for block in group.retired],
         "names": [commit.name for commit in group.names],
@@ -366,11 +354,7 @@ def _group(record: dict[str, Any]) -> Group:
         raise ValueError("a row names a topic that is not in the table")
     if max(outcomes, default=0) > 1:
         raise ValueError(f"{max(outcomes)} is no outcome")
-    ends = itertools.accumulate(counts, initial=0)
-    rows = tuple(
-        Row(number, _OUTCOMES[outcome], tuple(topics[at] for at in topic_rows[a:b]), tuple(records[a:b]))
-        for number, outcome, (a, b) in zip(least, outcomes, itertools.pairwise(ends), strict=True)
-    )
+    rows = Rows(least, outcomes, counts, topics, topic_rows, records)
     blocks, sizes = sums(record["retired_first"]), record["retired_size"]
     same_length(blocks, sizes)
     same_length(record["names"], record["name_numbers"])

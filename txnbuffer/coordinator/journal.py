@@ -16,12 +16,12 @@ from txnbuffer.coordinator.entries import (
     NamedCommit,
     PositionCommit,
     Retired,
-    Row,
     encode,
     tombstone,
 )
 from txnbuffer.coordinator.ids import bitmap_of
 from txnbuffer.coordinator.messages import AppendDecisions
+from txnbuffer.coordinator.rows import Row, Rows
 from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction
 
 Then = Callable[[], None]
@@ -138,7 +138,7 @@ class Journal:
 
 def ids_of(group: Group) -> BitMap64:
     """All ids that a group decides."""
-    ids = bitmap_of([row.least for row in group.rows])
+    ids = bitmap_of(Rows.of(group.rows).least)
     for first, count in group.retired:
         ids.add_range(first, first + count)
     return ids

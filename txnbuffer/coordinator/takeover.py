@@ -22,6 +22,7 @@ from txnbuffer.coordinator.ids import bitmap_of, block
 from txnbuffer.coordinator.journal import ids_of
 from txnbuffer.coordinator.messages import WriteBorder
 from txnbuffer.coordinator.retention import Retention
+from txnbuffer.coordinator.rows import Rows
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, State
 from txnbuffer.coordinator.transaction import GroupRecord, Transaction
@@ -120,20 +121,16 @@ class TakeOver:
         record.names = tuple(name for name, _ in group.names)
         record.consumers = tuple({commit.group: None for commit in group.positions})
         self._retention.add(record)
-        done: tuple[list[int], list[int]] = ([], [])
-        for least, outcome, topics, records in group.rows:
-            if topics and not core.progress.has_ended(least):
-                transaction = Transaction(TxnId(core.shard, least), None, None)
-                transaction.topics, transaction.records = topics, records
-                transaction.state = ENDED[outcome]
-                undone.append((record, transaction))
-            else:
-                done[outcome].append(least)
+        aborted, committed, rows = Rows.of(group.rows).split(core.progress)
+        for least, outcome, topics, records in rows:
+            transaction = Transaction(TxnId(core.shard, least), None, None)
+            transaction.topics, transaction.records = topics, records
+            transaction.state = ENDED[outcome]
+            undone.append((record, transaction))
         retired = BitMap64()
         for first, count in group.retired:
             retired.add_range(first, first + count)
-        for outcome in Outcome:
-            ids = bitmap_of(done[outcome])
+        for outcome, ids in ((Outcome.ABORT, aborted), (Outcome.COMMIT, committed)):
             core.outcomes.update(ids, outcome, decided_at)
             core.progress.settled.update(ids)
         core.outcomes.update(retired, Outcome.ABORT, decided_at)
