@@ -72,6 +72,8 @@ class Writer(Protocol):
     def append(self, batch: Batch) -> Future[Positions]:
         """Add messages at the end, in order; the future gives their positions once they are durable.
 
+        Where the backend knows when they were published, `published` of the positions tells that too.
+
         Raises MessageTooLarge before anything of the batch is written. The future fails with Fenced,
         Closed, DiskFull, DiskFailed or DiskWatermark.
         """

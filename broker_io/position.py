@@ -51,19 +51,24 @@ LATEST = Position(2**63 - 1, 2**63 - 1, -1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
-    """Positions of a run of messages as three columns of one length, ascending."""
+    """Positions of a run of messages as three columns of one length, ascending.
+
+    `published`: when all of them were published, in milliseconds since 1970; 0 where that is not told, or not one time.
+    """
 
     ledgers: Int64s
     entries: Int64s
     indexes: Int64s
+    published: int = 0
 
     @classmethod
-    def run(cls, ledger: int, first_entry: int, count: int) -> Positions:
+    def run(cls, ledger: int, first_entry: int, count: int, published: int = 0) -> Positions:
         """`count` single messages that follow one another in one ledger."""
         return cls(
             np.full(count, ledger, np.int64),
             np.arange(first_entry, first_entry + count, dtype=np.int64),
             np.full(count, NO_INDEX, np.int64),
+            published,
         )
 
     @classmethod
@@ -82,7 +87,7 @@ class Positions:
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Positions:
         """The positions that a mask, an index column or a slice chooses."""
-        return Positions(self.ledgers[which], self.entries[which], self.indexes[which])
+        return Positions(self.ledgers[which], self.entries[which], self.indexes[which], self.published)
 
     def search(self, position: Position, *, right: bool = False) -> int:
         """How many of these stand before `position` (`right`: before or at it)."""

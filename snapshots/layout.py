@@ -50,7 +50,8 @@ def put_positions(name: str, positions: Positions) -> dict[str, Int64s]:
 
 
 def get_positions(values: Mapping[str, Any], name: str, count: int) -> Positions:
-    return Positions(*(get_column(values, f"{name}_{axis}", count) for axis in AXES))
+    ledgers, entries, indexes = (get_column(values, f"{name}_{axis}", count) for axis in AXES)
+    return Positions(ledgers, entries, indexes)
 
 
 def put_items(prefix: str, items: Items) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, co
     """The blocks for all that waits on one topic."""
     ledger = topic.entry.ledgers[-1]
     time_ms = max(now_ms, ledger.last_time)
-    answers = _answers(appends, ledger)
+    answers = _answers(appends, ledger, time_ms)
     blocks: list[EncodedBlock] = []
     first, place = ledger.entries, topic.entry.place(ledger)
     for batch in _in_block_sizes(appends):
@@ -67,9 +67,9 @@ def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, co
     return Commit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)
 
 
-def _answers(appends: list[Append], ledger: LedgerEntry) -> list[tuple[Append, Positions]]:
+def _answers(appends: list[Append], ledger: LedgerEntry, time_ms: int) -> list[tuple[Append, Positions]]:
     counts = [len(append.batch) for append in appends]
-    run = Positions.run(ledger.ledger, ledger.entries, sum(counts))
+    run = Positions.run(ledger.ledger, ledger.entries, sum(counts), time_ms)
     starts = itertools.accumulate(counts, initial=0)
     return [
         (append, run.take(slice(start, start + count)))

@@ -55,7 +55,7 @@ class TopicLog:
                 self.roll()
                 continue
             stop = min(len(batch), start + self._ledger_entries - newest.entries)
-            positions = Positions.run(newest.number, newest.entries, stop - start)
+            positions = Positions.run(newest.number, newest.entries, stop - start, now_ms)
             times = np.full(stop - start, now_ms, np.int64)
             newest.runs.append(PlacedBatch(positions, times, batch.take(slice(start, stop))))
             newest.entries += stop - start
@@ -145,6 +145,7 @@ def _concat_positions(parts: list[Positions]) -> Positions:
         np.concatenate([part.ledgers for part in parts]),
         np.concatenate([part.entries for part in parts]),
         np.concatenate([part.indexes for part in parts]),
+        parts[0].published if len({part.published for part in parts}) == 1 else 0,
     )
 
 

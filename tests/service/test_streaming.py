@@ -14,6 +14,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer import Sequenced
+from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.streaming import Streaming
 from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import InvalidRequest, UndecodableRecordSet
@@ -52,6 +53,26 @@ async def test_a_stream_gives_what_was_there_and_what_comes(broker):
         await follower.until(6)
         assert follower.seqnos == sorted(set(follower.seqnos))
         assert b"z" not in follower.table
+
+
+@on_a_loop
+async def test_publish_times_are_those_of_the_log_wherever_mutations_come_from(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        follower = client.stream("t")
+        found: dict[int, int] = {}
+        await write(client, "t", {"a": "1"})
+        while len(found) < 4:
+            item = await follower.next(timeout=30.0)
+            found |= {row.seqno: row.publish_time for row in item}
+            if len(found) == 1:
+                await write(client, "t", {"b": "2", "c": "3"})
+                await write(client, "t", {"d": "4"})
+        with CommittedReader(broker, "t") as reader:
+            logged = {row.seqno: row.publish_time for batch in iter(reader.read, None) for row in batch}
+        assert found == logged
+        assert min(logged.values()) > 0
+        later = {row.seqno: row.publish_time async for item in client.stream("t", to="now") for row in item}
+        assert later == logged
 
 
 @on_a_loop

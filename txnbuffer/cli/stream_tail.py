@@ -37,7 +37,17 @@ def records(
                     show_line({"topic": topic, "rollback": item.seqno})
                 continue
             yield [
-                Record(topic, row.position, row.seqno, row.key, row.value, row.properties, row.event_time, 0, None)
+                Record(
+                    topic,
+                    row.position,
+                    row.seqno,
+                    row.key,
+                    row.value,
+                    row.properties,
+                    row.event_time,
+                    row.publish_time,
+                    None,
+                )
                 for row in item
             ]
 

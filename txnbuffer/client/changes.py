@@ -35,8 +35,8 @@ NOTHING = MutationBatch.of([])
 class ChangeBatch:
     """Mutations to apply in order, none where only the token has moved; iterate it for single ones.
 
-    A mutation without a value deletes its key; its publish time is not told (0). Keep `token` with what you made
-    of the mutations: the stream goes on from there. `complete`: with all up to here your data is what the topic
+    A mutation without a value deletes its key. Keep `token` with what you made of the
+    mutations: the stream goes on from there. `complete`: with all up to here your data is what the topic
     was at `token.seqno`; in between it lacks mutations that newer ones of the same key replace. `caught_up`: and
     there was nothing newer.
     """

@@ -94,9 +94,9 @@ class Topic:
 
 
 def placed_runs(positions: Positions, batch: Batch) -> list[PlacedBatch]:
-    """What was appended as it stands in the log, a piece for each ledger. Nobody asks for its publish times."""
+    """What was appended as it stands in the log, a piece for each ledger; all of it was published at one time."""
     ledgers = positions.ledgers
-    times = np.zeros(len(positions), np.int64)
+    times = np.full(len(positions), positions.published, np.int64)
     if ledgers[0] == ledgers[-1]:
         return [PlacedBatch(positions, times, batch)]
     whole = PlacedBatch(positions, times, batch)

@@ -187,6 +187,6 @@ def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: Transa
     return MutationBatch(
         np.arange(first, first + len(records), dtype=np.int64),
         records.positions,
-        np.zeros(len(records), np.int64),  # what was just appended has none here, so nothing tells one
+        records.publish_times,
         Batch(messages.keys, messages.values, properties, messages.event_times),
     )

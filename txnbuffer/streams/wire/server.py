@@ -237,12 +237,16 @@ def _read_blocks(frame: bytes, at: int, control: Fields) -> dict[int, MutationBa
     if at != len(frame):
         raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
     total = sum(len(block.messages) for _, block in decoded)
-    places = [_read_numbers(control[name], total, name) for name in ("ledgers", "entries", "indexes")]
+    where = Positions(
+        _read_numbers(control["ledgers"], total, "ledgers"),
+        _read_numbers(control["entries"], total, "entries"),
+        _read_numbers(control["indexes"], total, "indexes"),
+    )
     streams: dict[int, list[MutationBatch]] = {}
     done = 0
     for stream, (entries, times, messages) in decoded:
         here = slice(done, done + len(messages))
-        batch = MutationBatch(entries, Positions(*(column[here] for column in places)), times, messages)
+        batch = MutationBatch(entries, where.take(here), times, messages)
         streams.setdefault(stream, []).append(batch)
         done += len(messages)
     return {stream: MutationBatch.concat(parts) for stream, parts in streams.items()}
