@@ -202,10 +202,10 @@ class OutcomeUnknown(PeerError):
 
 
 class NotVisible(StorageError):
-    """The transaction is committed, but not seen: a topic of it has stopped."""
+    """The transaction is committed, but not seen: a topic of it has stopped, or does not come so far in time."""
 
-    def __init__(self, txn: TxnId, topic: str, why: Error) -> None:
-        super().__init__(f"transaction {txn} is committed, but not visible: topic {topic!r} has stopped ({why})")
+    def __init__(self, txn: TxnId, topic: str, why: str) -> None:
+        super().__init__(f"transaction {txn} is committed, but not visible on topic {topic!r}: {why}")
         self.txn = txn
         self.topic = topic
 

@@ -17,6 +17,7 @@ from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
     ForeignTransaction,
     InvalidRequest,
+    NotVisible,
     TransactionAborted,
     UnregisteredTopic,
 )
@@ -71,6 +72,31 @@ class TestCommit:
         stage.owner.pump("b")
         assert stage.owner.heard(S, request) is Outcome.COMMIT
         assert not list(stage.owner.coordinator.transactions())
+
+    def test_who_waits_for_a_buffer_that_does_not_come_so_far_is_told_so_in_time(self) -> None:
+        stage = Stage(DECIDED)
+        stage.write(0, "a")
+
+        def ask() -> int:
+            return stage.send(lambda request: stage.ask_commit(request, 0, "a", wait_visible=True))
+
+        first = ask()
+        stage.owner.land_append()
+        stage.owner.tick(DECIDED.visible_timeout)  # an undecided one has no outcome to be told
+        assert stage.owner.heard(S, first) is None
+        stage.owner.acknowledge_append()
+        stage.owner.tick(DECIDED.visible_timeout - 1)
+        assert stage.owner.heard(S, first) is None
+        stage.owner.tick(1)
+        assert isinstance(stage.owner.heard(S, first), NotVisible)
+        again = ask()
+        stage.owner.tick(DECIDED.visible_timeout)
+        assert isinstance(stage.owner.heard(S, again), NotVisible)
+        stage.owner.land_marker()
+        stage.owner.acknowledge_marker()
+        stage.owner.pump("a")
+        assert not list(stage.owner.coordinator.transactions())
+        assert stage.owner.heard(S, ask()) is Outcome.COMMIT
 
     def test_many_are_decided_in_one_message(self) -> None:
         stage = Stage(DECIDED)

@@ -68,7 +68,7 @@ async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
         await app.session.until(lambda: {1000, 1001} <= app.session.answers.keys())
         for request in (1000, 1001):
             assert isinstance(app.session.answers[request], NotVisible)
-            assert "'b' has stopped (its beginning is gone" in str(app.session.answers[request])
+            assert "'b': it has stopped (its beginning is gone" in str(app.session.answers[request])
         broker.faults.release()
 
 

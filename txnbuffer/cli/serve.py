@@ -11,6 +11,11 @@ import click
 from txnbuffer.cli.opening import open_for_writing, with_config
 from txnbuffer.config import Config
 
+LEAVING = 30.0
+"""Seconds beyond those for open transactions in which a service beside a cluster has to end."""
+LEFT = 3
+"""The exit code of one that did not."""
+
 
 @click.command("serve")
 @click.argument("address", metavar="[ADDRESS]", required=False)
@@ -67,6 +72,7 @@ def run(address: str, config: Config) -> int:
     import socket
 
     from broker_io import check_address, is_cluster
+    from txnbuffer.service.leaving import Leaving
     from txnbuffer.service.serving import check, serve
 
     check_address(address)
@@ -74,11 +80,26 @@ def run(address: str, config: Config) -> int:
     check(config, shared=shared)
     gc.set_threshold(50_000, 20, 100)  # many objects live shortly and few are cycles
     owner = f"{socket.gethostname()}:{address}"
-    error = asyncio.run(serve(lambda: open_for_writing(address, config), config, owner, _log(), shared=shared))
+    log = _log()
+    leaving = Leaving(config.service.drain_seconds + LEAVING, lambda: _leave(log)) if shared else None
+    serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, leaving=leaving)
+    try:
+        error = asyncio.run(serving)
+    finally:
+        if leaving is not None:
+            leaving.done()
     if error is not None:
         click.echo(f"txnbuf: {error}", err=True)
         return error.exit_code
     return 0
+
+
+def _leave(log: Any) -> None:
+    """End at once, from any thread: what is left undone is for the next owner, as after a kill."""
+    import os
+
+    log("left", error="the cluster did not let this service end in time: what it left undone its successor does")
+    os._exit(LEFT)
 
 
 def _log() -> Any:

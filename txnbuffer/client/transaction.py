@@ -148,10 +148,10 @@ class Transaction:
         self._positions += (position,)
 
     async def commit(self, *, wait_visible: bool = False) -> None:
-        """Commit; returns when that is durable, or visible to every reader.
+        """Commit; returns when that is durable, or visible to every reader, for which it waits two minutes at most.
 
         Cancelling it does not take it back: it may have committed, and the exception says so. Raises
-        TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted.
+        TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted, and NotVisible of a commit that stands.
         """
         session = self._session
         session.check()

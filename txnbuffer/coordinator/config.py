@@ -15,6 +15,7 @@ class Config:
     `verify_counts`: the buffers check the number of records of a commit before it is decided.
     `session_timeout`: so long a client may be away before what it has open is aborted.
     `lease_timeout`: so long an id may be kept without being used.
+    `visible_timeout`: so long who asked for it waits for a decided commit to be seen.
     `remember`: so long an outcome can be asked for.
     `max_open_session`, `max_open`: ids leased and not ended, of one session and in all.
     """
@@ -25,6 +26,7 @@ class Config:
     max_transaction_timeout: float = 900.0
     session_timeout: float = 30.0
     lease_timeout: float = 900.0
+    visible_timeout: float = 120.0
     remember: float = 3600.0
     low_water_mark_interval: float = 1.0
     ended_interval: float = 60.0

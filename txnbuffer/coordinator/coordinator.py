@@ -312,6 +312,7 @@ class Coordinator:
             if transaction.state is State.OPEN:
                 self._ending.abort(transaction, "its time was up")
         self._committing.tick()
+        self._ending.tick()
         if self._takeover.ready:
             self._sessions.tick()
         self._core.markers.retry(self._ending.marker_wanted)

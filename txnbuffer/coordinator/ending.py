@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections import deque
+from collections.abc import Iterable, Iterator, Set
 
 from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
@@ -28,6 +29,7 @@ class Ending:
         self._retention = retention
         self._stopped: dict[str, Error] = {}
         """What stopped the buffers of topics: nothing becomes visible there."""
+        self._waited_for: deque[tuple[float, Transaction]] = deque()
 
     # Deciding
 
@@ -123,6 +125,8 @@ class Ending:
             transaction.group = record
             self.publish(transaction)
         for transaction in transactions:
+            if transaction.hidden:
+                self._waited_for.append((self._core.now + self._core.config.visible_timeout, transaction))
             self.answer_if_due(transaction)
             self._settle_if_due(transaction)
         for retirement in retirements:
@@ -227,18 +231,24 @@ class Ending:
             return
         if not transaction.hidden:
             self._answer(transaction, OUTCOME[transaction.state])
-        elif (topic := self._never_seen(transaction)) is not None:
-            error = NotVisible(transaction.txn, topic, self._stopped[topic])
-            waiters, transaction.waiters = transaction.waiters, None
-            for session, request, _ in waiters:
-                self._core.answer(session, request, error)
+        elif (topic := next((one for one in _unseen(transaction) if one in self._stopped), None)) is not None:
+            self._answer_not_visible(transaction, topic, f"it has stopped ({self._stopped[topic]})")
 
-    def _never_seen(self, transaction: Transaction) -> str | None:
-        """A topic that has stopped, where somebody waits for a commit to be seen."""
-        if not self._stopped:
-            return None
-        members = (transaction, *(transaction.branches or ()))
-        return next((topic for member in members for topic in member.unseen or () if topic in self._stopped), None)
+    def tick(self) -> None:
+        """Nobody waits for ever for a buffer that does not come so far, whatever keeps it."""
+        core, waited_for = self._core, self._waited_for
+        while waited_for and waited_for[0][0] <= core.now:
+            transaction = waited_for.popleft()[1]
+            if transaction.hidden:
+                why = f"its markers were not read there within {core.config.visible_timeout:.0f} s"
+                self._answer_not_visible(transaction, next(_unseen(transaction)), why)
+                waited_for.append((core.now + core.config.visible_timeout, transaction))
+
+    def _answer_not_visible(self, transaction: Transaction, topic: str, why: str) -> None:
+        error = NotVisible(transaction.txn, topic, why)
+        waiters, transaction.waiters = transaction.waiters or (), None
+        for session, request, _ in waiters:
+            self._core.answer(session, request, error)
 
     def _answer(self, transaction: Transaction, outcome: Outcome) -> None:
         core, waiters = self._core, transaction.waiters
@@ -272,3 +282,9 @@ class Ending:
                 transaction.group.unsettled -= 1
             self._names.ended(transaction)
         self._sessions.ended(transaction)
+
+
+def _unseen(transaction: Transaction) -> Iterator[str]:
+    """The topics where somebody waits for a commit to be seen, and it is not yet."""
+    for member in (transaction, *(transaction.branches or ())):
+        yield from sorted(member.unseen or ())

@@ -21,6 +21,7 @@ from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.front import Front, advertised
 from txnbuffer.service.grpc_server import check_listening
+from txnbuffer.service.leaving import Leaving
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.opening import Standing
 from txnbuffer.service.standing import Standby
@@ -94,15 +95,21 @@ def limits(config: Config) -> Limits:
 
 
 async def serve(
-    open_broker: Callable[[], Broker], config: Config, owner: str, log: Log, *, shared: bool = False
+    open_broker: Callable[[], Broker],
+    config: Config,
+    owner: str,
+    log: Log,
+    *,
+    shared: bool = False,
+    leaving: Leaving | None = None,
 ) -> Error | None:
     """Serve until a signal ends it (None) or a failure does. Raises what stands in the way of starting.
 
-    `shared`: the broker is a cluster, to which applications write themselves.
+    `shared`: the broker is a cluster, to which applications write themselves. `leaving` is told when the end begins.
     """
     check(config, shared=shared)
     certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
-    signals = Signals()
+    signals = Signals(leaving)
     if not config.service.standby:
         log("recovering")
     started = time.monotonic()
@@ -118,6 +125,8 @@ async def serve(
                 return None
         return await _own(broker, front, config, owner, signals, log, started, standing, shared=shared)
     finally:
+        if leaving is not None:
+            leaving.begin()
         await front.stop()
         await asyncio.to_thread(broker.close)
         log("stopped")
@@ -176,6 +185,7 @@ async def _own(
         if engine.ended.done():
             error = engine.ended.result()
             log("failed", error=str(error), kind=type(error).__name__)
+            signals.ends()
             return error
         seconds = config.service.drain_seconds
         log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
@@ -196,8 +206,9 @@ async def _either(event: asyncio.Event, future: asyncio.Future[Any]) -> None:
 class Signals:
     """SIGTERM or SIGINT sets `first`; another one ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaving: Leaving | None) -> None:
         self.first = asyncio.Event()
+        self._leaving = leaving
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):  # no main thread: whoever runs us there handles signals
@@ -207,6 +218,12 @@ class Signals:
         if self.first.is_set():
             os._exit(128 + number)
         self.first.set()
+        self.ends()
+
+    def ends(self) -> None:
+        """The process is about to end."""
+        if self._leaving is not None:
+            self._leaving.begin()
 
 
 def _tell_recovery(engine: Engine, log: Log, seconds: float) -> None:

@@ -1,0 +1,45 @@
+"""A service beside a cluster ends when it is told to, also where the cluster lets none of its threads go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SERVICE = """
+import sys, threading
+import broker_io
+import txnbuffer.cli.serve as serve
+from broker_io.memory import MemoryBroker
+from txnbuffer.config import Config, ServiceConfig
+
+class Away(MemoryBroker):
+    def close(self):
+        threading.Event().wait()
+
+broker_io.is_cluster = lambda address: True
+serve.open_for_writing = lambda address, config: Away()
+serve.LEAVING = 0.2
+service = ServiceConfig(listen="127.0.0.1:0", http="", drain_seconds=0.1)
+sys.exit(serve.run("memory:", Config(service=service)))
+"""
+
+
+@pytest.mark.timeout(150)
+def test_a_cluster_that_is_away_keeps_no_service_from_ending() -> None:
+    command = [sys.executable, "-c", SERVICE]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stderr is not None
+        told = []
+        try:
+            for line in process.stderr:
+                told.append(line)
+                if '"serving"' in line:
+                    process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 3
+        finally:
+            process.kill()
+        assert "its successor does" in told[-1]

@@ -1,0 +1,25 @@
+"""The end of a process that can't end by itself, as its threads wait for a cluster that is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Leaving:
+    """`leave` is called, in a thread, if the end has begun and is not there `seconds` later."""
+
+    def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
+        self._timer = threading.Timer(seconds, leave)
+        self._timer.daemon = True
+        self._begun = False
+
+    def begin(self) -> None:
+        """The process is to end from now on; said again it changes nothing."""
+        if not self._begun:
+            self._begun = True
+            self._timer.start()
+
+    def done(self) -> None:
+        """It has ended by itself."""
+        self._timer.cancel()
