@@ -155,7 +155,7 @@ class BufferKeeper:
         entries = self._scan(topic).topics.get(topic, TopicEntries())
         if (tail := self._tails.pop(topic, None)) is not None:
             tail.close()
-        self._begin(self._make.whole(topic, entries, self.epoch))
+        self._begin(self._make.whole(topic, entries, self.epoch), entries)
 
     def remake(self, topic: str) -> None:
         """Follow a topic that was missing: the same one from its snapshot, one made anew from the start of its log.
@@ -375,10 +375,12 @@ class BufferKeeper:
         if (note := ownership.compact()) is not None:
             self.notes.append(note)
 
-    def _begin(self, tail: Tail) -> None:
-        """Follow a topic from here on; its snapshot is durable before."""
+    def _begin(self, tail: Tail, former: TopicEntries | None = None) -> None:
+        """Follow a topic from here on; its snapshot is durable before. It goes on with the history of `former`."""
         try:
             tail.replay()
+            if former is not None:
+                self._make.keep_history(tail, former)
             self._write([tail])
         except BaseException:
             tail.close()

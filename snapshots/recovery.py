@@ -222,6 +222,29 @@ def fresh(
     return Restored(topic, incarnation, None, buffer, sequencer, origin, origin, start, start, log)
 
 
+def kept_history(
+    topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger], sequencer: Sequencer, uuid: int
+) -> tuple[FailoverLog, dict[str, int]] | None:
+    """Failover log and durable cursors of a topic whose log was folded and numbered anew, from its first ledger on.
+
+    What is left of a log that was never trimmed gets the numbers that it had, up to where something is missing: there
+    the version `uuid` begins. None where no end entry can be read, or the log has lost its beginning: then nobody
+    can go on from older numbers.
+    """
+    try:
+        state = _origin(topic, incarnation, entries)
+    except (SnapshotError, BadRecord):
+        return None
+    if state.origin_ledger != ledgers[0].ledger:
+        return None
+    common = sequencer.next_seqno - 1
+    for ledger, first in zip(state.sequencer.ledgers.tolist(), state.sequencer.first_seqnos.tolist(), strict=True):
+        if sequencer.first_seqnos.get(ledger) != first:
+            common = min(common, first - 1)
+    log = stored_log(topic, incarnation, state.versions)
+    return log.created(uuid, common), {name: min(seqno, common) for name, seqno in state.cursors}
+
+
 def stored_log(topic: str, incarnation: str, versions: Iterable[Version]) -> FailoverLog:
     """The failover log of stored versions; of a topic without any it has the one that every recovery finds again."""
     return FailoverLog.sanitised(versions, version_of(topic, incarnation, ""))

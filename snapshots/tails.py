@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker_io.environment import Clock
 from broker_io.port import Broker
 from snapshots.policy import SnapshotPolicy
-from snapshots.recovery import Restored, fresh
+from snapshots.recovery import Restored, fresh, kept_history
 from snapshots.table import TopicEntries
 from snapshots.tailing import Tail
 from snapshots.writer import SnapshotWriter
@@ -28,6 +28,14 @@ class TailMaker:
         incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
         branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
         return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
+
+    def keep_history(self, tail: Tail, former: TopicEntries) -> None:
+        """Let readers of a topic whose log was folded anew go on from what it still has of its history."""
+        incarnation, ledgers = tail.writer.incarnation, self._broker.ledgers(tail.topic)
+        uuid = tail.failover.current.uuid
+        kept = kept_history(tail.topic, incarnation, former, ledgers, tail.numbering.sequencer, uuid)
+        if kept is not None:
+            tail.failover, tail.cursors = kept
 
     def restored(self, restored: Restored, entries: TopicEntries) -> Tail:
         """From where a snapshot ends."""
