@@ -30,6 +30,9 @@ def row(seqno: int, key: str | None, value: str | None, **more: Any) -> Mutation
     return Mutation(seqno, Position(1, seqno), key_bytes, value_bytes, **more)
 
 
+PATIENCE = 100
+"""Times that a stream is asked in vain."""
+
 Item = ChangeBatch | Rollback | BaseException | None
 
 
@@ -54,9 +57,12 @@ class ScriptedStream:
     def __init__(self, script: Script, items: Sequence[Item]) -> None:
         self._script = script
         self._items = deque(items)
+        self._silent = 0
 
     async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
         if not self._items:
+            self._silent += 1
+            assert self._silent < PATIENCE, "a stream is asked for more and more"
             self._script.ran_dry = True
             raise TimeoutError
         item = self._items.popleft()

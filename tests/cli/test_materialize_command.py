@@ -1,0 +1,144 @@
+"""`txnbuf materialize` in a process of its own: what it prints, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_process import ServiceProcess
+
+from txnbuffer import connect
+
+PATIENCE = 90.0
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "txnbuffer", "materialize", *arguments]
+
+
+def materialize(*arguments: str, code: int = 0) -> Any:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout) if done.stdout.startswith("[") else done.stderr + done.stdout
+
+
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(sql).fetchall()
+
+
+def write(address: str, **rows: str | None) -> None:
+    with connect(address) as client, client.transaction() as txn:
+        for key, value in rows.items():
+            if value is None:
+                txn.delete("orders", key)
+            else:
+                txn.send("orders", value, key=key, properties={"by": "me"}, event_time=5)
+        txn.commit(wait_visible=True)
+
+
+def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    with ServiceProcess(tmp_path / "log") as service:
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        write(address, a="1", b="2")
+        rows = materialize(address, "orders", f"sqlite:{path}", "--to", "now", "--output", "json")
+        assert rows == [
+            {"topic": "orders", "seqno": 2, "complete": True, "caught_up": True, "mutations": 2, "rollbacks": 0}
+        ]
+        columns = "key, value, properties, event_time, seqno"
+        assert query(path, f"SELECT {columns} FROM orders ORDER BY key") == [
+            ("a", "1", '{"by": "me"}', 5, 1), ("b", "2", '{"by": "me"}', 5, 2),
+        ]  # fmt: skip
+        following = subprocess.Popen(
+            command(address, "orders", f"sqlite:{path}", "--output", "json"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            write(address, a=None, c="3")
+            deadline = time.monotonic() + PATIENCE
+            while query(path, "SELECT key FROM orders ORDER BY key") != [("b",), ("c",)]:
+                assert time.monotonic() < deadline
+                assert following.poll() is None
+                time.sleep(0.02)
+            assert "written by another process" in materialize(address, "orders", f"sqlite:{path}", code=5)
+            following.send_signal(signal.SIGTERM)
+            out, told = following.communicate(timeout=PATIENCE)
+        finally:
+            following.kill()
+            following.wait()
+        assert following.returncode == 0, told
+        (row,) = json.loads(out)
+        assert (row["seqno"], row["mutations"], row["complete"]) == (4, 2, True)
+        assert "orders: caught up at seqno" in told
+
+
+def test_a_log_of_its_own_branched_and_was_made_anew(tmp_path: Path) -> None:
+    log, path = f"file:{tmp_path / 'log'}", tmp_path / "orders.db"
+    target = f"sqlite:{path}"
+    write(log, a="1", b="2")
+    materialize(log, "orders", target, "--table", "Kept orders", "--binary", "--to", "2")
+    assert query(path, 'SELECT key, value FROM "Kept orders"') == [(b"a", b"1"), (b"b", b"2")]
+    recovered = [sys.executable, "-m", "txnbuffer", "recover", log, "orders", "--write"]
+    subprocess.run(recovered, check=True, capture_output=True, timeout=PATIENCE)
+    write(log, b=None)
+    told = materialize(log, "orders", target, "--binary", "--to", "now")
+    assert "orders: history branched, back at seqno 0" in told
+    assert query(path, 'SELECT key, value FROM "Kept orders"') == [(b"a", b"1")]
+    assert "say the same" in materialize(log, "orders", target, "--to", "now", code=2)
+    materialize(log, "orders", target, "--anew", "--to", "now")
+    assert query(path, "SELECT key, value FROM orders") == [("a", "1")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("memory:", "t", "other:f"), 2, "'other:f' is nothing to fill: write sqlite:FILE"),
+        (("memory:", "t", "sqlite:"), 2, "write sqlite:FILE"),
+        (("memory:", "sqlite:f"), 2, "Missing argument"),
+        (("memory:", "t", "sqlite:f", "--to", "never"), 2, "'never' is no end: give a seqno, or now"),
+        (("memory:", "t", "u", "sqlite:f", "--table", "x"), 2, "a table's name for a single one"),
+        (("memory:", "t", "sqlite:f"), 2, "no topic 't'"),
+        (("memory:", "t", "sqlite:no/where"), 4, "can't be written: No such file or directory"),
+    ],
+)
+def test_what_can_not_be_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = materialize(*arguments, code=code)
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_it_can_be_ended_while_it_waits_for_a_service(tmp_path: Path) -> None:
+    waiting = subprocess.Popen(
+        command("txnbuf://127.0.0.1:1", "t", f"sqlite:{tmp_path / 'f.db'}", "--output", "json"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not catches(waiting.pid, signal.SIGTERM):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        waiting.send_signal(signal.SIGTERM)
+        out, told = waiting.communicate(timeout=PATIENCE)
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert (waiting.returncode, json.loads(out)) == (0, []), told
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> (number - 1) & 1)

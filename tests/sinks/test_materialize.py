@@ -1,0 +1,158 @@
+"""`materialize` on engines in this process: large snapshots in parts, rollbacks, several topics, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_setup import engine_on, on_a_loop
+from streamed import client_of, write
+
+from broker_io.errors import TopicNotFound
+from broker_io.memory import MemoryBroker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.client.streaming import Streaming
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.sinks import filling
+from txnbuffer.sinks.errors import ForeignSink, SinkLocked
+from txnbuffer.sinks.filling import Filled
+from txnbuffer.sinks.materialize import materialize
+from txnbuffer.sinks.sqlite import SQLiteFile
+from txnbuffer.streams.client import ClientConfig
+from txnbuffer.streams.errors import StreamTrimmed
+
+
+def table(path: Path, name: str = "t") -> dict[str, str]:
+    with closing(sqlite3.connect(path)) as database:
+        return dict(database.execute(f'SELECT key, value FROM "{name}"').fetchall())
+
+
+def standing(path: Path) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT topic, seqno, complete FROM txnbuffer_topics ORDER BY topic").fetchall()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tables.db"
+
+
+@on_a_loop
+async def test_topics_become_tables_and_go_on(path):
+    broker = MemoryBroker()
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1", "b": "2"})
+        await write(client, "u", {"x": "1"})
+        done = await materialize(client, ["t", "u"], path, to="now")
+        assert [(one.topic, one.mutations, one.caught_up) for one in done] == [("t", 2, True), ("u", 1, True)]
+        await write(client, "t", {"a": None, "c": "3"})
+        (again,) = await materialize(client, "t", path, to="now")
+        assert (again.mutations, table(path), table(path, "u")) == (2, {"b": "2", "c": "3"}, {"x": "1"})
+        assert standing(path) == [("t", 4, 1), ("u", 1, 1)]
+        (none,) = await materialize(client, "t", path, to=2)
+        assert (none.mutations, standing(path)[0]) == (0, ("t", 4, 1))
+        (anew,) = await materialize(client, "t", path, to="now", anew=True)
+        assert (anew.caught_up, table(path)) == (True, {"b": "2", "c": "3"})
+
+
+@on_a_loop
+async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(path, monkeypatch):
+    monkeypatch.setattr(filling, "MAX_ROWS", 8)
+    broker = MemoryBroker()
+    truth: dict[str, str] = {}
+    stop = asyncio.Event()
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        for number in range(10):
+            rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
+            await write(client, "t", rows)
+            truth |= rows
+        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(window_items=16))
+        (part,) = await materialize(client, "t", path, stop=stop, tell=lambda now: stop_inside(now, stop))
+        assert standing(path) == [("t", part.token.seqno, 0)]
+        assert 0 < len(table(path)) < len(truth)
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"after": "all", "1": None})
+        (done,) = await materialize(client, "t", path, to="now")
+        assert (done.rollbacks, standing(path)) == (0, [("t", 502, 1)])
+    del truth["1"]
+    assert table(path) == truth | {"after": "all"}
+
+
+def stop_inside(filled: Filled, stop: asyncio.Event) -> None:
+    if filled.mutations and not filled.token.complete:
+        stop.set()
+
+
+@on_a_loop
+async def test_a_topic_made_anew_begins_anew(path):
+    broker = MemoryBroker()
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"old": "1", "both": "1"})
+        await materialize(client, "t", path, to="now")
+    broker.delete_topic("t")
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"both": "2"})
+        (done,) = await materialize(client, "t", path, to="now")
+        assert (done.rollbacks, table(path), standing(path)) == (1, {"both": "2"}, [("t", 1, 1)])
+
+
+@on_a_loop
+async def test_a_history_that_was_rebuilt_begins_anew(path):
+    broker = MemoryBroker()
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1", "b": "1"})
+        await materialize(client, "t", path, to="now")
+    with BufferKeeper(broker) as keeper:
+        keeper.recover()
+        keeper.rebuild("t")
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"b": None})
+        (done,) = await materialize(client, "t", path, to="now")
+        assert (done.rollbacks, table(path), standing(path)) == (1, {"a": "1"}, [("t", 3, 1)])
+
+
+@on_a_loop
+async def test_what_is_gone_from_the_log_is_told_and_can_be_begun_anew(path):
+    broker = MemoryBroker(ledger_entries=8)
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"first": "x"})
+        await materialize(client, "t", path, to="now")
+        for number in range(40):
+            await write(client, "t", {str(number): "x"})
+        await engine.keeping.snapshot(["t"])
+        await engine.keeping.snapshot(["t"])
+        broker.trim("t", engine.topics.get("t").tail.floor())
+        with pytest.raises(StreamTrimmed, match=r"table 't' of .*tables\.db lacks what is gone .*: fill it anew"):
+            await materialize(client, "t", path, to="now")
+        assert table(path) == {"first": "x"}
+        (done,) = await materialize(client, "t", path, to="now", anew=True)
+        assert done.caught_up
+        assert 0 < len(table(path)) < 40
+
+
+@on_a_loop
+async def test_what_can_not_be_filled_is_refused_and_changes_nothing(path):
+    broker, other = MemoryBroker(), MemoryBroker()
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        await materialize(client, "t", path, to="now")
+        for topics, name in ((["t", "t"], None), (["t", "u"], "x")):
+            with pytest.raises(InvalidRequest):
+                await materialize(client, topics, path, to="now", table=name)
+        with pytest.raises(TopicNotFound):
+            await materialize(client, ["t", "missing"], path)
+        with SQLiteFile(path), pytest.raises(SinkLocked):
+            await materialize(client, "t", path)
+    async with engine_on(other) as engine, client_of(engine, other) as client:
+        await write(client, "t", {"b": "1"})
+        with pytest.raises(ForeignSink, match=r"tables\.db was filled from elsewhere \(topic t is of cluster "):
+            await materialize(client, "t", path)
+        assert (table(path), standing(path)) == ({"a": "1"}, [("t", 1, 1)])
+        await materialize(client, "t", path, to="now", table="other", anew=True)
+    assert (table(path, "other"), standing(path)) == ({"b": "1"}, [("t", 1, 1)])
+    with pytest.raises(sqlite3.OperationalError, match="no such table: t"):
+        table(path)

@@ -1,0 +1,61 @@
+"""Flights as tables while service and materializer are killed: the soak in its short form, and that it sees."""
+
+from __future__ import annotations
+
+import importlib.util
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from sink_rigs import batch, row, token
+
+from txnbuffer.sinks.sqlite import SQLiteFile
+
+
+@pytest.fixture(scope="module")
+def soak() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("materialize_soak", Path(__file__).with_name("materialize_soak.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["materialize_soak"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_what_the_source_says_through_kills(soak: ModuleType, tmp_path: Path) -> None:
+    report = soak.soak(kills=4, seed=20260101, hours=soak.load_hours()[:80], directory=tmp_path)
+    assert report.wrong == []
+    assert (report.service_kills, report.materialize_kills) == (2, 2)
+    assert report.mutations > 4000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM departures WHERE key = 'a'",
+        "DELETE FROM departures_keyless",
+        "INSERT INTO departures VALUES ('b', 'x', NULL, NULL, NULL, 2, '1:2')",
+        "UPDATE departures SET value = 'other'",
+        "UPDATE departures SET seqno = 2",
+        "UPDATE txnbuffer_topics SET seqno = 2",
+        "UPDATE departures SET value = 'other'; UPDATE txnbuffer_topics SET complete = 0",
+        "",
+    ],
+)
+def test_the_soak_sees(soak: ModuleType, tmp_path: Path, damage: str) -> None:
+    flights = {"departures": [soak.Flight(None, "k", None), soak.Flight("b", "x", None), soak.Flight("b", None, None)]}
+    flights["departures"].append(soak.Flight("a", "y", None))
+    path = tmp_path / "flights.db"
+    with SQLiteFile(path) as file:
+        table = file.table("departures")
+        table.begin()
+        rows = [row(1, None, "k"), row(2, "b", "x"), row(3, "b", None), row(4, "a", "y")]
+        table.write([batch(token(4), *rows)])
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(damage)
+    report = soak.Report(0)
+    soak.look(path, flights, report)
+    assert bool(report.wrong) == bool(damage)

@@ -1,0 +1,374 @@
+"""A SQLite file that holds topics as tables: of each key the latest value, exactly once.
+
+The file has the application id 0x74786e62 ("txnb") and the user version 1, and is in WAL mode. Table `txnbuffer_topics`
+has a row for each topic:
+
+- `topic`     its name
+- `name`      of its table, with which the names of the two others begin
+- `binary`    1: keys and values are blobs, whatever they hold
+- `token`     the resume token to which all is up to date, as text
+- `seqno`     that of the token
+- `complete`  1: the tables are what the topic was at `seqno`. 0: a large snapshot is held in part, so they lack what
+              newer mutations, which are still to come, replace
+- `undo_from` the lowest seqno to which the tables can go back, but for 0
+
+A topic's own tables, named after it or as was asked for:
+
+- `NAME`          a row for each key: `key`, `value`, `properties` (a JSON object; NULL: none), `event_time` and
+                  `publish_time` (milliseconds since 1970; NULL: not told), `seqno`, `position` (`ledger:entry`, or
+                  `ledger:entry:batch`). A key that was deleted has no row.
+- `NAME_keyless`  a row for each record that has no key, by `seqno`; the rest as above, but that a value may be NULL
+- `NAME_undo`     what the rows of `NAME` were: `(point, key)`, then the columns as they were when the tables were last
+                  complete, at seqno `point`, before the key changed; `seqno` NULL: there was no row. The empty key of
+                  the other type (BLOB where it is TEXT) says that records without a key came
+
+Keys and values are TEXT where they are UTF-8 without a NUL, else BLOB; `CAST(value AS BLOB)` gives the bytes of either.
+Rows, undo and token change in one transaction. The undo has at most 100,000 rows and begins when the tables were first
+complete, so a rollback takes back no more than it has to, unless it goes back further: then all is discarded.
+
+Beside the file lies `FILE-writer`, an empty file that is locked by the process which writes.
+"""
+
+# ruff: noqa: S608 - names of tables can't be parameters; they are quoted
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from broker_io.errors import Error, UnsupportedFormat
+from txnbuffer.client.changes import ChangeBatch, Rollback
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.sinks.cells import Cell, blob_cells, position_cells, property_cells, time_cells
+from txnbuffer.sinks.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
+from txnbuffer.sinks.locking import lock_beside
+from txnbuffer.streams.token import ResumeToken
+
+APPLICATION_ID = 0x74786E62
+FORMAT = 1
+TOPICS = "txnbuffer_topics"
+RESERVED = "sqlite_"
+SUFFIXES = ("", "_keyless", "_undo")
+
+UNDO_ROWS = 100_000
+"""The undo is cut to half of so many rows when it has more."""
+
+BUSY_SECONDS = 30.0
+"""How long a write waits for somebody else's transaction on the file."""
+
+CACHE_KIB = 32 * 1024
+
+VALUES = "value, properties, event_time, publish_time, seqno, position"
+REPLACE = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in VALUES.split(", "))
+
+CREATE_TOPICS = f"""CREATE TABLE {TOPICS} (
+  topic TEXT NOT NULL PRIMARY KEY,
+  name TEXT NOT NULL UNIQUE COLLATE NOCASE,
+  binary INTEGER NOT NULL,
+  token TEXT,
+  seqno INTEGER NOT NULL,
+  complete INTEGER NOT NULL,
+  undo_from INTEGER NOT NULL
+)"""
+
+CREATE = """CREATE TABLE {name} (
+  key {bytes} NOT NULL PRIMARY KEY,
+  value {bytes} NOT NULL,
+  properties TEXT,
+  event_time INTEGER,
+  publish_time INTEGER,
+  seqno INTEGER NOT NULL,
+  position TEXT NOT NULL
+)"""
+
+CREATE_KEYLESS = """CREATE TABLE {name} (
+  seqno INTEGER NOT NULL PRIMARY KEY,
+  value {bytes},
+  properties TEXT,
+  event_time INTEGER,
+  publish_time INTEGER,
+  position TEXT NOT NULL
+)"""
+
+CREATE_UNDO = """CREATE TABLE {name} (
+  point INTEGER NOT NULL,
+  key {bytes} NOT NULL,
+  value {bytes},
+  properties TEXT,
+  event_time INTEGER,
+  publish_time INTEGER,
+  seqno INTEGER,
+  position TEXT,
+  PRIMARY KEY (point, key)
+) WITHOUT ROWID"""
+
+
+class SQLiteFile:
+    """A file, open for writing; close it, or use it with `with`.
+
+    Raises SinkLocked while another process writes to it, ForeignSink for a file of something else,
+    UnsupportedFormat, SinkFailed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._lock = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, lock_beside(self.path))
+            with self._named():
+                self._database = sqlite3.connect(
+                    self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                )
+                stack.enter_context(contextlib.closing(self._database))
+                self._make()
+            self._resources = stack.pop_all()
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def __enter__(self) -> SQLiteFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def table(self, topic: str, name: str | None = None, *, binary: bool = False) -> SQLiteTable:
+        """The tables of a topic, which are made with their first write; `name` None: as they are, or as the topic.
+
+        Raises ForeignSink where the topic has tables of another name or kind, or the name is taken.
+        """
+        with self.transaction() as database:
+            row = database.execute(f"SELECT name, binary FROM {TOPICS} WHERE topic = ?", (topic,)).fetchone()
+            if row is not None and row != (name or row[0], binary):
+                kept = f"table {row[0]!r}{' with blobs' * row[1]}"
+                raise ForeignSink(f"{self.path} holds topic {topic!r} as {kept}: say the same, or take another file")
+            table = SQLiteTable(self, topic, name or topic if row is None else row[0], binary)
+            if row is None:
+                table.check(database)
+        return table
+
+    def drop(self, topic: str) -> None:
+        """Forget a topic and drop its tables, if there are any."""
+        with self.transaction() as database:
+            for (name,) in database.execute(f"SELECT name FROM {TOPICS} WHERE topic = ?", (topic,)).fetchall():
+                database.execute(f"DELETE FROM {TOPICS} WHERE topic = ?", (topic,))
+                for suffix in SUFFIXES:
+                    database.execute(f"DROP TABLE IF EXISTS {_quoted(name + suffix)}")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing; one at a time."""
+        with self._lock, self._named():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+
+    def _make(self) -> None:
+        """Check what the file is; make it what it is to be if it is empty."""
+        database = self._database
+        found, version = (
+            database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        empty = not (found or version or database.execute("SELECT 1 FROM sqlite_master").fetchone())
+        if not empty and found != APPLICATION_ID:
+            raise ForeignSink(f"{self.path} is a database of something else: name another file")
+        if not empty and version != FORMAT:
+            raise UnsupportedFormat(f"{self.path} is of format {version}, not {FORMAT}: name another file")
+        if database.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+            raise SinkFailed(f"{self.path} can't be in WAL mode where it lies: put it on a local disk")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        if empty:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute(CREATE_TOPICS)
+            database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {FORMAT}")
+            database.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _failure(self.path, error) from error
+
+
+class SQLiteTable:
+    """A topic's tables as a sink; made by `SQLiteFile.table`."""
+
+    def __init__(self, file: SQLiteFile, topic: str, table: str, binary: bool) -> None:
+        self.name = f"table {table!r} of {file.path}"
+        self.topic = topic
+        self.table = table
+        self._file = file
+        self._binary = binary
+        self._names = [table + suffix for suffix in SUFFIXES]
+        self._rows, self._keyless, self._undo = map(_quoted, self._names)
+        self._made = False
+        self._stored: str | None = None
+        self._token: ResumeToken | None = None
+        self._undo_from = 1
+        self._undo_rows = 0
+
+    def check(self, database: sqlite3.Connection) -> None:
+        """Raises ForeignSink where its tables can't be made."""
+        taken = "SELECT name FROM sqlite_master WHERE name = ? COLLATE NOCASE"
+        for name in self._names:
+            if name.lower().startswith(RESERVED) or database.execute(taken, (name,)).fetchone():
+                where = f"{self._file.path} can't have a table {name!r} for topic {self.topic!r}"
+                raise ForeignSink(f"{where}: name another")
+
+    def begin(self) -> ResumeToken | None:
+        """Raises UnreadableToken."""
+        with self._file.transaction() as database:
+            query = f"SELECT token, undo_from FROM {TOPICS} WHERE topic = ?"
+            row = database.execute(query, (self.topic,)).fetchone()
+            self._made = row is not None
+            if row is None:
+                return None
+            self._stored, self._undo_from = row
+            self._count_undo(database)
+        self._token = ResumeToken.parse(row[0])
+        return self._token
+
+    def write(self, batches: Sequence[ChangeBatch]) -> None:
+        """Raises SinkFailed, SinkFull, SinkLocked."""
+        mutations = [batch.mutations for batch in batches if len(batch)]
+        with self._file.transaction() as database:
+            if not self._made:
+                self._make(database)
+            if mutations:
+                self._apply(database, MutationBatch.concat(mutations))
+            text = self._move(database, batches[-1].token)
+        self._made, self._stored, self._token = True, text, batches[-1].token
+
+    def roll_back(self, rollback: Rollback) -> int:
+        """Raises as `write`."""
+        with self._file.transaction() as database:
+            seqno = self._highest_point(database, rollback.seqno)
+            if seqno:
+                self._restore(database, seqno)
+            else:
+                self._discard(database)
+            self._count_undo(database)
+            token = rollback.token.rolled_back(seqno)
+            text = self._move(database, token)
+        self._stored, self._token = text, token
+        return seqno
+
+    def _make(self, database: sqlite3.Connection) -> None:
+        self.check(database)
+        for statement, name in zip((CREATE, CREATE_KEYLESS, CREATE_UNDO), self._names, strict=True):
+            database.execute(statement.format(name=_quoted(name), bytes="BLOB" if self._binary else "TEXT"))
+        database.execute(
+            f"INSERT INTO {TOPICS} VALUES (?, ?, ?, NULL, 0, 1, ?)",
+            (self.topic, self.table, self._binary, self._undo_from),
+        )
+
+    def _move(self, database: sqlite3.Connection, token: ResumeToken) -> str:
+        """The tables stand at a token now; its text."""
+        text = str(token)
+        moved = database.execute(
+            f"UPDATE {TOPICS} SET token = ?, seqno = ?, complete = ?, undo_from = ? WHERE topic = ? AND token IS ?",
+            (text, token.seqno, token.complete, self._undo_from, self.topic, self._stored),
+        )
+        if moved.rowcount != 1:
+            raise SinkLocked(f"somebody else has written to {self.name}: stop that one, or name another file")
+        return text
+
+    def _apply(self, database: sqlite3.Connection, mutations: MutationBatch) -> None:
+        messages = mutations.messages
+        raw = messages.keys.to_list()
+        last = dict(zip(raw, range(len(raw)), strict=True))  # of each key its newest
+        keys = blob_cells(messages.keys, binary=self._binary)
+        values = blob_cells(messages.values, binary=self._binary)
+        columns: tuple[list[Any], ...] = (
+            *(keys, values, property_cells(messages), time_cells(messages.times())),
+            *(time_cells(mutations.publish_times), mutations.seqnos.tolist(), position_cells(mutations.positions)),
+        )
+        if None in last:
+            rows = [row[1:] for row in zip(*columns, strict=True) if row[0] is None]
+            database.executemany(f"INSERT INTO {self._keyless} ({VALUES}) VALUES (?, ?, ?, ?, ?, ?)", rows)
+        chosen = [last[key] for key in sorted(key for key in last if key is not None)]  # as they stand in the file
+        self._keep(database, [*(keys[at] for at in chosen), *[b"" if not self._binary else ""] * (None in last)])
+        database.executemany(
+            f"DELETE FROM {self._rows} WHERE key = ?", [(keys[at],) for at in chosen if values[at] is None]
+        )
+        rest = [at for at in chosen if values[at] is not None]
+        database.executemany(
+            f"INSERT INTO {self._rows} (key, {VALUES}) VALUES (?, ?, ?, ?, ?, ?, ?) {REPLACE}",
+            zip(*([column[at] for at in rest] for column in columns), strict=True),
+        )
+
+    def _keep(self, database: sqlite3.Connection, keys: Iterable[Cell]) -> None:
+        """What the rows of keys are is kept, if this is their first change since the tables were complete."""
+        if self._token is None or (point := self._token.snapshot_start) < self._undo_from:
+            return
+        kept = database.executemany(
+            f"INSERT OR IGNORE INTO {self._undo} SELECT ?, asked.key, {VALUES} FROM (SELECT ? AS key) AS asked "
+            f"LEFT JOIN {self._rows} AS now ON now.key = asked.key",
+            ((point, key) for key in keys),
+        )
+        self._undo_rows += kept.rowcount
+        if self._undo_rows > UNDO_ROWS:
+            query = f"SELECT point FROM {self._undo} ORDER BY point DESC LIMIT 1 OFFSET ?"
+            (oldest,) = database.execute(query, (UNDO_ROWS // 2,)).fetchone()
+            database.execute(f"DELETE FROM {self._undo} WHERE point <= ?", (oldest,))
+            self._undo_from = oldest + 1
+            self._count_undo(database)
+
+    def _count_undo(self, database: sqlite3.Connection) -> None:
+        (self._undo_rows,) = database.execute(f"SELECT count(*) FROM {self._undo}").fetchone()
+
+    def _highest_point(self, database: sqlite3.Connection, seqno: int) -> int:
+        """The highest seqno up to a given one at which the tables were complete and to which they can go back."""
+        token = self._token
+        if token is not None and token.complete and token.seqno <= seqno:
+            return token.seqno
+        query = f"SELECT max(point) FROM {self._undo} WHERE point BETWEEN ? AND ?"
+        (point,) = database.execute(query, (self._undo_from, seqno)).fetchone()
+        return point or 0
+
+    def _restore(self, database: sqlite3.Connection, point: int) -> None:
+        changed = f"SELECT key FROM {self._undo} WHERE point >= ?"
+        database.execute(f"DELETE FROM {self._rows} WHERE key IN ({changed})", (point,))
+        # The columns beside min(point) are those of its row.
+        oldest = f"SELECT key, {VALUES}, min(point) FROM {self._undo} WHERE point >= ? GROUP BY key"
+        database.execute(
+            f"INSERT INTO {self._rows} (key, {VALUES}) SELECT key, {VALUES} FROM ({oldest}) WHERE seqno IS NOT NULL",
+            (point,),
+        )
+        database.execute(f"DELETE FROM {self._undo} WHERE point >= ?", (point,))
+        database.execute(f"DELETE FROM {self._keyless} WHERE seqno > ?", (point,))
+
+    def _discard(self, database: sqlite3.Connection) -> None:
+        for table in (self._rows, self._keyless, self._undo):
+            database.execute(f"DELETE FROM {table}")
+        self._undo_from = 1
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _failure(path: str, error: sqlite3.Error) -> Error:
+    """What SQLite ran into, as one of our errors."""
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return SinkFull(f"{path} has no room ({error}): what it holds stands; free space and go on")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return SinkLocked(
+                f"somebody else's transaction on {path} took over {BUSY_SECONDS:.0f} s: end it, and go on"
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return ForeignSink(f"{path} is no database: name another file")
+        case _:
+            return SinkFailed(f"{path} can't be read or written ({error}): what it held stands")
