@@ -17,8 +17,10 @@ from txnbuffer.mutations.batch import Mutation
 from txnbuffer.sinks import sqlite
 from txnbuffer.sinks.sqlite import SQLiteFile
 
-KEYS = st.sampled_from(["", "a", "b", "c", "\0", None])
+KEYS = st.sampled_from(["", "a", "b", "\0", None])
 ROWS = st.lists(st.tuples(KEYS, st.sampled_from([None, "", "1", "2"])), max_size=4)
+PARTS = st.tuples(ROWS, st.integers(0, 2), st.booleans())
+Rows = list[tuple[str | None, str | None]]
 Contents = tuple[dict[bytes, tuple[bytes, int]], dict[int, bytes | None]]
 
 
@@ -46,10 +48,14 @@ class Tables(RuleBasedStateMachine):
         if self.table.begin() is None:
             self.table.write([batch(self.place)])
 
-    @rule(parts=st.lists(st.tuples(ROWS, st.integers(0, 2), st.booleans()), min_size=1, max_size=3))
-    def write(self, parts: list[tuple[list[tuple[str | None, str | None]], int, bool]]) -> None:
+    @rule(rows=ROWS)
+    def write_whole(self, rows: Rows) -> None:
+        """One snapshot."""
+        self.write([(rows, 0, True)], True)
+
+    @rule(parts=st.lists(PARTS, min_size=1, max_size=3), completes=st.booleans())
+    def write(self, parts: list[tuple[Rows, int, bool]], completes: bool) -> None:
         """Batches of which the last is complete, or none."""
-        completes = parts[-1][2]
         batches: list[ChangeBatch] = []
         point = self.place.snapshot_start
         for number, (rows, gap, ends) in enumerate(parts, 1):

@@ -132,6 +132,16 @@ def test_a_rollback_goes_back_to_what_the_topic_was(path: Path) -> None:
         assert state(path) == (0, 1, 1)
 
 
+def test_a_rollback_over_several_points_finds_the_oldest(path: Path) -> None:
+    with SQLiteFile(path) as file:
+        table = begun(file)
+        for seqno in range(1, 7):
+            table.write([batch(token(seqno), row(seqno, "ab"[seqno % 2], f"{seqno}" if seqno != 4 else None))])
+        assert table.roll_back(Rollback("t", 2, token(6))) == 2
+        assert rows(path) == [("a", "2", 2), ("b", "1", 1)]
+        assert rows(path, "SELECT point FROM t_undo") == [(1,)]
+
+
 def test_nothing_to_undo_stays_as_it_is(path: Path) -> None:
     with SQLiteFile(path) as file:
         table = begun(file)

@@ -1,0 +1,88 @@
+"""A topic of a real cluster as a SQLite table, while service and materializer are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+from service_setup import on_a_loop_for
+from streamed import write
+
+from txnbuffer import Client, connect
+
+PATIENCE = 200.0
+
+
+def table(path: Path) -> tuple[int, dict[str, str]]:
+    """Seqno and rows; 0 and none while there is no complete table."""
+    with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
+        database.execute("BEGIN")
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 't'").fetchone():
+            return 0, {}
+        (seqno,) = database.execute("SELECT seqno * complete FROM txnbuffer_topics").fetchone()
+        return seqno, dict(database.execute("SELECT key, value FROM t").fetchall())
+
+
+async def until(path: Path, seqno: int) -> dict[str, str]:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists() or (found := table(path))[0] < seqno:
+        assert time.monotonic() < deadline, path.exists() and found
+        await asyncio.sleep(0.05)
+    assert found[0] == seqno
+    return found[1]
+
+
+async def write_all(client: Client, number: int, truth: dict[str, str]) -> None:
+    """About 20 mutations that are visible, and one that is not."""
+    rows: dict[str, str | None] = {str((number * 7 + at) % 60): f"{number}" for at in range(20)}
+    await write(client, "t", rows | {str(number): None})
+    truth |= {key: value for key, value in rows.items() if value is not None}
+    truth.pop(str(number), None)
+    async with client.transaction() as txn:
+        await txn.send("t", b"never", key="never")
+        await txn.abort()
+
+
+@on_a_loop_for(600.0)
+async def test_a_table_outlives_kills_of_both_sides_on_a_real_broker(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    address, path = f"{cluster.url}/{namespace}", tmp_path / "t.db"
+    command = [sys.executable, "-m", "txnbuffer", "materialize", address, "t", f"sqlite:{path}"]
+    command += ["--set", f"pulsar.admin_url={cluster.admin}", "--patience", str(PATIENCE)]
+    with contextlib.ExitStack() as stack:
+
+        async def serve() -> ServiceProcess:
+            process = ServiceProcess(address, "--admin-url", cluster.admin)
+            stack.callback(process.__exit__)
+            return await asyncio.to_thread(process.wait_serving)
+
+        def materialize() -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            stack.callback(process.wait, PATIENCE)
+            stack.callback(process.kill)
+            return process
+
+        service = await serve()
+        async with connect(address, patience=PATIENCE, broker_options={"admin_url": cluster.admin}) as client:
+            truth: dict[str, str] = {}
+            await write_all(client, 0, truth)
+            materializer = materialize()
+            assert await until(path, 20) == truth
+            materializer.kill()
+            await write_all(client, 1, truth)
+            materializer = materialize()
+            assert await until(path, 41) == truth
+            service.kill()
+            await serve()
+            await write_all(client, 2, truth)
+            assert await until(path, 62) == truth
+        materializer.terminate()
+        assert await asyncio.to_thread(materializer.wait, PATIENCE) == 0
