@@ -33,7 +33,7 @@ from broker_io.pulsar.policies import (
     check_policies,
     check_usable,
     hold,
-    lift_quotas,
+    lift,
     policies_of,
     policies_path,
 )
@@ -264,7 +264,7 @@ class PulsarBroker:
         try:
             place = policies_path(cluster.namespace, topic)
             policies = policies_of(cluster.admin, cluster.namespace, place)
-            policies = lift_quotas(cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic))
+            policies = lift(cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic))
         except NotAuthorized:
             if exclusive:
                 raise

@@ -3,8 +3,9 @@
 Retention is none of our business: a durable subscription of ours at each topic, which nobody reads, keeps all that
 stands behind it. Policies that go over the heads of subscriptions are refused, by name.
 
-What is held counts as backlog, and a quota of it would stop the topic one day. A topic's own quotas win over those of
-its namespace, and those over the cluster's: each topic gets some of its own that nothing fills.
+What is held counts as backlog, and a quota of it would stop the topic one day; and a message TTL acknowledges for
+subscriptions, ours too. A topic's own quotas and TTL win over those of its namespace, and those over the cluster's: so
+each topic gets quotas of its own that nothing fills, and a TTL of its own that is none.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Policies(NamedTuple):
     expiration: Any
     own_quotas: Any = None
     """Those of `quotas` that are the topic's, not its namespace's."""
+    own_ttl: Any = None
+    """`ttl` if it is the topic's, not its namespace's; 0 is none."""
 
 
 NOT_SHOWN = Policies(None, None, None, None, None)
@@ -51,21 +54,31 @@ def hold(admin: Admin, path: str) -> None:
 
 
 def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
+    own_ttl = admin.ask("GET", f"{path}/messageTTL")
     return Policies(
-        admin.ask("GET", f"{path}/messageTTL?applied=true"),
+        admin.ask("GET", f"{path}/messageTTL?applied=true") if own_ttl is None else own_ttl,
         admin.ask("GET", f"{path}/backlogQuotaMap?applied=true"),
         admin.ask("GET", f"{path}/inactiveTopicPolicies?applied=true"),
         admin.ask("GET", f"{path}/compactionThreshold?applied=true"),
         admin.ask("GET", f"namespaces/{namespace}/subscriptionExpirationTime"),
         admin.ask("GET", f"{path}/backlogQuotaMap"),
+        own_ttl,
     )
 
 
-def lift_quotas(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
-    """Give a topic quotas of backlog that nothing fills, and tell what is in force then.
+def lift(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+    """Give a topic policies of its own that do no harm, and tell what is in force then.
 
     What somebody has set stays at topics that are not `ours`: `check_policies` tells whether it can be borne.
     """
+    if (policies.own_ttl is None and not policies.ttl) or (ours and policies.ttl):
+        admin.ask("POST", f"{path}/messageTTL?messageTTL=0")
+        policies = policies._replace(ttl=0, own_ttl=0)
+    return _lift_quotas(admin, namespace, path, policies, ours=ours)
+
+
+def _lift_quotas(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+    """Give a topic quotas of backlog that nothing fills."""
     quotas, own = dict(policies.quotas or {}), dict(policies.own_quotas or {})
     missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _stops(kind, own[kind]))]
     if not missing:
@@ -131,7 +144,9 @@ def _danger(
     if policies.ttl:
         return (
             f"a message TTL of {policies.ttl} s drops what is still needed",
-            f"namespaces remove-message-ttl {namespace}",
+            f"namespaces remove-message-ttl {namespace}"
+            if policies.own_ttl is None
+            else f"topicPolicies remove-message-ttl {url_of(namespace, topic)}",
         )
     for kind, quota in (policies.quotas or {}).items():
         if quota.get("policy") == "consumer_backlog_eviction":

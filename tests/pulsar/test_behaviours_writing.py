@@ -158,7 +158,6 @@ def test_what_retention_would_drop_is_held(
 @pytest.mark.parametrize(
     ("policy", "body", "word"),
     [
-        ("messageTTL", 60, "TTL"),
         ("subscriptionExpirationTime", 5, "expire"),
         ("compactionThreshold", 1000, "compaction"),
     ],
@@ -166,7 +165,7 @@ def test_what_retention_would_drop_is_held(
 def test_a_policy_that_drops_what_is_held_is_refused(
     broker: Broker, namespace: str, cluster: Cluster, policy: str, body: Any, word: str
 ) -> None:
-    """A time to live, an expiry go over the head of every subscription; compaction over transactions."""
+    """An expiry goes over the head of every subscription; compaction over transactions."""
     fill(broker, "orders", numbered(1))
     method = "PUT" if policy == "compactionThreshold" else "POST"
     ask(cluster.admin, f"namespaces/{namespace}/{policy}", method, body)

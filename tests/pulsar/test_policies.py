@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from pulsar_cluster import Cluster
+from service_process import ServiceProcess
 
 from broker_io.errors import UnsafePolicy
 from broker_io.port import Broker
 from broker_io.pulsar.policies import UNLIMITED
 from broker_io.testing.contract.base import eventually, numbered, put
 from broker_io.testing.standalone import ask
+from txnbuffer import connect
+from txnbuffer.cli.asking import Service as Asked
+from txnbuffer.cli.asking import ask as call
 
 Opening = Callable[..., Broker]
 SMALL = {"limitSize": 500, "limitTime": -1, "policy": "producer_request_hold"}
@@ -79,17 +84,73 @@ def test_a_quota_of_the_topic_is_named_though_it_comes_later(
     eventually(partial(has, cluster, namespace, "__txnbuffer_own", kind, UNLIMITED))
 
 
-def test_a_time_to_live_that_comes_later_is_told(opening: Opening, namespace: str, cluster: Cluster) -> None:
+def ttl(cluster: Cluster, namespace: str, topic: str) -> int:
+    """The seconds in force."""
+    return int(ask(cluster.admin, f"persistent/{namespace}/{topic}/messageTTL?applied=true"))
+
+
+def danger(broker: Any, topic: str) -> str:
+    try:
+        broker.check_topic(topic)
+    except UnsafePolicy as error:
+        return str(error)
+    return ""
+
+
+def test_a_time_to_live_that_the_namespace_gets_later_is_not_that_of_its_topics(
+    opening: Opening, namespace: str, cluster: Cluster
+) -> None:
     broker: Any = opening()
-    broker.create_topic("orders")
-    broker.check_topic("orders")
+    for topic in ("orders", "__txnbuffer_own"):
+        broker.create_topic(topic)
+        eventually(partial(lambda name: ask(cluster.admin, f"persistent/{namespace}/{name}/messageTTL") == 0, topic))
     ask(cluster.admin, f"namespaces/{namespace}/messageTTL", "POST", 60)
+    eventually(lambda: ask(cluster.admin, f"namespaces/{namespace}/messageTTL") == 60)
+    assert [ttl(cluster, namespace, topic) for topic in ("orders", "__txnbuffer_own")] == [0, 0]
+    assert danger(broker, "orders") == ""
+    with pytest.raises(UnsafePolicy, match=f"TTL of 60 s .* `pulsar-admin namespaces remove-message-ttl {namespace}`"):
+        broker.create_topic("late")
 
-    def told() -> bool:
-        try:
-            broker.check_topic("orders")
-        except UnsafePolicy as error:
-            return "TTL" in str(error)
-        return False
 
-    eventually(told)
+def test_a_time_to_live_that_a_topic_gets_later_is_told_and_not_that_of_our_own(
+    opening: Opening, namespace: str, cluster: Cluster
+) -> None:
+    broker: Any = opening()
+    for topic in ("orders", "__txnbuffer_own"):
+        broker.create_topic(topic)
+        eventually(partial(lambda name: ask(cluster.admin, f"persistent/{namespace}/{name}/messageTTL") == 0, topic))
+        ask(cluster.admin, f"persistent/{namespace}/{topic}/messageTTL?messageTTL=60", "POST")
+        eventually(partial(lambda name: ttl(cluster, namespace, name) == 60, topic))
+    name = f"persistent://{namespace}/orders"
+    assert f"run `pulsar-admin topicPolicies remove-message-ttl {name}`" in danger(broker, "orders")
+    assert danger(broker, "__txnbuffer_own") == ""
+    eventually(lambda: ttl(cluster, namespace, "__txnbuffer_own") == 0)
+    ask(cluster.admin, f"persistent/{namespace}/orders/messageTTL", "DELETE")
+    eventually(lambda: danger(broker, "orders") == "")
+
+
+def test_a_service_tells_of_a_time_to_live_within_its_look_at_policies(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    flags = ["--admin-url", cluster.admin, "--set", "retention.check_seconds=0.5"]
+    with ServiceProcess(address, *flags) as service, connect(address, broker_options=options) as client:
+        with client.transaction() as txn:
+            txn.send("orders", b"1")
+
+        def told() -> bool:
+            if ttl(cluster, namespace, "orders") != 60:  # the service may not have seen yet that it gave the topic one
+                ask(cluster.admin, f"persistent/{namespace}/orders/messageTTL?messageTTL=60", "POST")
+            return said(service.http, "txnbuffer_topics_endangered 1")
+
+        eventually(told)
+        asked = Asked(f"127.0.0.1:{service.port}")
+        (row,) = [row for row in call(asked, "List") if row["topic"] == "orders"]
+        assert "a message TTL of 60 s drops what is still needed" in row["problem"]
+        eventually(lambda: any("policies of orders" in str(event.get("what")) for event in service.events))
+        ask(cluster.admin, f"persistent/{namespace}/orders/messageTTL", "DELETE")
+        eventually(partial(said, service.http, "txnbuffer_topics_endangered 0"))
+
+
+def said(port: int, line: str) -> bool:
+    """Whether the metrics of a service have a line."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30.0) as answer:
+        return line in answer.read().decode()

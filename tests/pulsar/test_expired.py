@@ -1,0 +1,69 @@
+"""Records that went over the head of our subscription, as by a message TTL: nobody takes the rest for the whole."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.errors import Error, PositionTrimmed
+from broker_io.port import Broker
+from broker_io.testing.contract.base import eventually, put
+from broker_io.testing.standalone import ask
+from txnbuffer import CommittedReader, connect
+
+SECONDS = 120.0
+
+
+def expire(cluster: Cluster, namespace: str, broker: Broker) -> None:
+    """What a TTL does to a topic that nobody looks after: the broker itself does so every some minutes only."""
+    path = f"persistent/{namespace}/orders"
+    first = broker.ledgers("orders")[0].ledger
+    ask(cluster.admin, f"{path}/subscription/__txnbuffer/skip_all", "POST")
+    ask(cluster.admin, f"{path}/unload", "PUT")
+    with broker.writer("orders") as writer:
+        put(writer, [Message(None, b"behind")])
+
+    def gone() -> bool:
+        with contextlib.suppress(OSError):  # a topic that is being loaded says so
+            ask(cluster.admin, f"{path}/trim", "POST")
+        return broker.ledgers("orders")[0].ledger > first
+
+    eventually(gone)
+
+
+def test_what_expired_unread_is_told_by_service_and_reader(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    with ServiceProcess(address, "--admin-url", cluster.admin) as service:
+        with connect(address, broker_options=options) as client, client.transaction() as txn:
+            txn.send("orders", b"first")
+            txn.commit(wait_visible=True)
+        service.terminate()
+        service.finish(SECONDS)
+    with open_broker(address, **options) as broker:
+        with CommittedReader(broker, "orders") as reader:
+            batch = reader.read(timeout=SECONDS)
+            assert batch is not None
+            at = batch.positions.last
+        with broker.writer("orders") as writer:
+            writer.append(Batch.of([Message(None, b"never read")])).result(SECONDS)
+        expire(cluster, namespace, broker)
+        with pytest.raises(PositionTrimmed, match="is gone"), CommittedReader(broker, "orders", start=at) as reader:
+            reader.read(timeout=SECONDS)
+    with ServiceProcess(address, "--admin-url", cluster.admin) as service:
+        stopped = service.event("topic stopped")
+        assert stopped is not None, service.lines
+        assert stopped["topic"] == "orders"
+        assert "nothing proves that no message is missing" in stopped["error"]
+        with pytest.raises(Error, match="nothing proves that no message is missing"):
+            send(address, options)
+
+
+def send(address: str, options: dict[str, Any]) -> None:
+    with connect(address, broker_options=options) as client, client.transaction() as txn:
+        txn.send("orders", b"more")
