@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, SystemClock
-from broker_io.errors import Error, TopicNotFound
+from broker_io.errors import Error
 from broker_io.port import Broker
 from snapshots.deleting import deleted_whole, exists, incarnation_written
 from snapshots.dropping import drop_parts
@@ -24,6 +24,7 @@ from snapshots.losing import holds_transactions, was_deleted
 from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.recovery import restore, restored_topics
+from snapshots.replaying import Each, Gone, Replayed, replayed
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from snapshots.tailing import Captured, Tail
 from snapshots.tails import TailMaker
@@ -46,7 +47,7 @@ WAIT_STEP = 0.005
 
 
 class BufferKeeper:
-    """Call `recover` first. `floor` holds back trimming besides what snapshots and readers need."""
+    """Call `recover` first, which reads topics by `each`. `floor` holds back trimming besides what we need."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class BufferKeeper:
         part_size: int = PART_SIZE,
         max_entry_bytes: int = MAX_ENTRY_BYTES,
         floor: Floor | None = None,
+        each: Each = map,
     ) -> None:
         self.problems: dict[str, Error] = {}
         self.notes: list[str] = []
@@ -66,6 +68,7 @@ class BufferKeeper:
         self._snapshot_topic = snapshot_topic
         self._make = TailMaker(broker, self._clock, policy, part_size, max_entry_bytes)
         self._floor = floor
+        self._each = each
         self._ownership: Ownership | None = None
         self._tails: dict[str, Tail] = {}
         self._unsettled: list[tuple[SnapshotWriter, Plan]] = []
@@ -103,9 +106,10 @@ class BufferKeeper:
         """
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
-        for topic in restored_topics(table):
-            found = self._guarded(topic, partial(self._recover_topic, table, topic))
-            if found:
+        topics = restored_topics(table)
+        read = partial(replayed, self._broker, table, self._snapshot_topic, self._make.restored)
+        for topic, state in zip(topics, self._each(read, topics), strict=True):
+            if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
                 effects[topic] = found
         self._write([self._tails[topic] for topic in self._fallen_back if topic in self._tails])
         self._fallen_back.clear()
@@ -287,24 +291,22 @@ class BufferKeeper:
             self.stop(topic, error.of_topic(topic) if isinstance(error, ProtocolStopped) else error)
             return None
 
-    def _recover_topic(self, table: SnapshotTable, topic: str) -> list[Effect]:
-        entries = table.topics[topic]
-        try:
-            restored = restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic)
-        except (SnapshotMissing, TopicNotFound) as error:
-            # The topic is gone, or another one now, or its deletion was cut short.
+    def _recovered(self, entries: TopicEntries, topic: str, state: Replayed | Gone | Error) -> list[Effect]:
+        if isinstance(state, Error):
+            raise state
+        if isinstance(state, Gone):
             if not deleted_whole(self._broker, topic, entries):
                 self._delete_keys(self._make.writer(topic, incarnation_written(topic, entries), entries))
                 self._remade.add(topic)
-                self.notes.append(f"topic {topic}: removed what was left of its snapshot ({error})")
+                self.notes.append(f"topic {topic}: removed what was left of its snapshot ({state.why})")
             else:
                 self._deleted[topic] = incarnation_written(topic, entries)
             return []
-        if restored.notes:
-            self.notes += restored.notes
+        if state.notes:
+            self.notes += state.notes
             self._fallen_back.append(topic)
-        tail = self._tails[topic] = self._make.restored(restored, entries)
-        return tail.replay()
+        self._tails[topic] = state.tail
+        return state.effects
 
     def _scan(self, topic: str) -> SnapshotTable:
         return scan(self._broker, self._snapshot_topic, topic)
