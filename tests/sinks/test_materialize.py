@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from service_setup import engine_on, on_a_loop
 from streamed import client_of, write
 
+from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keeper import BufferKeeper
@@ -101,18 +103,27 @@ async def test_a_topic_made_anew_begins_anew(path):
 
 
 @on_a_loop
-async def test_a_history_that_was_rebuilt_begins_anew(path):
-    broker = MemoryBroker()
-    async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        await write(client, "t", {"a": "1", "b": "1"})
-        await materialize(client, "t", path, to="now")
-    with BufferKeeper(broker) as keeper:
+async def test_a_history_that_branched_is_followed_from_where_it_did(path, tmp_path):
+    """The log is set back to an older copy, and its state rebuilt."""
+    log, copy = tmp_path / "log", tmp_path / "copy"
+
+    async def serve(**rows: str | None) -> Filled:
+        with open_broker(f"file:{log}") as broker:
+            async with engine_on(broker) as engine, client_of(engine, broker) as client:
+                await write(client, "t", rows)
+                (done,) = await materialize(client, "t", path, to="now")
+                return done
+
+    await serve(a="1", b="1")
+    shutil.copytree(log, copy)
+    await serve(a="2", c="2")
+    shutil.rmtree(log)
+    copy.rename(log)
+    with open_broker(f"file:{log}") as broker, BufferKeeper(broker) as keeper:
         keeper.recover()
         keeper.rebuild("t")
-    async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        await write(client, "t", {"b": None})
-        (done,) = await materialize(client, "t", path, to="now")
-        assert (done.rollbacks, table(path), standing(path)) == (1, {"a": "1"}, [("t", 3, 1)])
+    done = await serve(b=None)
+    assert (done.rollbacks, done.mutations, table(path), standing(path)) == (1, 1, {"a": "1"}, [("t", 3, 1)])
 
 
 @on_a_loop
