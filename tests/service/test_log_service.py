@@ -17,7 +17,7 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from broker_io.errors import Fenced, MessageTooLarge, ProtectedTopic
+from broker_io.errors import Fenced, MessageTooLarge, ProtectedTopic, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -53,6 +53,37 @@ async def test_readers_elsewhere_see_what_committed_and_nothing_else():
             assert await session.commit(ids[1], ["a"], [2]) is Outcome.COMMIT
             await eventually(lambda: len(engine.topics.get("a").tail.buffer.ongoing) == 1)
             assert await asyncio.to_thread(visible, remote, "a") == {b"v": 4}
+
+
+@on_a_loop
+async def test_before_the_log_is_recovered_others_are_told_to_come_again():
+    server = GrpcServer(Limits(), max_clients=10)
+    await server.start("127.0.0.1:0")
+    try:
+        with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
+            await asyncio.to_thread(open_broker, f"txnbuf://127.0.0.1:{server.port}")
+    finally:
+        await server.stop()
+
+
+@on_a_loop
+async def test_a_reader_waits_while_the_service_recovers_its_log():
+    broker = MemoryBroker()
+    async with engine_on(broker) as engine:
+        async with served(engine) as address:
+            remote = await asyncio.to_thread(open_broker, address)
+            reader = await asyncio.to_thread(remote.reader, DECISIONS)
+        server = GrpcServer(engine.limits, max_clients=10)
+        await server.start(address.removeprefix("txnbuf://"))
+        try:
+            reading = asyncio.ensure_future(asyncio.to_thread(reader.read, timeout=30.0))
+            with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
+                await asyncio.to_thread(open_broker, address)
+            await server.serve(engine, Admin(engine))
+            assert await reading is not None
+            await asyncio.to_thread(remote.close)
+        finally:
+            await server.stop()
 
 
 @on_a_loop

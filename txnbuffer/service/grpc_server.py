@@ -23,7 +23,7 @@ from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
 from txnbuffer.service.log_service import log_service
-from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, SESSION_SERVICE, TALK
+from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_SERVICE, SESSION_SERVICE, TALK
 from txnbuffer.service.streaming.grpc_streams import stream_handler
 from txnbuffer.wire import decode_client_frame, encode_server_frame
 
@@ -110,19 +110,26 @@ class GrpcServer:
         import grpc
 
         outer = self
+        not_yet = grpc.stream_stream_rpc_method_handler(self._not_yet)
 
         class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
             def service(self, details: Any) -> Any:
-                return None if outer._log is None else outer._log.handler.service(details)
+                if outer._log is not None:
+                    return outer._log.handler.service(details)
+                return not_yet if details.method.startswith(f"/{LOG_SERVICE}/") else None
 
         return Handler()
 
-    async def _talk(self, _: Any, context: Any) -> None:
+    async def _not_yet(self, _: Any, context: Any) -> None:
         import grpc
+
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.waits_for}")
+
+    async def _talk(self, _: Any, context: Any) -> None:
 
         engine = self._engine
         if engine is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {self.waits_for}")
+            await self._not_yet(_, context)
             return
         connection = engine.connect(context.peer())
         if len(engine.connections) > self._max_clients:
