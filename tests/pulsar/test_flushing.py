@@ -14,6 +14,7 @@ from broker_io.port import Broker
 from broker_io.position import Position, Positions
 from broker_io.pulsar import batching
 from broker_io.pulsar.batching import Batching, places_in_entry
+from broker_io.pulsar.cluster import CLOSE_SECONDS, OPERATION_SECONDS
 
 SECONDS = 120.0
 LATE_MS = 600_000
@@ -98,3 +99,8 @@ def test_an_append_that_was_split_on_its_way_is_no_success(
             assert isinstance(error, AppendUnknown)
             assert "split" in str(error)
             assert writer.append(values(1)).exception(SECONDS) is error
+
+
+def test_who_leaves_waits_longer_than_the_library_may_take_to_close() -> None:
+    """With a broker that hangs it takes an operation's time; its threads abort a Python that has ended by then."""
+    assert CLOSE_SECONDS > OPERATION_SECONDS
