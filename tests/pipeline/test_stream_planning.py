@@ -50,7 +50,7 @@ def world() -> Iterator[tuple[MemoryBroker, BufferKeeper]]:
     with pytest.MonkeyPatch.context() as patch, MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
         keeper.recover()
         for module in (stream, tasks):
-            patch.setattr(module, "open_for_reading", lambda address: Kept(broker))
+            patch.setattr(module, "open_for_reading", lambda options: Kept(broker))
         yield broker, keeper
 
 
@@ -96,8 +96,8 @@ def through_json(offset: Any) -> Any:
 
 
 @settings(max_examples=25)
-@given(seed=st.integers(0, 2**32), limit=st.sampled_from([None, 1, 7, 40]), columns=st.sampled_from(["all", "some"]))
-def test_micro_batches_are_what_a_reader_is_given(seed: int, limit: int | None, columns: str) -> None:
+@given(seed=st.integers(0, 2**32), limit=st.sampled_from([None, 5, 20]))
+def test_micro_batches_are_what_a_reader_is_given(seed: int, limit: int | None) -> None:
     chance = random.Random(seed)
     more = {} if limit is None else {"max_messages_per_trigger": str(limit)}
     with world() as (broker, keeper):

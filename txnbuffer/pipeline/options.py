@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from broker_io import check_address
+from broker_io import check_address, is_cluster
+from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 
@@ -19,6 +21,9 @@ BEGINNING, END = "beginning", "end"
 COLUMNS = ("topic", "position", "seqno", "key", "value", "properties", "txn", "event_time", "publish_time")
 OUTCOME = "outcome"
 
+CLUSTER_SETTINGS = "pulsar."
+"""Options that begin so are settings of that section of the configuration."""
+
 PARTITION_BYTES = 64 * 1024 * 1024
 
 Place: TypeAlias = "Position | datetime | str"
@@ -26,7 +31,7 @@ Place: TypeAlias = "Position | datetime | str"
 
 _KNOWN = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
-    "max_messages_per_trigger", "fail_on_data_loss",
+    "max_messages_per_trigger", "fail_on_data_loss", "config",
 )  # fmt: skip
 
 
@@ -34,11 +39,12 @@ _KNOWN = (
 class ReadOptions:
     """What to read. `start` and `end` hold a place by topic, under "" for all others.
 
-    `topics` is empty where `pattern` chooses, which is to match the whole name. `max_messages`: of the log, in one
-    micro-batch; None: no limit.
+    `broker_options` are those of `open_broker`. `topics` is empty where `pattern` chooses, which is to match the
+    whole name. `max_messages`: of the log, in one micro-batch; None: no limit.
     """
 
     broker: str
+    broker_options: Mapping[str, Any]
     topics: tuple[str, ...]
     pattern: str | None
     isolation: str
@@ -54,8 +60,10 @@ class ReadOptions:
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """Raises InvalidRequest or InvalidAddress that names the option."""
         given = {name.lower(): text for name, text in options.items()}
-        if strange := sorted(given.keys() - set(_KNOWN)):
-            raise InvalidRequest(f"option {', '.join(strange)} is unknown: there are {', '.join(_KNOWN)}")
+        settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
+        if strange := sorted(given.keys() - {*_KNOWN, *settings}):
+            raise InvalidRequest(f"option {', '.join(strange)} is unknown: there are {', '.join(_KNOWN)}, pulsar.…")
+        broker = broker_address(given.get("broker"))
         topics, pattern = _topics(given.get("topics")), given.get("pattern")
         if bool(topics) == bool(pattern):
             raise InvalidRequest("say what to read by one of the options topics and pattern")
@@ -66,7 +74,8 @@ class ReadOptions:
         if aborted and isolation != READ_COMMITTED:
             raise InvalidRequest("include_aborted tells outcomes, which only isolation read_committed knows")
         return cls(
-            broker=broker_address(given.get("broker")),
+            broker=broker,
+            broker_options=_broker_options(broker, given.get("config"), settings),
             topics=topics,
             pattern=_pattern(pattern),
             isolation=isolation,
@@ -92,6 +101,14 @@ class ReadOptions:
 
     def end_of(self, topic: str) -> Place:
         return self.end.get(topic, self.end.get("", END))
+
+
+def _broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -> dict[str, Any]:
+    """What opening a cluster takes, by a configuration file, the environment and settings `pulsar.…`."""
+    if not is_cluster(broker):
+        return {}
+    flags = [f"{name}={text}" for name, text in settings.items()]
+    return load_config(path, os.environ, flags).pulsar.options()
 
 
 def broker_address(text: str | None) -> str:

@@ -11,7 +11,6 @@ What is read is fixed when Spark plans a query: each action plans anew, and sees
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -30,7 +29,7 @@ from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import Plan, plan
 from txnbuffer.pipeline.reading import Judge
 from txnbuffer.pipeline.spark.stream import StreamReader
-from txnbuffer.pipeline.spark.tasks import Task, absolute, judge_of, open_for_reading, read_task
+from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +81,7 @@ class BatchReader(DataSourceReader):
     """Spark pickles it between planning and reading: once for the query, so that tasks share what it holds."""
 
     def __init__(self, options: ReadOptions) -> None:
-        self._options = replace(options, broker=absolute(options.broker))
+        self._options = anywhere(options)
         self._plan: Plan | None = None
         self._judges: dict[str, Judge] = {}
 
@@ -101,7 +100,7 @@ class BatchReader(DataSourceReader):
 
     def _planned(self) -> Plan:
         if self._plan is None:
-            with open_for_reading(self._options.broker) as broker:
+            with open_for_reading(self._options) as broker:
                 self._plan = plan(broker, self._options)
             self._judges = {topic: judge_of(self._options, fixed) for topic, fixed in self._plan.topics.items()}
         return self._plan

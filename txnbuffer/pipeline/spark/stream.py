@@ -7,7 +7,6 @@ that starts again reads exactly what it had planned: what is decided once is dec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,7 +21,7 @@ from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.planning import check_still_there, cut_of, first_wanted, names
 from txnbuffer.pipeline.ranges import Anchor, Range, packed
-from txnbuffer.pipeline.spark.tasks import Task, absolute, judge_of, open_for_reading, read_task
+from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +33,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         if options.end != {"": END}:
             raise InvalidRequest("option end is one of batch queries: a streaming query goes on until it is stopped")
-        self._options = replace(options, broker=absolute(options.broker))
+        self._options = anywhere(options)
         self._cut = cut_of(options)
         self._broker: Broker | None = None
         self._views: dict[str, TopicView] = {}
@@ -117,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> Broker:
         if self._broker is None:
-            self._broker = open_for_reading(self._options.broker)
+            self._broker = open_for_reading(self._options)
         return self._broker
 
     def _look(self) -> dict[str, Fixed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -33,7 +34,7 @@ def read_task(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[s
     if not ranges:
         return
     schema = schema_of(options.columns)
-    with open_for_reading(options.broker) as broker:
+    with open_for_reading(options) as broker:
         for one in ranges:
             for rows in read_range(broker, one, judges[one.topic], fail_on_data_loss=options.fail_on_data_loss):
                 yield record_batch(rows, schema)
@@ -49,12 +50,14 @@ def judge_of(options: ReadOptions, fixed: Fixed) -> Judge:
     )
 
 
-def open_for_reading(address: str) -> Broker:
+def open_for_reading(options: ReadOptions) -> Broker:
     """A broker that changes nothing, so that a log in files may belong to another process."""
-    return open_broker(address, read_only=True) if address.startswith("file:") else open_broker(address)
+    if options.broker.startswith("file:"):
+        return open_broker(options.broker, read_only=True)
+    return open_broker(options.broker, **options.broker_options)
 
 
-def absolute(address: str) -> str:
-    """The same address for processes in other directories."""
-    scheme, _, rest = address.partition(":")
-    return f"file:{os.path.abspath(rest)}" if scheme == "file" else address
+def anywhere(options: ReadOptions) -> ReadOptions:
+    """The same options for processes in other directories."""
+    scheme, _, rest = options.broker.partition(":")
+    return replace(options, broker=f"file:{os.path.abspath(rest)}") if scheme == "file" else options

@@ -1,0 +1,51 @@
+"""The data source `txnbuffer` on a real broker: record sets, transactions across ranges, a query that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline_world import Life, records_of, row_of, rows_of_batch
+from pulsar_cluster import Cluster
+
+from broker_io.port import Broker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.spark.source import BatchReader
+from txnbuffer.pipeline.spark.stream import StreamReader
+
+
+def test_records_of_a_cluster_are_those_that_a_reader_is_given(
+    cluster: Cluster, namespace: str, opening: Callable[..., Broker], tmp_path: Path
+) -> None:
+    broker = opening()
+    config = tmp_path / "config.toml"
+    config.write_text(f'[pulsar]\nadmin_url = "{cluster.admin}"\n')
+    common = {"broker": f"{cluster.url}/{namespace}", "pattern": "or.*", "config": str(config)}
+    with BufferKeeper(broker, part_size=3) as keeper:
+        keeper.recover()
+        life = Life(broker, keeper, "orders", 5)
+        life.run(60)
+        life.snapshot()
+        expected = [row_of(record) for record in records_of(broker, "orders")]
+        assert len(expected) > 20
+        whole = BatchReader(ReadOptions.of(common))
+        tasks = whole.partitions()
+        assert [row for task in tasks for batch in whole.read(task) for row in rows_of_batch(batch)] == expected
+        cut = BatchReader(ReadOptions.of({**common, "partition_bytes": "1500", "columns": "position,value"}))
+        tasks = cut.partitions()
+        assert len(tasks) > 3
+        found = [column for task in tasks for batch in cut.read(task) for column in batch["value"].to_pylist()]
+        assert found == [row[4] for row in expected]
+
+        stream = StreamReader(ReadOptions.of(common))
+        begin = stream.initialOffset()
+        middle = stream.latestOffset(begin, stream.getDefaultReadLimit())
+        life.run(30)
+        end = stream.latestOffset(middle, stream.getDefaultReadLimit())
+        rows = []
+        for start, stop in ((begin, middle), (middle, end)):
+            for task in stream.partitions(start, stop):
+                rows += [row for batch in stream.read(task) for row in rows_of_batch(batch)]
+        assert rows == [row_of(record) for record in records_of(broker, "orders")]
+        stream.stop()
