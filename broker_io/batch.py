@@ -208,6 +208,17 @@ def property_column(texts: Sequence[str | None]) -> PropertyColumn:
     return Labels.of(texts)
 
 
+def as_numbers(column: PropertyColumn) -> Numbers | None:
+    """The same column as numbers; None if a text of it is none, written in the usual way."""
+    if isinstance(column, Numbers):
+        return column
+    if not isinstance(column, Labels) or not all(map(_is_plain_number, column.values)):
+        return None
+    table = np.array([*map(int, column.values), 0], np.int64)
+    present = column.codes >= 0
+    return Numbers(table[column.codes], None if present.all() else present)
+
+
 def _is_plain_number(text: str) -> bool:
     if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 19):
         return False

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io import block as codec
-from broker_io.batch import ABSENT, Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
+from broker_io.batch import ABSENT, Batch, Blobs, Labels, Numbers, PropertyColumn, as_numbers
 from broker_io.block import BadBlock, RawBlock
 from broker_io.position import Int64s
 
@@ -239,14 +239,11 @@ def _joined(parts: list[tuple[int, PropertyColumn]], counts: list[int]) -> Prope
     """One property of all blocks from those blocks that have it."""
     if len(parts) == len(counts) == 1:
         return parts[0][1]
-    if all(isinstance(column, Numbers) for _, column in parts):
-        return _joined_numbers([(index, column) for index, column in parts if isinstance(column, Numbers)], counts)
-    if all(isinstance(column, Labels) for _, column in parts):
-        return _joined_labels([(index, column) for index, column in parts if isinstance(column, Labels)], counts)
-    texts: list[list[str | None]] = [[None] * count for count in counts]
-    for index, column in parts:
-        texts[index] = column.to_list()
-    return property_column(list(itertools.chain.from_iterable(texts)))
+    figures = [(index, as_numbers(column)) for index, column in parts]
+    if all(column is not None for _, column in figures):
+        return _joined_numbers([(index, column) for index, column in figures if column is not None], counts)
+    labels = [(index, column if isinstance(column, Labels) else Labels.of(column.to_list())) for index, column in parts]
+    return _joined_labels(labels, counts)
 
 
 def _joined_numbers(parts: list[tuple[int, Numbers]], counts: list[int]) -> Numbers:
