@@ -15,6 +15,7 @@ AGREED = {
     "aborts.lookup_ns",
     "log.append_records_per_s",
     "log.read_records_per_s",
+    "pipeline.read_records_per_s.file",
     "pulsar.load_seconds.800k",
     "pulsar.takeover_seconds",
     "pulsar.txn_per_s.1",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pipeline_world import Life, records_of, row_of, rows_of_spark
 
+from bench import figures_pipeline
 from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.keeper import BufferKeeper
@@ -72,6 +73,14 @@ def test_places_and_outcomes(spark: Any, broker: Broker, lives: list[Life], tmp_
     assert everything.count() == len(records_of(broker, "stock", isolation="read_uncommitted"))
     assert source(spark, tmp_path, topics="stock", start="end").count() == 0
     assert source(spark, tmp_path, topics="stock", start="2000-01-01T00:00:00", columns="key").count() == len(records)
+
+
+def test_the_figure_of_reading_reads_all(spark: Any, tmp_path: Path) -> None:
+    figures_pipeline.write_both(str(tmp_path), 3_000)
+    frame = figures_pipeline.log_frame(spark, str(tmp_path))
+    assert frame.exceptAll(spark.read.parquet(f"{tmp_path}/parquet")).count() == 0
+    assert frame.count() == 3_000
+    assert figures_pipeline.pass_seconds(frame) > 0
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def through_json(offset: Any) -> Any:
     return json.loads(json.dumps(offset))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([None, 5, 20]))
 def test_micro_batches_are_what_a_reader_is_given(seed: int, limit: int | None) -> None:
     chance = random.Random(seed)
