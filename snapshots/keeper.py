@@ -112,7 +112,6 @@ class BufferKeeper:
             if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
                 effects[topic] = found
         self._write([self._tails[topic] for topic in self._fallen_back if topic in self._tails])
-        self._fallen_back.clear()
         return effects
 
     def expect(self, topics: Iterable[str]) -> None:
@@ -302,9 +301,8 @@ class BufferKeeper:
             else:
                 self._deleted[topic] = incarnation_written(topic, entries)
             return []
-        if state.notes:
-            self.notes += state.notes
-            self._fallen_back.append(topic)
+        self.notes += state.notes
+        self._fallen_back += [topic] if state.notes else []
         self._tails[topic] = state.tail
         return state.effects
 
