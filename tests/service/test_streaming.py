@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from cluster_app import app_on, beside
 from service_setup import engine_on, eventually, on_a_loop
+from source_tree import ROOT
 from streamed import Follower, client_of, write
 
 from broker_io.batch import Batch, Message, PlacedBatch
@@ -21,6 +24,7 @@ from txnbuffer.errors import InvalidRequest, UndecodableRecordSet
 from txnbuffer.frames import Abort
 from txnbuffer.model import TxnId
 from txnbuffer.recordset import pack
+from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.streaming import backfills, streams
 from txnbuffer.streams.client import ClientConfig
@@ -73,6 +77,48 @@ async def test_publish_times_are_those_of_the_log_wherever_mutations_come_from(b
         assert min(logged.values()) > 0
         later = {row.seqno: row.publish_time async for item in client.stream("t", to="now") for row in item}
         assert later == logged
+
+
+@on_a_loop
+async def test_statistics_tell_how_far_a_reader_is(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1", "b": "2", "c": "3"})
+        await write(client, "t", {"b": None})
+        stream = client.stream("t", store=MemoryTokens())
+        assert tuple(stream.statistics()) == (0,) * 11
+        follower = Follower(stream)
+        await follower.until(4)
+        told = stream.statistics()
+        assert (told.deletions, told.rollbacks, told.interruptions) == (1, 0, 0)
+        assert 3 <= told.mutations <= 4, "b may have been replaced"
+        assert (told.seqno, told.snapshot_start, told.snapshot_end, told.high_seqno, told.lag) == (4, 4, 4, 4, 0)
+        await write(client, "t", {"d": "5"})
+        await follower.until(5)
+        told = stream.statistics()
+        assert (told.seqno, told.stored_seqno) == (5, 4)
+        answer = await Admin(engine).methods()["Streams"]({})
+        assert answer["backfills"]["active"] == answer["backfills"]["pending"] == 0
+        (shown,) = answer["connections"][0]["streams"]
+        assert (shown["last_read_seqno"], shown["last_sent_seqno"], shown["items_ready"]) == (5, 5, 0)
+
+
+@on_a_loop
+async def test_a_page_names_the_statistics_that_there_are(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        stream = client.stream("t")
+        await Follower(stream).until(1)
+        await Admin(engine).methods()["AddCursor"]({"topic": "t", "cursor": "c"})
+        answer = await Admin(engine).methods()["Streams"]({})
+        known = {*answer["connections"][0], *answer["connections"][0]["streams"][0], *answer["cursors"][0]}
+        known |= {*answer["managers"][0], *answer["managers"][0]["cursor"][0], *stream.statistics()._fields}
+        text = (ROOT / "docs" / "change-streams.md").read_text()
+        section = text.partition("## Statistics")[2].partition("Sums of them")[0]
+        named = {
+            name for row in section.splitlines() for name in re.findall(r"`(\w+)`", "`" + row.rpartition("| `")[2])
+        }
+        assert len(named) > 20
+        assert named - known == set()
 
 
 @on_a_loop

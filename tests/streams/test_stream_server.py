@@ -115,10 +115,18 @@ def test_statistics_follow_a_stream() -> None:
     )
     rig.server.snapshot_begins(1, 11, 15, disk=True)
     rig.server.mutations(1, rows(11, 14), 0.0)
+    waiting = rig.server.statistics(0.0)
+    (part,) = waiting.streams
+    assert (part.last_read_seqno, part.last_sent_seqno, part.items_ready) == (14, 10, 2)
+    assert (waiting.items_ready, waiting.unacked_bytes, waiting.max_buffer_bytes) == (2, part.unacked_bytes, 100)
+    assert (waiting.backfill_num_active, waiting.backfill_num_pending) == (1, 0)
+    rig.heard()
     (part,) = rig.server.statistics(0.0).streams
     assert (part.state, part.last_sent_seqno, part.last_sent_snap_end_seqno) == ("backfilling", 14, 0)
+    assert (part.last_read_seqno, part.items_ready) == (14, 0)
     rig.server.snapshot_ends(1)
     rig.snapshot(1, 16, 20, 18, 19, 20)
+    rig.heard()
     whole = rig.server.statistics(7.0)
     (after,) = whole.streams
     assert (after.state, after.last_sent_seqno, after.last_sent_snap_end_seqno) == ("in-memory", 20, 20)

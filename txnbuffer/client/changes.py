@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import Error
@@ -55,6 +55,27 @@ class ChangeBatch:
         return iter(self.mutations)
 
 
+class ChangeStatistics(NamedTuple):
+    """A stream as its reader sees it; the first five count since it was made.
+
+    `mutations` were delivered, `deletions` of them have no value. `seqno` and the bounds of its snapshot are those of
+    the token of the batch handed out last, `stored_seqno` that of the token kept last. `high_seqno` is the newest
+    mutation that the service told of, and `lag` how many seqnos lie between the two.
+    """
+
+    mutations: int
+    deletions: int
+    bytes: int
+    rollbacks: int
+    interruptions: int
+    seqno: int
+    snapshot_start: int
+    snapshot_end: int
+    stored_seqno: int
+    high_seqno: int
+    lag: int
+
+
 @dataclass(frozen=True, slots=True)
 class Rollback:
     """History branched: undo everything behind `seqno`.
@@ -84,6 +105,8 @@ class ChangeStream:
         self._streaming = streaming
         self._store = store
         self._begin = begin
+        self._counts: Counter[str] = Counter()
+        self._high = 0
         self._handle = 0
         self._waiting: deque[ChangeBatch | Rollback] = deque()
         self._given: ChangeBatch | Rollback | None = None
@@ -150,6 +173,15 @@ class ChangeStream:
     ) -> None:
         await self.close()
 
+    def statistics(self) -> ChangeStatistics:
+        counts = self._counts
+        token = self.token
+        place = (0, 0, 0) if token is None else (token.seqno, token.snapshot_start, token.snapshot_end)
+        return ChangeStatistics(
+            *(counts["mutations"], counts["deletions"], counts["bytes"], counts["rollbacks"], counts["interruptions"]),
+            *(*place, counts["stored"], self._high, max(self._high - place[0], 0)),
+        )
+
     async def _settle(self) -> None:
         """Open the stream the first time; later, what was handed out is done with."""
         if not self._handle and not self._closed:
@@ -169,12 +201,17 @@ class ChangeStream:
             self.token = token
             if self._store is not None:
                 await asyncio.to_thread(self._store.save, self.topic, str(token))
+                self._counts["stored"] = token.seqno
 
     # What the connection brings
 
     def take(self, event: ClientEvent) -> None:
         match event:
             case Delivered(_, mutations, size, token):
+                absent = mutations.messages.values.absent
+                deletions = 0 if absent is None else int(absent.sum())
+                self._counts.update(mutations=len(mutations), deletions=deletions, bytes=size)
+                self._high = max(self._high, mutations.last)
                 self._waiting.append(ChangeBatch(self.topic, mutations, token, bytes=size))
             case Opened(_, token, high):
                 self.problem = None
@@ -182,8 +219,11 @@ class ChangeStream:
             case Completed(_, token, high):
                 self._moved(token, high)
             case RollBack(_, seqno, token):
+                self._counts["rollbacks"] += 1
+                self._high = 0
                 self._waiting.append(Rollback(self.topic, seqno, token))
             case Interrupted(_, error, _):
+                self._counts["interruptions"] += 1
                 self.problem = error
             case Ended():
                 self._ended = event
@@ -198,6 +238,7 @@ class ChangeStream:
 
     def _moved(self, token: ResumeToken, high: int) -> None:
         """The token has moved, while the newest mutation there was had the seqno `high`."""
+        self._high = max(self._high, high)
         caught_up = token.complete and token.seqno >= high
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, ChangeBatch):

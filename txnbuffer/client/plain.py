@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from txnbuffer.client import forking
-from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
+from txnbuffer.client.changes import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.client.outbox import Rows
@@ -189,6 +189,10 @@ class PlainStream:
     def caught_up(self) -> bool:
         """Whether there was nothing newer than the last batch."""
         return self._stream.caught_up
+
+    def statistics(self) -> ChangeStatistics:
+        """As ChangeStream.statistics."""
+        return self._stream.statistics()
 
     def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
         """As ChangeStream.next."""

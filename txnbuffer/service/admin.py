@@ -160,8 +160,10 @@ class Admin:
             for _, feed in sorted(streams.feeds.items())
         ]
         memory = {"bytes": streams.budget.account.bytes, "budget": streams.budget.budget}
+        reads = streams.backfills
+        backfills = {"active": reads.active, "pending": reads.pending, "items": reads.items}
         cursors = {"cursors": streams.cursors.rows(), "cursors_dropped": streams.cursors.dropped}
-        return {"connections": connections, "managers": managers, "memory": memory, **cursors}
+        return {"connections": connections, "managers": managers, "memory": memory, "backfills": backfills, **cursors}
 
     async def cursors(self, question: dict[str, Any]) -> list[Answer]:
         """Durable cursors: where each stands, and what it holds."""

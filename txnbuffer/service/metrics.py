@@ -82,6 +82,13 @@ def _of_streams(engine: Engine) -> Iterator[Metric]:
     durable, given_up = len(streams.cursors.rows()), streams.cursors.dropped
     yield Metric("streams_durable_cursors", "gauge", "Durable cursors of all topics.", durable)
     yield Metric("streams_durable_cursors_dropped", "counter", "Durable cursors dropped for what they held.", given_up)
+    unacked = sum(connection.unacked_bytes for connection in connections)
+    replaced = sum(manager.deduplicated for manager in managers)
+    reading, waiting = streams.backfills.active, streams.backfills.pending
+    yield Metric("streams_unacked_bytes", "gauge", "Sent mutations that readers are not done with.", unacked)
+    yield Metric("streams_deduplicated", "gauge", "Mutations that newer ones of their key replaced.", replaced)
+    yield Metric("streams_reads_active", "gauge", "Reads of the log that go on.", reading)
+    yield Metric("streams_reads_pending", "gauge", "Reads of the log that wait for their turn.", waiting)
     yield Metric("streams_backfilled", "counter", "Mutations read from the log.", streams.backfills.items)
 
 

@@ -30,6 +30,7 @@ from txnbuffer.streams.messages import (
     Rollback,
     ServerMessage,
     StreamEnd,
+    StreamMutations,
     StreamRequest,
 )
 from txnbuffer.streams.producer import Producer
@@ -282,13 +283,23 @@ class StreamServer:
         return effects
 
     def statistics(self, now: float) -> ConnectionStatistics:
-        streams = tuple(of_stream(producer, now) for producer in self._streams.values())
+        ready: dict[int, list[MutationBatch]] = {}
+        for message, _ in self._out:
+            if isinstance(message, StreamMutations):
+                ready.setdefault(message.stream, []).append(message.mutations)
+        streams = tuple(of_stream(one, now, ready.get(number, ())) for number, one in self._streams.items())
+        states = Counter(stream.state for stream in streams)
         return ConnectionStatistics(
             name=self.name,
             streams=streams,
             items_sent=self._totals["items"],
             bytes_sent=self._totals["bytes"],
             items_remaining=sum(stream.items_remaining for stream in streams),
+            items_ready=sum(stream.items_ready for stream in streams),
+            unacked_bytes=sum(stream.unacked_bytes for stream in streams),
+            max_buffer_bytes=sum(stream.max_buffer_bytes for stream in streams),
+            backfill_num_active=states["backfilling"],
+            backfill_num_pending=states["pending"],
             messages_waiting=len(self._out),
             noops_sent=self._pulse.noops if self._pulse else 0,
             streams_opened=self._totals["opened"],

@@ -27,10 +27,14 @@ READ_SECONDS = 30.0
 
 
 class Backfills:
-    """`readers` reads go on at a time, the others wait. `done` is told of each feed that got an answer."""
+    """`readers` reads go on at a time, the others wait. `done` is told of each feed that got an answer.
+
+    `items` were read so far; `active` reads go on now.
+    """
 
     def __init__(self, topics: Topics, readers: int, done: Callable[[Feed], None]) -> None:
         self.items = 0
+        self.active = 0
         self._topics = topics
         self._done = done
         self._room = asyncio.Semaphore(readers)
@@ -52,8 +56,14 @@ class Backfills:
             task.cancel()
         self._threads.shutdown(wait=False)
 
+    @property
+    def pending(self) -> int:
+        """Reads that wait for their turn."""
+        return len(self._tasks) - self.active
+
     async def _serve(self, feed: Feed, request: ReadLog) -> None:
         async with self._room:
+            self.active += 1
             try:
                 rows = await self._read(feed, request)
             except PositionTrimmed:
@@ -66,6 +76,8 @@ class Backfills:
                 feed.reached(request.cursor, rows)
                 with contextlib.suppress(SeqnoGap):  # its cursor raises it
                     feed.manager.backfilled(request.ticket, rows)
+            finally:
+                self.active -= 1
         self._done(feed)
 
     async def _read(self, feed: Feed, request: ReadLog) -> MutationBatch:
