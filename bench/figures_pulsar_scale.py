@@ -88,9 +88,14 @@ def perf(topic: str) -> float:
     command: list[Any] = [f"{home()}/bin/pulsar-perf", "produce", "-u", broker().url, "-s", RECORD_BYTES, "-r", 10**7]
     command += ["-time", PERF_SECONDS, "-i", PERF_INTERVAL, topic]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=PATIENCE)
-    rates = re.findall(r"Throughput produced:.*?([\d.]+)\s+msg/s", done.stdout + done.stderr)
+    return last_rate(done.stdout + done.stderr)
+
+
+def last_rate(told: str) -> float:
+    """The messages a second of the last interval that pulsar-perf tells of."""
+    rates = re.findall(r"Throughput produced:.*?([\d.]+)\s+msg/s", told)
     if not rates:
-        raise RuntimeError(f"pulsar-perf told no rate:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"pulsar-perf told no rate:\n{told[-2000:]}")
     return float(rates[-1])
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bench import figures_aborts, figures_buffer, figures_log, figures_snapshots, figures_streams, harness
+from bench import (
+    figures_aborts,
+    figures_buffer,
+    figures_log,
+    figures_pulsar_scale,
+    figures_snapshots,
+    figures_streams,
+    harness,
+)
 from broker_io import open_broker
 from broker_io.memory import MemoryBroker
 
@@ -98,3 +106,10 @@ def test_snapshots_cost_what_changed() -> None:
         figures_snapshots.abort_many(broker, aborts, snapshot_every=1_000)
         sizes.append(sum(ledger.bytes for ledger in broker.ledgers(figures_snapshots.SNAPSHOT_TOPIC)))
     assert sizes[1] < 2.2 * sizes[0]
+
+
+def test_the_rate_of_the_peer_is_that_of_its_last_interval() -> None:
+    told = "INFO ... - Throughput produced: {} msg --- {}.5 msg/s ---     99.8 Mbit/s  --- failure      0.0 msg/s\n"
+    assert figures_pulsar_scale.last_rate(told.format(10, 1000) + told.format(20, 2000) + "Aggregated") == 2000.5
+    with pytest.raises(RuntimeError, match="no rate"):
+        figures_pulsar_scale.last_rate("Exception in thread main")

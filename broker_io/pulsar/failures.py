@@ -11,6 +11,7 @@ from broker_io.errors import (
     Fenced,
     MessageTooLarge,
     NotAuthorized,
+    NotOffered,
     ServiceUnavailable,
     TopicNotFound,
 )
@@ -33,6 +34,11 @@ def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
         return NotAuthorized(f"these credentials may not open a {what} of topic {topic!r} ({error})")
     if name == "TopicNotFound":
         return TopicNotFound(f"there is no topic {topic!r}: create it first")
+    if name == "IncompatibleSchema":
+        return NotOffered(
+            f"the cluster takes nothing into topic {topic!r} but what names its schema, which markers can't: run "
+            "`pulsar-admin namespaces set-schema-validation-enforce --disable NAMESPACE`"
+        )
     if name in AWAY:
         return ServiceUnavailable(f"the cluster opens no {what} of topic {topic!r} ({error}): is it running?")
     return ClusterRefused(f"the cluster opens no {what} of topic {topic!r} ({error})", 0, str(error))

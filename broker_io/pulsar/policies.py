@@ -39,6 +39,7 @@ class Policies(NamedTuple):
     """Those of `quotas` that are the topic's, not its namespace's."""
     own_ttl: Any = None
     """`ttl` if it is the topic's, not its namespace's; 0 is none."""
+    clusters: Any = None
 
 
 NOT_SHOWN = Policies(None, None, None, None, None)
@@ -63,6 +64,7 @@ def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
         admin.ask("GET", f"namespaces/{namespace}/subscriptionExpirationTime"),
         admin.ask("GET", f"{path}/backlogQuotaMap"),
         own_ttl,
+        admin.ask("GET", f"{path}/replication?applied=true"),
     )
 
 
@@ -114,16 +116,19 @@ def _is_stock(kind: str, quota: Any) -> bool:
 
 def _against(kind: str, topic: str, namespace: str, policies: Policies) -> str:
     if kind in (policies.own_quotas or {}):
-        partition = partition_of(topic)
-        url = url_of(namespace, topic if partition is None else partition.topic)
-        return f"topicPolicies remove-backlog-quota {url} -t {kind}"
+        return f"topicPolicies remove-backlog-quota {url_of(namespace, _whole(topic))} -t {kind}"
     return f"namespaces remove-backlog-quota {namespace} -t {kind}"
 
 
 def policies_path(namespace: str, topic: str) -> str:
     """Where the policies of a topic are to be found: those of a partition are its topic's."""
+    return path_of(namespace, _whole(topic))
+
+
+def _whole(topic: str) -> str:
+    """The topic of a partition, or the topic itself."""
     partition = partition_of(topic)
-    return path_of(namespace, topic if partition is None else partition.topic)
+    return topic if partition is None else partition.topic
 
 
 def check_usable(topic: str, partitions: Callable[[str], int]) -> None:
@@ -146,7 +151,7 @@ def _danger(
             f"a message TTL of {policies.ttl} s drops what is still needed",
             f"namespaces remove-message-ttl {namespace}"
             if policies.own_ttl is None
-            else f"topicPolicies remove-message-ttl {url_of(namespace, topic)}",
+            else f"topicPolicies remove-message-ttl {url_of(namespace, _whole(topic))}",
         )
     for kind, quota in (policies.quotas or {}).items():
         if quota.get("policy") == "consumer_backlog_eviction":
@@ -163,6 +168,11 @@ def _danger(
         return (
             f"subscriptions that nobody reads expire after {policies.expiration} min, ours too",
             f"namespaces remove-subscription-expiration-time {namespace}",
+        )
+    if len(policies.clusters or ()) > 1:
+        return (
+            f"it is replicated to {', '.join(sorted(policies.clusters))}, where other transactions have the same ids",
+            f"topics set-replication-clusters {url_of(namespace, _whole(topic))} --clusters ONE",
         )
     inactive = policies.inactive or {}
     if (

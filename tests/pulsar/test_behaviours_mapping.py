@@ -177,6 +177,7 @@ def test_the_newest_ledger_counts_by_what_is_told_of_the_current_one() -> None:
             {},
             ["delete_when_subscriptions_caught_up", "remove-inactive-topic-policies"],
         ),
+        (SAFE._replace(clusters=["b", "a"]), {}, ["replicated to a, b", "set-replication-clusters"]),
         (SAFE._replace(threshold=1000), {}, ["compaction", "set-compaction-threshold --threshold 0"]),
         (SAFE, {COMPACTION: Position(1, 1)}, ["compact"]),
     ],

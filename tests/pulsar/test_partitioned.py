@@ -12,8 +12,9 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import UnsafePolicy
+from broker_io.errors import NotOffered, UnsafePolicy
 from broker_io.partitions import choose, partition_name
+from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import Outcome, PlainClient, PlainTransaction, Record, connect
 from txnbuffer.client import reader as reader_module
@@ -65,6 +66,8 @@ def test_a_transaction_on_a_partitioned_topic_is_whole(cluster: Cluster, namespa
             assert [record.key for record in mine if record.key] == wanted
         assert [record.topic for record in records if record.value == b"named"] == [WIDE[2]]
         assert sum(record.value == b"none" for record in records) == 3
+        with pytest.raises(NotOffered, match="such as 'wide-partition-0'"), client.stream("wide") as stream:
+            stream.next(timeout=LONG)
 
 
 def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
@@ -117,14 +120,18 @@ def test_another_programs_records_are_read_and_it_reads_ours(cluster: Cluster, n
 
 def test_a_policy_of_the_topic_is_seen_at_its_partitions(cluster: Cluster, namespace: str) -> None:
     path = f"persistent/{namespace}/wide"
+
+    def limits() -> set[int]:
+        return {quota["limitSize"] for quota in (ask(cluster.admin, f"{path}/backlogQuotaMap") or {}).values()}
+
     ask(cluster.admin, f"{path}/partitions", "PUT", 2)
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.writer(WIDE[1]).close()
-        quotas = ask(cluster.admin, f"{path}/backlogQuotaMap")
-        assert {quota["limitSize"] for quota in quotas.values()} == {-1}
+        eventually(lambda: limits() == {-1})
         broker.delete_topic(WIDE[1])
         broker.create_topic(WIDE[1])
         assert broker.topics() == WIDE[:2]
-        ask(cluster.admin, f"namespaces/{namespace}/messageTTL", "POST", 3600)
-        with pytest.raises(UnsafePolicy, match="TTL"):
+        ask(cluster.admin, f"{path}/messageTTL?messageTTL=3600", "POST")
+        eventually(lambda: ask(cluster.admin, f"{path}/messageTTL") == 3600)
+        with pytest.raises(UnsafePolicy, match=f"remove-message-ttl persistent://{namespace}/wide`"):
             broker.writer(WIDE[0])

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from broker_io.errors import Error, TopicNotFound
+from broker_io.errors import Error, NotOffered, TopicNotFound
+from broker_io.partitions import partition_name
+from broker_io.port import PartitionedBroker
 from snapshots.tailing import Tail
 from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -217,13 +219,21 @@ class Streams:
         topic = self._topics.get(name)
         if topic is None or (topic.tail is None and topic.problem is None):
             if name not in await self._topics.work(self._topics.broker.topics):
-                raise TopicNotFound(f"there is no topic {name!r} to stream")
+                raise await self._missing(name)
             await self._register(name)
             topic = self._topics.get(name)
         if topic is None or topic.tail is None:
             problem = None if topic is None else topic.problem
             raise problem or RegistrationFailed(f"topic {name!r} could not be registered to be streamed: try again")
         return topic.tail
+
+    async def _missing(self, name: str) -> Error:
+        broker = self._topics.broker
+        count = await self._topics.work(lambda: broker.partitions(name)) if isinstance(broker, PartitionedBroker) else 0
+        if count:
+            first = partition_name(name, 0)
+            return NotOffered(f"topic {name!r} is partitioned: a stream is of one partition, such as {first!r}")
+        return TopicNotFound(f"there is no topic {name!r} to stream")
 
     async def _facts(self, feed: Feed) -> TopicFacts:
         facts = await self._facts_of(feed.tail, feed.name)

@@ -1,0 +1,111 @@
+"""What else a cluster does with topics, while they have transactions: schemas, deduplication, delayed delivery."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pulsar
+import pytest
+from pulsar.schema import AvroSchema, Integer
+from pulsar.schema import Record as SchemaRecord
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io.errors import Error
+from broker_io.testing.standalone import ask
+from txnbuffer import PlainClient, connect
+
+LONG = 60.0
+
+
+class Order(SchemaRecord):  # type: ignore[misc]  # the client library has no types
+    apples = Integer(required=True)
+
+
+SCHEMA = {
+    "type": "AVRO",
+    "schema": json.dumps({"type": "record", "name": "Order", "fields": [{"name": "apples", "type": "int"}]}),
+    "properties": {},
+}
+
+
+@contextmanager
+def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[PlainClient]:
+    address = f"{cluster.url}/{namespace}"
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
+        connect(address, broker_options={"admin_url": cluster.admin}) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def another(cluster: Cluster) -> Iterator[pulsar.Client]:
+    client = pulsar.Client(cluster.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def committed(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    with client.reader(topic) as reader:
+        while len(values) < count:
+            batch = reader.read(timeout=LONG)
+            assert batch is not None
+            values += [record.value for record in batch]
+    return values
+
+
+def test_a_topic_with_a_schema_takes_transactions(cluster: Cluster, namespace: str) -> None:
+    """Values are bytes of that schema, which is the sender's care; a consumer with the schema passes over markers."""
+    ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
+    ask(cluster.admin, f"schemas/{namespace}/orders/schema", "POST", SCHEMA)
+    url, schema = f"persistent://{namespace}/orders", AvroSchema(Order)
+    with another(cluster) as other, beside_a_service(cluster, namespace) as client:
+        other.create_producer(url, schema=schema).send(Order(apples=1))
+        with client.transaction() as txn:
+            txn.send("orders", schema.encode(Order(apples=2)))
+            txn.commit(wait_visible=True)
+        assert [schema.decode(value).apples for value in committed(client, "orders", 2)] == [1, 2]
+        consumer = other.subscribe(
+            url, "plain", schema=schema, initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=10
+        )
+        messages = [consumer.receive(int(LONG * 1000)) for _ in range(3)]
+        assert [message.value().apples for message in messages if "tb.marker" not in message.properties()] == [1, 2]
+
+
+def test_a_namespace_that_enforces_schemas_is_refused_by_name(cluster: Cluster, namespace: str) -> None:
+    ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
+    ask(cluster.admin, f"schemas/{namespace}/orders/schema", "POST", SCHEMA)
+    with beside_a_service(cluster, namespace) as client:
+        ask(cluster.admin, f"namespaces/{namespace}/schemaValidationEnforced", "POST", True)
+        with pytest.raises(Error, match="set-schema-validation-enforce"), client.transaction() as txn:
+            txn.send("orders", b"1")
+
+
+def test_deduplication_by_the_broker_changes_nothing(cluster: Cluster, namespace: str) -> None:
+    ask(cluster.admin, f"namespaces/{namespace}/deduplication", "POST", True)
+    with beside_a_service(cluster, namespace) as client:
+        for number in range(20):
+            with client.transaction() as txn:
+                txn.send_many("orders", [str(number)] * 10, batching="records" if number % 2 else "messages")
+        assert [int(value or b"") for value in committed(client, "orders", 200)] == [
+            number for number in range(20) for _ in range(10)
+        ]
+
+
+def test_what_another_program_delays_is_read_where_it_stands(cluster: Cluster, namespace: str) -> None:
+    """A delay is kept for shared subscriptions only; the log has the message at once."""
+    with another(cluster) as other, beside_a_service(cluster, namespace) as client:
+        with client.transaction() as txn:
+            txn.send("orders", b"1")
+        producer = other.create_producer(f"persistent://{namespace}/orders")
+        producer.send(b"2", deliver_after=datetime.timedelta(hours=1))
+        client.send("orders", b"3")
+        assert committed(client, "orders", 3) == [b"1", b"2", b"3"]
