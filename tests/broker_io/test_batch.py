@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_io.batch import Batch, Blobs, Labels, Message, Numbers, PlacedBatch, property_column
+from broker_io.batch import Batch, Blobs, Labels, Message, Numbers, PlacedBatch, as_numbers, property_column
 from broker_io.errors import InvalidMessage
 from broker_io.position import Position, Positions
 
@@ -115,6 +115,16 @@ def test_a_property_keeps_its_texts_in_either_form(texts: list[str | None]) -> N
 def test_numbers_that_differ_are_kept_as_numbers(numbers: list[int]) -> None:
     column = property_column([str(number) for number in numbers if len(str(number)) < 19])
     assert isinstance(column, Numbers) or len(column) == 0
+
+
+@given(
+    st.lists(st.none() | st.sampled_from(["0", "1", "-7", "007", "+1", "-0", "", "x", "9" * 18, "9" * 19]), max_size=9)
+)
+def test_labels_are_numbers_if_each_is_written_as_one(texts: list[str | None]) -> None:
+    numbers = as_numbers(Labels.of(texts))
+    plain = {"0", "1", "-7", "9" * 18}
+    assert (numbers is None) == (not set(texts) <= {None, *plain})
+    assert numbers is None or numbers.to_list() == texts
 
 
 def test_a_constant_property_is_one_text() -> None:
