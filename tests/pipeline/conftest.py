@@ -19,6 +19,15 @@ QUICK_START = {
 }
 """Little data is done before compilers are; a busy machine may take its time."""
 
+SECONDS = 900
+"""A test on Spark has that long, unless it says otherwise: the first one waits for a JVM beside whatever else runs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

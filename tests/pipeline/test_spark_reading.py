@@ -88,7 +88,7 @@ def test_the_figure_of_reading_reads_all(spark: Any, tmp_path: Path) -> None:
     [
         ({"topics": "orders", "colums": "key"}, "option colums is unknown"),
         ({"topics": "missing"}, "there is no topic 'missing' to read"),
-        ({"topics": "orders", "start": "0:0"}, "0:0 is gone"),
+        ({"topics": "orders", "start": "yesterday"}, "option start can't be 'yesterday'"),
     ],
 )
 def test_what_cannot_be_read_is_told(

@@ -26,7 +26,7 @@ def test_a_query_that_goes_on_gives_every_record_once(spark: Any, tmp_path: Path
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(240)
+        assert query.awaitTermination(400)
         return query
 
     with open_broker(f"file:{tmp_path / 'log'}") as broker, BufferKeeper(broker) as keeper:
