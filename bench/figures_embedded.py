@@ -28,7 +28,7 @@ async def lanes(
         async def lane() -> None:
             nonlocal done
             values = [VALUE] * records
-            while (now := time.perf_counter()) < began + seconds:
+            while (now := time.perf_counter()) < began + seconds or not done:  # one at least, however slow it is
                 async with client.transaction() as txn:
                     for topic in topics:
                         if records == 1:
