@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_io.position import Position
@@ -28,6 +28,7 @@ def covered(ranges: list[Range], log: list[Extent]) -> list[Position]:
     return [position for one in ranges for position in positions(log) if one.first <= position < one.stop]
 
 
+@settings(max_examples=300)
 @given(log=logs(), target=st.integers(1, 2000), data=st.data())
 def test_ranges_hold_every_message_once_and_are_no_larger_than_asked_for(
     log: list[Extent], target: int, data: st.DataObject
@@ -45,6 +46,7 @@ def test_ranges_hold_every_message_once_and_are_no_larger_than_asked_for(
     assert all(a.bytes + b.bytes > target - 100 for a, b in pairwise(ranges)) or len(ranges) <= 1
 
 
+@settings(max_examples=300)
 @given(log=logs(), target=st.integers(1, 2000), data=st.data())
 def test_numbered_ranges_begin_at_anchors(log: list[Extent], target: int, data: st.DataObject) -> None:
     places = [Position(extent.ledger, entry) for extent in log for entry in range(extent.entries + 1)]
