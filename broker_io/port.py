@@ -22,15 +22,18 @@ Rules that every backend keeps:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import Error, InvalidTopicName
+from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from broker_io.partitions import Hashing
 from broker_io.position import EARLIEST, Position, Positions
+
+T = TypeVar("T")
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 """The default limit of one message: key, value and properties together."""
@@ -52,6 +55,15 @@ def check_topic_name(name: object) -> str:
     if not name.isprintable() or name != name.strip():
         raise InvalidTopicName(f"topic name {name!r} holds an unprintable character, or white space at an end")
     return name
+
+
+def open_or_make(broker: Broker, topic: str, opening: Callable[[], T]) -> T:
+    """What `opening` opens at a topic, which is made if it is missing: as a rule it isn't, and asking costs time."""
+    try:
+        return opening()
+    except TopicNotFound:
+        broker.create_topic(topic)
+        return opening()
 
 
 @dataclass(frozen=True, slots=True)

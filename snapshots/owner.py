@@ -15,7 +15,7 @@ from typing import Self
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Error, Fenced, StillHeld
-from broker_io.port import Broker, Writer
+from broker_io.port import Broker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.envelope import owner_message
 from snapshots.errors import OwnershipLost
@@ -121,8 +121,7 @@ def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[Ownership, Sna
 
     Raises OwnershipLost if another owner takes it at the same time and is the later one.
     """
-    broker.create_topic(topic)
-    ownership = Ownership(broker, topic)
+    ownership = open_or_make(broker, topic, lambda: Ownership(broker, topic))
     running = Scan(broker, topic)
     try:
         ownership._announce(running)

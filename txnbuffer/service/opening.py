@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from broker_io.batch import Batch
 from broker_io.environment import Clock
-from broker_io.port import Broker, GuardedBroker, Writer
+from broker_io.port import Broker, GuardedBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.keeper import BufferKeeper
 from snapshots.policy import SnapshotPolicy
@@ -73,8 +73,7 @@ def take_over(
 
 def fence(broker: Broker) -> Standing:
     """Take the decision log from whoever has it."""
-    broker.create_topic(TOPIC)
-    writer = broker.writer(TOPIC, exclusive=True)
+    writer = open_or_make(broker, TOPIC, lambda: broker.writer(TOPIC, exclusive=True))
     try:
         return Standing(writer, DecisionLog(broker))
     except BaseException:
