@@ -69,7 +69,7 @@ def test_topics_made_anew_and_rebuilt_ones_have_other_versions(broker):
     uuids = [version(owner.register), version(owner.rebuild), version(owner.rebuild)]
     owner.close()
     owner = keeper(broker, clock=clock)
-    assert owner.tail(T).failover.versions == (Version(uuids[-1], 0),)
+    assert owner.tail(T).failover.versions == tuple(Version(uuid, 0) for uuid in reversed(uuids))
     owner.delete(T)
     uuids.append(version(owner.register))  # of the log that is still there some may have been trimmed meanwhile
     owner.delete(T)
