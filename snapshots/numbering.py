@@ -67,6 +67,14 @@ class Numbering:
                 self._held.clear()
                 self._held_bytes = 0
 
+    def goes_on(self, ledger: int) -> None:
+        """The log goes on in this ledger behind what is applied: once all that is numbered, the next is there.
+
+        Then the ledger before may vanish, whatever comes and however long it stays undecided.
+        """
+        if self.sequencer.position is not None and reaches(self.sequencer.position, self._buffer.applied):
+            self._renumber = self.sequencer.position = max(self._renumber, Position(ledger, -1))
+
     def advance(self) -> None:
         """Number all that is decided by now."""
         while self.step():

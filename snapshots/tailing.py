@@ -113,11 +113,14 @@ class Tail:
 
     def state(self) -> TopicState:
         """The state at this moment. Sealed parts have to be taken first."""
+        following = self._following_ledger(self._broker.ledgers(self.topic))
+        if following != UNKNOWN_LEDGER:
+            self.numbering.goes_on(following)
         return TopicState(
             self.buffer.snapshot_state(),
             self.numbering.sequencer.snapshot_state(),
             self.origin_ledger,
-            self._following_ledger(self._broker.ledgers(self.topic)),
+            following,
             self.failover.versions,
             self.index,
             tuple(sorted(self.cursors.items())),

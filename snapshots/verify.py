@@ -24,6 +24,7 @@ from snapshots.errors import (
     UnsupportedSnapshot,
 )
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind, is_internal
+from snapshots.layout import reaches
 from snapshots.losing import holds_transactions
 from snapshots.parts import decode_part
 from snapshots.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
@@ -271,6 +272,6 @@ def _diff_numbers(state: TopicState, sequencer: Sequencer) -> list[str]:
         for ledger, seqno in zip(mine.ledgers.tolist(), mine.first_seqnos.tolist(), strict=True)
         if first_seqnos.get(ledger) != seqno
     ]
-    if mine.position == theirs.position and mine.next_seqno != theirs.next_seqno:
+    if reaches(mine.position, theirs.position) and mine.next_seqno != theirs.next_seqno:
         differences.append(f"next seqno: {mine.next_seqno} != {theirs.next_seqno}")
     return differences

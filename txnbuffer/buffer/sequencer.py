@@ -20,7 +20,7 @@ from txnbuffer.buffer.visibility import decided_rows, visible_counts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencerState:
-    """All up to `position` is numbered, `next_seqno` comes next.
+    """All up to `position` is numbered, `next_seqno` comes next; it may be `(ledger, -1)`, before a ledger.
 
     `first_seqnos[i]` is the number of the first visible record from the beginning of `ledgers[i]` on, ascending.
     """
@@ -45,7 +45,7 @@ class Sequenced(NamedTuple):
 
 
 class Sequencer:
-    """`position` is where the last numbered message ends, None before the first."""
+    """`position` is where the last numbered message ends, or before the next ledger; None before the first."""
 
     __slots__ = ("first_seqnos", "next_seqno", "position")
 
