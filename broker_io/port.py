@@ -71,13 +71,14 @@ class Ledger:
     """One ledger of a topic that still exists.
 
     `entries` counts its messages ever written (next entry number), `bytes` its size in storage;
-    `closed` says that nothing will be added.
+    `closed` says that nothing will be added. One that is not `lasting` holds nothing, and may give place to another.
     """
 
     ledger: int
     entries: int
     bytes: int
     closed: bool
+    lasting: bool = True
 
 
 class Writer(Protocol):

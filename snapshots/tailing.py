@@ -166,5 +166,5 @@ def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
         if applied is not None and ledger.ledger == applied.ledger:
             # A member of a set does not tell whether it is the last one.
             whole = ledger.closed and ledger.entries == applied.entry + 1 and applied.batch == NO_INDEX
-            return following.ledger if whole else UNKNOWN_LEDGER
+            return following.ledger if whole and following.lasting else UNKNOWN_LEDGER
     return UNKNOWN_LEDGER

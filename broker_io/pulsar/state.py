@@ -45,7 +45,8 @@ def read_state(stats: Any) -> TopicState:
         entries, size, newest = row["entries"], row["size"], index == len(rows) - 1
         if newest:  # its own row counts nothing while it is open
             entries, size = max(entries, stats["currentLedgerEntries"]), max(size, stats["currentLedgerSize"])
-        ledgers.append(Ledger(row["ledgerId"], entries, size, not newest))
+        # Whoever loads the topic next replaces an empty one.
+        ledgers.append(Ledger(row["ledgerId"], entries, size, not newest, lasting=entries > 0))
     cursors = {name: read_place(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
     return TopicState(ledgers, read_place(stats["lastConfirmedEntry"]), cursors)
 

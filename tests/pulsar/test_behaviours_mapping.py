@@ -157,6 +157,21 @@ def test_the_newest_ledger_counts_by_what_is_told_of_the_current_one() -> None:
     assert found.cursors == {"a": Position(3, -1)}
 
 
+def test_an_empty_ledger_may_give_place_to_another() -> None:
+    """A broker that loads a topic removes the empty one and begins its own."""
+    rows = [{"ledgerId": 3, "entries": 2, "size": 80}, {"ledgerId": 5, "entries": 0, "size": 0}]
+    found = read_state(
+        {
+            "ledgers": rows,
+            "currentLedgerEntries": 0,
+            "currentLedgerSize": 0,
+            "lastConfirmedEntry": "3:1",
+            "cursors": {},
+        }
+    )
+    assert [ledger.lasting for ledger in found.ledgers] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("policies", "cursors", "words"),
     [
