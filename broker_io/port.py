@@ -127,6 +127,17 @@ class GuardedBroker(Protocol):
 
 
 @runtime_checkable
+class NotingBroker(Protocol):
+    """A broker where a note of ours, a line of text, can stand beside each topic; a topic made anew has none."""
+
+    def note(self, topic: str, text: str) -> None:
+        """Put a note in the place of the one before. Asked once only: it may stand there even if this raises."""
+
+    def noted(self, topic: str) -> str | None:
+        """The note of a topic, None if it has none, in one question. Raises TopicNotFound."""
+
+
+@runtime_checkable
 class StoredBroker(Protocol):
     """A broker that can look at what is stored of each topic as whoever opens the log next would."""
 

@@ -25,7 +25,7 @@ from broker_io.partitions import HASHINGS, Hashing
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar.address import from_local_name, parse_address, path_of
-from broker_io.pulsar.cluster import INCARNATION, Cluster
+from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_append
 from broker_io.pulsar.policies import (
@@ -139,6 +139,13 @@ class PulsarBroker:
     def deduplicate(self, topic: str) -> None:
         """A crash of a broker makes the client library resend; the cluster knows what it has by its numbers."""
         self._cluster.ask("POST", topic, "deduplicationEnabled", True)
+
+    def note(self, topic: str, text: str) -> None:
+        self._cluster.ask("PUT", topic, "properties", {NOTE: text}, patiently=False)
+
+    def noted(self, topic: str) -> str | None:
+        found = (self._cluster.ask("GET", topic, "properties", patiently=False) or {}).get(NOTE)
+        return None if found is None else str(found)
 
     def delete_topic(self, topic: str) -> None:
         self._cluster.incarnation(topic)

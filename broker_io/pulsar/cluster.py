@@ -30,6 +30,8 @@ OPERATION_SECONDS = 10.0
 """How long an attempt to open may take; an answer can get lost where a topic is unloaded meanwhile."""
 CLOSE_SECONDS = OPERATION_SECONDS + 5.0
 """How long closing may take. While a broker hangs it lasts as an operation does; Python that ends sooner is aborted."""
+NOTE = "txnbuffer.note"
+"""The property that keeps the note of who wrote it last."""
 LAST = "txnbuffer.last"
 """The property that keeps the last position where trimming leaves no message."""
 

@@ -14,6 +14,7 @@ from txnbuffer.client.cluster import finding
 from txnbuffer.client.finding import Finder
 from txnbuffer.client.link import Link
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
+from txnbuffer.coordinator.whereabouts import Whereabouts, decode_note, encode_note
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.frames import ClientFrame, ServerFrame
 
@@ -22,7 +23,7 @@ class Log:
     """A decision log, and whoever looks into it."""
 
     def __init__(self) -> None:
-        self.broker = MemoryBroker(ledger_entries=4)
+        self.broker: MemoryBroker = MemoryBroker(ledger_entries=4)
         self.finder = Finder(self.broker.connect(), "public/default")
 
     def owner(self, epoch: int, address: str) -> None:
@@ -92,6 +93,143 @@ def test_a_log_that_was_trimmed_behind_the_last_look_is_read_anew() -> None:
     log.owner(2, "b:2")
     log.broker.trim(TOPIC, log.broker.ledgers(TOPIC)[-1].ledger)
     assert log.finder.look() == "b:2"
+
+
+class NotedBroker(MemoryBroker):
+    """Has a note beside the decision log; `fails` when it is read."""
+
+    def __init__(self, text: str | None, fails: Exception | None = None) -> None:
+        super().__init__()
+        self.text, self.fails = text, fails
+
+    def note(self, topic: str, text: str) -> None:
+        assert topic == TOPIC
+        self.text = text
+
+    def noted(self, topic: str) -> str | None:
+        assert topic == TOPIC
+        if self.fails is not None:
+            raise self.fails
+        return self.text
+
+
+class NotedLog(Log):
+    """A decision log with a note beside it. Nobody answers at any address but at that of `alive`."""
+
+    def __init__(self, text: str | None, fails: Exception | None = None) -> None:
+        super().__init__()
+        self.broker = NotedBroker(text, fails)
+        self.finder = Finder(self.broker, "public/default")
+        self.alive = ""
+        self.dialled: list[str] = []
+
+    async def dial(self, address: str) -> Nobody:
+        self.dialled.append(address)
+        if address != self.alive:
+            raise ServiceUnavailable(f"nobody is at {address}")
+        return Nobody(address)
+
+    async def find(self) -> list[str]:
+        """The addresses that are dialled until a connection stands."""
+        self.dialled.clear()
+        await finding(self.finder, self.dial)()
+        return [*self.dialled]
+
+
+def test_a_note_has_epoch_and_address() -> None:
+    for text, place in (("7 host.name:6650", Whereabouts(7, "host.name:6650")), ("12 ", Whereabouts(12, ""))):
+        assert encode_note(place) == text
+        assert decode_note(text) == place
+
+
+NO_NOTES = ["", "7", "7  a:1", "x a:1", "7 a", "7 a:1 b", "7 a:1\n", "0 a:1", "\u0667 a:1"]
+
+
+@pytest.mark.parametrize("text", NO_NOTES)
+def test_what_is_no_note_tells_nothing(text: str) -> None:
+    assert decode_note(text) is None
+
+
+def test_a_note_is_followed_without_a_look_at_the_log() -> None:
+    async def test() -> None:
+        log = NotedLog("1 a:1")
+        log.alive = "a:1"  # there is no log at all
+        assert await log.find() == ["a:1"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("note", [None, "1 ", *NO_NOTES])
+def test_the_log_tells_where_no_note_does(note: str | None) -> None:
+    async def test() -> None:
+        log = NotedLog(note)
+        log.owner(1, "a:1")
+        log.alive = "a:1"
+        assert await log.find() == ["a:1"]
+
+    run(test())
+
+
+def test_a_note_that_cannot_be_read_is_none() -> None:
+    async def test() -> None:
+        log = NotedLog("1 z:9", ServiceUnavailable("the interface is away"))
+        log.owner(1, "a:1")
+        log.alive = "a:1"
+        assert await log.find() == ["a:1"]
+
+    run(test())
+
+
+def test_where_nobody_answers_at_the_noted_address_the_log_is_read_and_the_note_not_followed_again() -> None:
+    async def test() -> None:
+        log = NotedLog("1 z:9")
+        log.owner(1, "a:1")
+        log.alive = "a:1"
+        assert await log.find() == ["z:9", "a:1"]
+        assert await log.find() == ["a:1"]
+        log.broker.note(TOPIC, "2 b:2")
+        log.alive = "b:2"
+        assert await log.find() == ["b:2"]
+        log.owner(3, "c:3")
+        log.alive = "c:3"
+        assert await log.find() == ["c:3"]
+
+    run(test())
+
+
+def test_a_note_that_led_to_somebody_else_is_followed_once() -> None:
+    async def test() -> None:
+        log = NotedLog("1 z:9")
+        log.owner(1, "a:1")
+        log.alive = "z:9"  # a connection stands, and it is nobody's who could answer
+        assert await log.find() == ["z:9"]
+        log.alive = "a:1"
+        assert await log.find() == ["a:1"]
+
+    run(test())
+
+
+def test_the_log_counts_for_more_than_a_note() -> None:
+    async def test() -> None:
+        log = NotedLog(None)
+        log.owner(2, "b:2")
+        log.alive = "b:2"
+        assert await log.find() == ["b:2"]
+        log.broker.note(TOPIC, "2 z:9")
+        assert await log.find() == ["b:2"]
+
+    run(test())
+
+
+def test_an_address_where_nobody_answers_is_an_error_if_the_log_tells_it_too() -> None:
+    async def test() -> None:
+        log = NotedLog("1 a:1")
+        log.owner(1, "a:1")
+        with pytest.raises(ServiceUnavailable, match="nobody is at a:1"):
+            await log.find()
+        assert log.dialled == ["a:1"]
+
+    run(test())
 
 
 class Nobody:

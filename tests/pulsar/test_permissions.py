@@ -22,10 +22,11 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
-from broker_io.port import Broker
+from broker_io.port import Broker, NotingBroker
 from broker_io.testing.standalone import Standalone, ask
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import CommittedReader, connect
+from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 
 SECRET = bytes(range(32))
@@ -173,6 +174,14 @@ def test_applications_write_to_none_of_our_topics(place: Place) -> None:
             with pytest.raises(NotAuthorized):
                 broker.writer(topic, exclusive=True)
     assert place.service.process.poll() is None
+
+
+def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place) -> None:
+    with place.open("app") as broker:
+        assert isinstance(broker, NotingBroker)
+        assert Finder(broker, NAMESPACE).noted() == f"127.0.0.1:{place.service.port}"
+        with pytest.raises(NotAuthorized):
+            broker.note(DECISIONS, "9 elsewhere:1")
 
 
 def test_applications_cannot_take_away_what_holds_the_data(place: Place) -> None:

@@ -75,16 +75,20 @@ def finding(finder: Finder, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
 
 
 async def _dial_newest(finder: Finder, dial: DialAddress[L]) -> L:
-    address = await asyncio.to_thread(finder.look)
+    noted = await asyncio.to_thread(finder.noted)
+    address = await asyncio.to_thread(finder.look) if noted is None else noted
     dialling = asyncio.ensure_future(dial(address))
     try:
-        while not dialling.done():
+        while True:
             await asyncio.wait([dialling], timeout=LOOK)
-            if not dialling.done() and (newer := await asyncio.to_thread(finder.look)) != address:
+            if dialling.done() and dialling.exception() is None:
+                return dialling.result()
+            if (newer := await asyncio.to_thread(finder.look)) != address:
                 await _abandon(dialling)
                 address = newer
                 dialling = asyncio.ensure_future(dial(address))
-        return dialling.result()
+            elif dialling.done():
+                return dialling.result()
     except BaseException:
         await _abandon(dialling)
         raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from broker_io.batch import Batch
 from broker_io.environment import Clock
-from broker_io.port import Broker, GuardedBroker, Writer, open_or_make
+from broker_io.errors import Error
+from broker_io.port import Broker, GuardedBroker, NotingBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.keeper import BufferKeeper
 from snapshots.policy import SnapshotPolicy
@@ -15,6 +17,7 @@ from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC
 from txnbuffer.coordinator.ownership import Acquisition
+from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
 from txnbuffer.service.decision_log import DecisionLog
 
 SHARD = 0
@@ -59,6 +62,7 @@ def take_over(
     writer, log = standing or fence(broker)
     try:
         at = acquire_decisions(log, writer, identity)
+        _note(broker, Whereabouts(log.history.epoch, identity.address))
         keeper.recover()
         keeper.expect(log.history.topics)
     except BaseException:
@@ -79,6 +83,13 @@ def fence(broker: Broker) -> Standing:
     except BaseException:
         writer.close()
         raise
+
+
+def _note(broker: Broker, whereabouts: Whereabouts) -> None:
+    """Clients need not read the whole log then; without the note they do."""
+    if isinstance(broker, NotingBroker):
+        with contextlib.suppress(Error):
+            broker.note(TOPIC, encode_note(whereabouts))
 
 
 def acquire_decisions(log: DecisionLog, writer: Writer, identity: Identity) -> Position:
