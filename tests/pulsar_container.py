@@ -75,6 +75,12 @@ class StandaloneContainer(Standalone):
 
         with_container(self.handle, kill)
 
+    def pause(self) -> None:
+        with_container(self.handle, lambda container: container.pause())
+
+    def resume(self) -> None:
+        with_container(self.handle, lambda container: container.unpause())
+
     def remove(self) -> None:
         end_container(self.handle)
         self.handle["container"] = None

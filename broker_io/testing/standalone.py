@@ -168,6 +168,13 @@ class Standalone:
         """SIGKILL; back when it's dead."""
         raise NotImplementedError
 
+    def pause(self) -> None:
+        """Let it hang: its connections stand, and nothing answers, until `resume`."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
     def launch(self) -> None:
         raise NotImplementedError
 
@@ -261,6 +268,16 @@ class StandaloneProcess(Standalone):
 
     def kill(self) -> None:
         kill_process(self.handle)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            os.kill(self.handle["pid"], number)
 
     def remove(self) -> None:
         end_process(self.handle)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import uuid
 
 import pulsar
 import pytest
 from pulsar_cluster import WAYS, Cluster
 
-from broker_io.testing.standalone import ask
+from broker_io.testing.standalone import Standalone, ask
+
+SECONDS = 120.0
 
 
 def write_and_read(url: str, topic: str) -> bytes:
@@ -52,4 +56,39 @@ def test_a_killed_broker_comes_back_with_its_data(cluster: Cluster) -> None:
             ask(broker.admin, "clusters")
         broker.start()
         assert write_and_read(broker.url, f"{namespace}/orders") == first
+        ends_while_it_hangs(broker)
     assert not broker.alive
+
+
+SENDING = """
+import sys
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+broker = open_broker(sys.argv[1], admin_url=sys.argv[2])
+broker.create_topic("unanswered")
+writer = broker.writer("unanswered")
+writer.append(Batch.of([Message(None, b"stands")])).result(300)
+print("ready", flush=True)
+sys.stdin.readline()
+under_way = [writer.append(Batch.of([Message(None, b"%d" % number)])) for number in range(100)]
+sys.exit(7)
+"""
+
+
+def ends_while_it_hangs(broker: Standalone) -> None:
+    """A program with sends under way that closes nothing ends by itself, with its own code: the library would abort."""
+    command = [sys.executable, "-c", SENDING, f"{broker.url}/{broker.namespace()}", broker.admin]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        try:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            broker.pause()
+            try:
+                program.stdin.write("on\n")
+                program.stdin.flush()
+                assert program.wait(SECONDS) == 7
+            finally:
+                broker.resume()
+        finally:
+            program.kill()
