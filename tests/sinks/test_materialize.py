@@ -159,6 +159,9 @@ async def test_what_can_not_be_filled_is_refused_and_changes_nothing(path):
         with SQLiteFile(path), pytest.raises(SinkLocked):
             await materialize(client, "t", path)
     async with engine_on(other) as engine, client_of(engine, other) as client:
+        with pytest.raises(TopicNotFound):
+            await materialize(client, "t", path, anew=True)
+        assert table(path) == {"a": "1"}
         await write(client, "t", {"b": "1"})
         with pytest.raises(ForeignSink, match=r"tables\.db was filled from elsewhere \(topic t is of cluster "):
             await materialize(client, "t", path)

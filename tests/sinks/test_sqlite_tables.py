@@ -290,3 +290,29 @@ def test_indexes_and_views_of_a_user_stay(path: Path) -> None:
     with SQLiteFile(path) as file:
         begun(file).write([batch(token(2), row(2, "b", '{"n": 2}'))])
     assert rows(path, "SELECT n FROM n ORDER BY n") == [(1,), (2,)]
+
+
+def test_tables_are_replaced_with_the_first_write_to_the_new_ones(path: Path) -> None:
+    with SQLiteFile(path) as file:
+        begun(file).write([batch(token(2), row(1, "a", "1"), row(2, None, "2"))])
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE mine (x)")
+    with SQLiteFile(path) as file:
+        with pytest.raises(ForeignSink, match="can't have a table 'mine' for topic 't': name another"):
+            file.table("t", "mine", anew=True)
+        late, again = file.table("t", "late", anew=True), file.table("t", binary=True, anew=True)
+        assert late.begin() is again.begin() is None
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("CREATE TABLE late_undo (x)")
+        with pytest.raises(ForeignSink, match="can't have a table 'late_undo'"):
+            late.write([batch(token(0))])
+        assert (rows(path), rows(path, "SELECT value FROM t_keyless")) == ([("a", "1", 1)], [("2",)])
+        assert begun(file).begin() == token(2)
+        again.write([batch(token(3), row(3, "b", "3"))])
+        again.write([batch(token(4), row(4, "c", "4"))])
+        assert (rows(path), rows(path, "SELECT value FROM t_keyless")) == ([(b"b", b"3", 3), (b"c", b"4", 4)], [])
+        assert again.begin() == token(4)
+        file.table("t", "other", anew=True).write([batch(token(0))])
+    names = "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
+    kept = ["late_undo", "mine", "other", "other_keyless", "other_undo", "txnbuffer_topics"]
+    assert [name for (name,) in rows(path, names)] == kept

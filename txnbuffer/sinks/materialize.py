@@ -29,8 +29,9 @@ async def materialize(
 
     Until each topic has come to `to` (a seqno, "now"), or `stop` is set, else for ever. Killed and called again it
     goes on where it stood, each mutation once. `table` names the table of a single topic; `binary`: keys and values
-    are blobs always; `anew`: drop the tables first. `tell` hears how far a topic has come. Raises what streams
-    raise, ForeignSink, SinkLocked, SinkFailed, SinkFull, and StreamTrimmed where the log has lost what comes next.
+    are blobs always; `anew`: the first write to new tables drops the old ones. `tell` hears how far a topic has come.
+    Raises what streams raise, ForeignSink, SinkLocked, SinkFailed, SinkFull, and StreamTrimmed where the log has lost
+    what comes next.
     """
     names = [topics] if isinstance(topics, str) else [*topics]
     if len(set(names)) < len(names) or (table is not None and len(names) != 1):
@@ -50,9 +51,7 @@ async def materialize(
 
 
 def _table(file: SQLiteFile, topic: str, name: str | None, binary: bool, anew: bool) -> SQLiteTable:
-    if anew:
-        file.drop(topic)
-    return file.table(topic, name, binary=binary)
+    return file.table(topic, name, binary=binary, anew=anew)
 
 
 async def _keep(

@@ -136,28 +136,22 @@ class SQLiteFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def table(self, topic: str, name: str | None = None, *, binary: bool = False) -> SQLiteTable:
+    def table(self, topic: str, name: str | None = None, *, binary: bool = False, anew: bool = False) -> SQLiteTable:
         """The tables of a topic, which are made with their first write; `name` None: as they are, or as the topic.
 
-        Raises ForeignSink where the topic has tables of another name or kind, or the name is taken.
+        `anew`: that first write drops those it has. Raises ForeignSink where the topic has tables of another name or
+        kind, or the name is taken.
         """
         with self.transaction() as database:
             row = database.execute(f"SELECT name, binary FROM {TOPICS} WHERE topic = ?", (topic,)).fetchone()
-            if row is not None and row != (name or row[0], binary):
+            if row is None or anew:
+                table = SQLiteTable(self, topic, name or topic, binary, None if row is None else row[0])
+                table.check(database)
+                return table
+            if row != (name or row[0], binary):
                 kept = f"table {row[0]!r}{' with blobs' * row[1]}"
                 raise ForeignSink(f"{self.path} holds topic {topic!r} as {kept}: say the same, or take another file")
-            table = SQLiteTable(self, topic, name or topic if row is None else row[0], binary)
-            if row is None:
-                table.check(database)
-        return table
-
-    def drop(self, topic: str) -> None:
-        """Forget a topic and drop its tables, if there are any."""
-        with self.transaction() as database:
-            for (name,) in database.execute(f"SELECT name FROM {TOPICS} WHERE topic = ?", (topic,)).fetchall():
-                database.execute(f"DELETE FROM {TOPICS} WHERE topic = ?", (topic,))
-                for suffix in SUFFIXES:
-                    database.execute(f"DROP TABLE IF EXISTS {_quoted(name + suffix)}")
+            return SQLiteTable(self, topic, row[0], binary)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -202,14 +196,15 @@ class SQLiteFile:
 
 
 class SQLiteTable:
-    """A topic's tables as a sink; made by `SQLiteFile.table`."""
+    """A topic's tables as a sink; made by `SQLiteFile.table`. `replaced`: the tables that its first write drops."""
 
-    def __init__(self, file: SQLiteFile, topic: str, table: str, binary: bool) -> None:
+    def __init__(self, file: SQLiteFile, topic: str, table: str, binary: bool, replaced: str | None = None) -> None:
         self.name = f"table {table!r} of {file.path}"
         self.topic = topic
         self.table = table
         self._file = file
         self._binary = binary
+        self._replaced = replaced
         self._names = [table + suffix for suffix in SUFFIXES]
         self._rows, self._keyless, self._undo = map(_quoted, self._names)
         self._made = False
@@ -221,13 +216,17 @@ class SQLiteTable:
     def check(self, database: sqlite3.Connection) -> None:
         """Raises ForeignSink where its tables can't be made."""
         taken = "SELECT name FROM sqlite_master WHERE name = ? COLLATE NOCASE"
+        free = () if self._replaced is None else [(self._replaced + suffix).lower() for suffix in SUFFIXES]
         for name in self._names:
-            if name.lower().startswith(RESERVED) or database.execute(taken, (name,)).fetchone():
+            held = name.lower() not in free and database.execute(taken, (name,)).fetchone()
+            if held or name.lower().startswith(RESERVED):
                 where = f"{self._file.path} can't have a table {name!r} for topic {self.topic!r}"
                 raise ForeignSink(f"{where}: name another")
 
     def begin(self) -> ResumeToken | None:
         """Raises UnreadableToken."""
+        if self._replaced is not None:
+            return None
         with self._file.transaction() as database:
             query = f"SELECT token, undo_from FROM {TOPICS} WHERE topic = ?"
             row = database.execute(query, (self.topic,)).fetchone()
@@ -248,7 +247,7 @@ class SQLiteTable:
             if mutations:
                 self._apply(database, MutationBatch.concat(mutations))
             text = self._move(database, batches[-1].token)
-        self._made, self._stored, self._token = True, text, batches[-1].token
+        self._made, self._replaced, self._stored, self._token = True, None, text, batches[-1].token
 
     def roll_back(self, rollback: Rollback) -> int:
         """Raises as `write`."""
@@ -265,6 +264,10 @@ class SQLiteTable:
         return seqno
 
     def _make(self, database: sqlite3.Connection) -> None:
+        if self._replaced is not None:
+            database.execute(f"DELETE FROM {TOPICS} WHERE topic = ?", (self.topic,))
+            for suffix in SUFFIXES:
+                database.execute(f"DROP TABLE IF EXISTS {_quoted(self._replaced + suffix)}")
         self.check(database)
         for statement, name in zip((CREATE, CREATE_KEYLESS, CREATE_UNDO), self._names, strict=True):
             database.execute(statement.format(name=_quoted(name), bytes="BLOB" if self._binary else "TEXT"))
