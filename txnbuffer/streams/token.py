@@ -111,6 +111,8 @@ def _read(members: Any) -> ResumeToken:
     texts = members["topic"], members["cluster"], members["incarnation"]
     if not all(isinstance(text, str) for text in texts) or not isinstance(members["versions"], list):
         raise ValueError("a member is of another type")
+    for text in texts:
+        text.encode()  # JSON can name surrogates, which nothing that carries a token can write
     versions = tuple(Version(*map(_number, pair)) for pair in members["versions"])
     start, end = map(_number, members["snapshot"])
     return ResumeToken(*texts, versions, _number(members["seqno"]), start, end, _number(members["purge"]))
