@@ -125,6 +125,7 @@ class Streaming:
         """Use a connection until it ends; why it did."""
         self._hung_up = None
         self.core.connected(time.monotonic())
+        self._deliver()
         reading = asyncio.ensure_future(self._read(link))
         writing = asyncio.ensure_future(self._write(link))
         try:

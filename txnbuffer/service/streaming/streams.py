@@ -23,7 +23,7 @@ from txnbuffer.service.streaming.backfills import Backfills
 from txnbuffer.service.streaming.connection import StreamConnection
 from txnbuffer.service.streaming.cursors import Cursors
 from txnbuffer.service.streaming.feed import Feed, oldest_seqno
-from txnbuffer.service.topics import Topics
+from txnbuffer.service.topics import Topics, check_name
 from txnbuffer.streams.messages import EndReason
 from txnbuffer.streams.registry import Connections
 from txnbuffer.streams.requests import TopicFacts
@@ -218,6 +218,7 @@ class Streams:
     async def _tail(self, name: str) -> Tail:
         topic = self._topics.get(name)
         if topic is None or (topic.tail is None and topic.problem is None):
+            check_name(name)
             if name not in await self._topics.work(self._topics.broker.topics):
                 raise await self._missing(name)
             await self._register(name)
