@@ -12,16 +12,14 @@ from source_tree import ROOT
 from streamed import Follower, client_of, write
 
 from broker_io.batch import Batch, Message, PlacedBatch
-from broker_io.errors import InvalidTopicName, TopicNotFound
+from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
-from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer import Sequenced
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.streaming import Streaming
 from txnbuffer.config import StreamsConfig
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidRequest, UndecodableRecordSet
 from txnbuffer.frames import Abort
 from txnbuffer.model import TxnId
@@ -367,26 +365,6 @@ async def test_what_can_be_no_beginning_is_refused(broker, tmp_path):
         (tmp_path / "tokens").write_text("{]")
         with pytest.raises(UnreadableToken, match="tokens"):
             await client.stream("t", store=FileTokens(tmp_path / "tokens")).next()
-
-
-@on_a_loop
-async def test_a_topic_of_the_service_itself_is_not_streamed(broker):
-    async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        await write(client, "t", {"a": "1"})
-        for name in (SNAPSHOT_TOPIC, DECISIONS, "__txnbuffer_none"):
-            with pytest.raises(InvalidTopicName, match=f"topic '{name}': .* the service's own: use another"):
-                await client.stream(name).next()
-        assert await client.stream("t", to="now").next() is not None
-
-
-@on_a_loop
-async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(broker):
-    async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        await write(client, "t", {"a": "1", "b": "2"})
-        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(noop_interval=1e4))
-        token = ResumeToken("t", seqno=2, snapshot_start=2, snapshot_end=2)
-        assert await client.stream("t", from_=token, to=1).next() is None
-        assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"
 
 
 @on_a_loop

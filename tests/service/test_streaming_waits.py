@@ -1,0 +1,34 @@
+"""Streams that nothing will ever come of say so at once."""
+
+from __future__ import annotations
+
+import pytest
+from service_setup import engine_on, on_a_loop
+from streamed import client_of, write
+
+from broker_io.errors import InvalidTopicName
+from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer import ResumeToken
+from txnbuffer.client.streaming import Streaming
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.streams.client import ClientConfig
+
+
+@on_a_loop
+async def test_a_topic_of_the_service_itself_is_not_streamed(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        for name in (SNAPSHOT_TOPIC, DECISIONS, "__txnbuffer_none"):
+            with pytest.raises(InvalidTopicName, match=f"topic '{name}': .* the service's own: use another"):
+                await client.stream(name).next()
+        assert await client.stream("t", to="now").next() is not None
+
+
+@on_a_loop
+async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1", "b": "2"})
+        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(noop_interval=1e4))
+        token = ResumeToken("t", seqno=2, snapshot_start=2, snapshot_end=2)
+        assert await client.stream("t", from_=token, to=1).next() is None
+        assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"
