@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -316,3 +317,20 @@ def test_tables_are_replaced_with_the_first_write_to_the_new_ones(path: Path) ->
     names = "SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name"
     kept = ["late_undo", "mine", "other", "other_keyless", "other_undo", "txnbuffer_topics"]
     assert [name for (name,) in rows(path, names)] == kept
+
+
+@pytest.mark.parametrize("suffix", ["", "-writer"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_that_was_removed_or_replaced_is_not_written_on(path: Path, suffix: str, again: bool) -> None:
+    place = path.with_name(path.name + suffix)
+    with SQLiteFile(path) as file:
+        table = begun(file)
+        table.write([batch(token(1), row(1, "a", "1"))])
+        place.rename(path.with_name("away"))
+        if again:
+            shutil.copy(path.with_name("away"), place)
+        with pytest.raises(SinkFailed, match=f"{place.name} was removed or replaced while .*: begin again"):
+            table.write([batch(token(2), row(2, "a", "2"))])
+        path.with_name("away").replace(place)
+        table.write([batch(token(2), row(2, "b", "2"))])
+    assert rows(path) == [("a", "1", 1), ("b", "2", 2)]

@@ -26,3 +26,11 @@ def lock_beside(path: str) -> int:
             raise SinkLocked(f"{path} is written by another process: stop that one, or name another file") from None
         raise SinkFailed(f"{path} can't be written: {error.strerror}") from error
     return descriptor
+
+
+def stays(path: str, found: os.stat_result) -> bool:
+    """Whether a path still names the file that was found there."""
+    try:
+        return os.path.samestat(os.stat(path), found)
+    except OSError:
+        return False

@@ -45,7 +45,7 @@ from txnbuffer.client.changes import ChangeBatch, Rollback
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.sinks.cells import Cell, blob_cells, position_cells, property_cells, time_cells
 from txnbuffer.sinks.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
-from txnbuffer.sinks.locking import lock_beside
+from txnbuffer.sinks.locking import SUFFIX, lock_beside, stays
 from txnbuffer.streams.token import ResumeToken
 
 APPLICATION_ID = 0x74786E62
@@ -118,13 +118,16 @@ class SQLiteFile:
         self.path = os.fspath(path)
         self._lock = threading.Lock()
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, lock_beside(self.path))
+            lock = lock_beside(self.path)
+            stack.callback(os.close, lock)
             with self._named():
                 self._database = sqlite3.connect(
                     self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
                 )
                 stack.enter_context(contextlib.closing(self._database))
                 self._make()
+                place = os.path.realpath(self.path)
+                self._places = {place: os.stat(place), place + SUFFIX: os.fstat(lock)}
             self._resources = stack.pop_all()
 
     def close(self) -> None:
@@ -155,15 +158,21 @@ class SQLiteFile:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing; one at a time."""
+        """All of it or nothing; one at a time. Raises SinkFailed where the file or its lock was removed."""
         with self._lock, self._named():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
+                self._check_places()
                 self._database.execute("COMMIT")
             finally:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
+
+    def _check_places(self) -> None:
+        for path, found in self._places.items():
+            if not stays(path, found):
+                raise SinkFailed(f"{path} was removed or replaced while {self.path} was written: begin again")
 
     def _make(self) -> None:
         """Check what the file is; make it what it is to be if it is empty."""
@@ -191,7 +200,7 @@ class SQLiteFile:
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise _failure(self.path, error) from error
 
 
@@ -362,7 +371,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _failure(path: str, error: sqlite3.Error) -> Error:
+def _failure(path: str, error: sqlite3.Error | OSError) -> Error:
     """What SQLite ran into, as one of our errors."""
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_FULL:
