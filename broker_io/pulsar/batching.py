@@ -5,7 +5,9 @@ made with each time, so what is full can be set for each append: the last messag
 at once then, as one entry that holds all of it and nothing else; and only that last message is acknowledged, since its
 place in the entry tells that all the others stand before it. An acknowledgement takes Python's lock several times over.
 
-With many appends under way, or a large one, the library puts messages together as they come.
+With many appends under way, or a large one, the library puts messages together as they come. It counts nothing but
+payloads then, and fails with all of a batch that keys and properties make too large for an entry; so the more of them
+messages have, the fewer may go into one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import _pulsar
 import pulsar
 
+from broker_io.batch import Batch
 from broker_io.position import Position
 
 PENDING_MESSAGES = 4000
@@ -23,16 +26,25 @@ ENTRIES = 4
 """Appends under way that are entries of their own; more of them go together."""
 
 AS_THEY_COME = (BATCH_MESSAGES, BATCH_BYTES, BATCH_DELAY_MS)
+ALONE = (2, 0, BATCH_DELAY_MS)
+"""Each message is full by itself. The library takes no number below 2."""
+MESSAGE_ROOM, PROPERTY_ROOM = 64, 16
+"""Bytes at most that an entry spends on a message, and on a property of it, besides their text."""
 ENTRY_BYTES = 8 * 1024 * 1024
 NEVER_MS = 60_000
 """An entry of its own is full long before; a process that is stopped in the middle of it for so long finds it split."""
 
 
 class Batching:
-    """`configuration` is what the producer has to be made with. Its writer's lock is held at each call."""
+    """`configuration` is what the producer has to be made with. Its writer's lock is held at each call.
 
-    def __init__(self, mode: pulsar.ProducerAccessMode, *, enabled: bool) -> None:
+    `limit`: bytes that a message may have at most.
+    """
+
+    def __init__(self, mode: pulsar.ProducerAccessMode, limit: int, *, enabled: bool) -> None:
         self.enabled = enabled
+        self._room = limit // 2  # payloads, and keys in base64, need some as well
+        self._unseen = Recent()
         self.configuration = made = _pulsar.ProducerConfiguration()
         made.schema(pulsar.schema.BytesSchema().schema_info())
         made.access_mode(mode)
@@ -45,9 +57,15 @@ class Batching:
         self._limits = (0, 0, 0)
         self._limit(AS_THEY_COME)
 
-    def as_they_come(self) -> None:
-        """The next messages go with others, and each is acknowledged."""
-        self._limit(AS_THEY_COME)
+    def as_they_come(self, unseen: int, begun: int, done: int) -> None:
+        """The next messages go with others, and each is acknowledged.
+
+        `unseen`: what one of them has at most that the library doesn't count; `begun`, `done`: so many appends went
+        this way before, and so many of those are acknowledged. What of the others waits in the library counts too.
+        """
+        messages, size, delay = AS_THEY_COME
+        fitting = self._room // max(self._unseen.peak(unseen, begun, done), 1)
+        self._limit((min(messages, fitting), size, delay) if fitting > 1 else ALONE)
 
     def one_entry(self, messages: int) -> None:
         """The next so many messages are one entry; none may wait in the library for the timer."""
@@ -61,6 +79,33 @@ class Batching:
             self.configuration.batching_max_messages(messages)
             self.configuration.batching_max_allowed_size_in_bytes(size)
             self.configuration.batching_max_publish_delay_ms(delay)
+
+
+class Recent:
+    """The largest of some numbers that come in order, for those that are not done and some of those before."""
+
+    def __init__(self) -> None:
+        self._older = self._newer = self._split = 0
+
+    def peak(self, number: int, begun: int, done: int) -> int:
+        """With `number` as the next one; so many came before, and so many of them are done."""
+        if done >= self._split:
+            self._older, self._newer, self._split = self._newer, 0, begun
+        self._newer = max(self._newer, number)
+        return max(self._older, self._newer)
+
+
+def measure(batch: Batch, about: int) -> tuple[int, int]:
+    """Bytes of a batch, which is not empty, and the most that one message of it has and the library doesn't count.
+
+    `about`: what `check_batch` says, which counts a text that many messages have once.
+    """
+    room = MESSAGE_ROOM + PROPERTY_ROOM * len(batch.properties)
+    payloads = batch.values.lengths()
+    if len(batch) == 1:
+        return about, about - int(payloads[0]) + room
+    sizes = batch.sizes()
+    return int(sizes.sum()), int((sizes - payloads).max()) + room
 
 
 def places_in_entry(last: Position, messages: int) -> list[Position] | None:

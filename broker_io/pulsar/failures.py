@@ -45,15 +45,26 @@ def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
 
 
 def of_append(result: str, topic: str) -> Error:
-    """Why an append failed; whether it stands in the log is unknown but for MessageTooLarge."""
+    """Why an append failed; whether it stands in the log is unknown."""
     if result in FENCED:
         return Fenced(f"another exclusive writer opened topic {topic!r}: what was under way may stand in the log")
-    if result == "MessageTooBig":
-        return MessageTooLarge(
-            f"the cluster refuses a message of topic {topic!r} as too large: lower max_message_bytes to its limit"
-        )
     if result in AUTHORITY:
         return NotAuthorized(f"these credentials may not write to topic {topic!r} ({result})")
     return AppendUnknown(
         f"an append to topic {topic!r} failed ({result}): it may stand in the log or not; open another writer"
+    )
+
+
+def too_large(topic: str) -> Error:
+    """Why an append of one message failed that stands nowhere."""
+    return MessageTooLarge(
+        f"the cluster refuses a message of topic {topic!r} as too large: lower max_message_bytes to its limit"
+    )
+
+
+def behind_too_large(topic: str) -> Error:
+    """Why all other appends of a writer fail where the cluster refused a message of one as too large."""
+    return AppendUnknown(
+        f"the cluster refused an entry of topic {topic!r} as too large, and whatever else was under way may stand in "
+        "the log or not: lower max_message_bytes to the cluster's limit, and open another writer"
     )

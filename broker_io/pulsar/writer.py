@@ -18,9 +18,9 @@ from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
 from broker_io.position import Position, Positions
 from broker_io.pulsar.acks import settle
-from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, ENTRIES, Batching, places_in_entry
+from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, ENTRIES, Batching, measure, places_in_entry
 from broker_io.pulsar.cluster import Cluster, Handle
-from broker_io.pulsar.failures import of_append
+from broker_io.pulsar.failures import behind_too_large, of_append, too_large
 from broker_io.pulsar.flushing import flusher
 from broker_io.pulsar.mapping import encode_messages
 
@@ -45,7 +45,7 @@ class PulsarWriter(Handle):
         self._cluster = cluster
         self._incarnation = incarnation
         self._limit = max_message_bytes
-        self._batching = Batching(mode, enabled=batching)
+        self._batching = Batching(mode, max_message_bytes, enabled=batching)
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False
@@ -58,7 +58,7 @@ class PulsarWriter(Handle):
         cluster.acks.start()
 
     def append(self, batch: Batch) -> Future[Positions]:
-        size = check_batch(batch, self._limit)
+        about = check_batch(batch, self._limit)
         messages = encode_messages(batch, self._limit, batching=self._batching.enabled)
         future: Future[Positions] = Future()
         with self._lock:
@@ -67,10 +67,10 @@ class PulsarWriter(Handle):
             elif not messages:
                 future.set_result(Positions.of([]))
             else:
-                self._send(messages, size, future)
+                self._send(messages, *measure(batch, about), future)
         return future
 
-    def _send(self, messages: list[Any], size: int, future: Future[Positions]) -> None:
+    def _send(self, messages: list[Any], size: int, unseen: int, future: Future[Positions]) -> None:
         append = _Append(self, future, len(messages), whole=self._fits_one_entry(len(messages), size))
         self._sent.begun += 1
         send = self._producer.send_async
@@ -81,7 +81,7 @@ class PulsarWriter(Handle):
             send(messages[-1], append)
         else:
             if self._batching.enabled:
-                self._batching.as_they_come()
+                self._batching.as_they_come(unseen, self._loose.begun, self._loose.done)
             self._loose.begun += 1
             for message in messages:
                 send(message, append)
@@ -131,8 +131,11 @@ class PulsarWriter(Handle):
 
     def failed(self, append: _Append, result: Any) -> None:
         """An append got no acknowledgement; in the client library's thread."""
-        closed = self._dead if result == pulsar.Result.AlreadyClosed and isinstance(self._dead, Closed) else None
-        if closed is not None:
+        if result == pulsar.Result.MessageTooBig:
+            if append.count == 1:  # of more, some may stand in other entries
+                append.refused = too_large(self.topic)
+            self._fail(behind_too_large(self.topic))
+        elif result == pulsar.Result.AlreadyClosed and isinstance(self._dead, Closed):
             self._fail(
                 AppendUnknown(
                     f"the writer of topic {self.topic!r} was closed before an append was acknowledged: it may "
@@ -217,11 +220,12 @@ class _Count:
 class _Append:
     """Called by the client library once for each message, in order; `whole`: for the last one only."""
 
-    __slots__ = ("_expected", "_future", "_ids", "_over", "_writer", "count", "whole")
+    __slots__ = ("_expected", "_future", "_ids", "_over", "_writer", "count", "refused", "whole")
 
     def __init__(self, writer: PulsarWriter, future: Future[Positions], count: int, *, whole: bool) -> None:
         self.count = count
         self.whole = whole
+        self.refused: Error | None = None
         self._ids: list[Any] = []
         self._expected = 1 if whole else count
         self._writer = writer
@@ -241,4 +245,5 @@ class _Append:
         settle(self._future, self._writer.outcome(self._ids, self.count if self.whole else 0))
 
     def give_up(self) -> None:
-        settle(self._future, self._writer.given_up())
+        why = self._writer.given_up()
+        settle(self._future, self.refused or why)

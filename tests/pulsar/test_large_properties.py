@@ -1,0 +1,137 @@
+"""Keys and properties, which the client library does not count when it fills an entry."""
+
+from __future__ import annotations
+
+import pulsar
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pulsar_cluster import Cluster
+
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.checking import check_batch
+from broker_io.errors import AppendUnknown, MessageTooLarge
+from broker_io.position import Position
+from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, Batching, Recent, measure
+from broker_io.testing.contract.base import read_all, values
+
+SECONDS = 120.0
+LIMIT = 1_000_000
+LARGE = 6 * 1024 * 1024
+
+
+def with_property(count: int, size: int) -> Batch:
+    return Batch.of([Message(None, b"v", {"trace": "z" * size})] * count)
+
+
+def measured(batch: Batch) -> tuple[int, int]:
+    return measure(batch, check_batch(batch, LIMIT))
+
+
+def test_a_text_that_many_messages_have_counts_for_each() -> None:
+    size, unseen = measured(with_property(1000, 6000))
+    assert size == 1000 * (len("vtrace") + 6000)
+    assert 6005 <= unseen <= 6005 + 100
+
+
+def test_payloads_are_not_what_the_library_does_not_count() -> None:
+    for count in (1, 2):
+        size, unseen = measured(
+            Batch.of([Message(b"k" * 20, b"v" * 50_000, {"n": str(number)}) for number in range(count)])
+        )
+        assert count * 50_020 <= size <= count * 50_100
+        assert 20 <= unseen <= 200
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 3)), max_size=40))
+def test_the_peak_is_that_of_all_that_is_not_done_until_it_is(steps: list[tuple[int, int]]) -> None:
+    recent, numbers, done = Recent(), [], 0
+    for number, more in steps:
+        done = min(done + more, len(numbers))
+        peak = recent.peak(number, len(numbers), done)
+        numbers.append(number)
+        assert max(numbers[done:]) <= peak <= max(numbers)
+    for begun in range(len(numbers), len(numbers) + 2):
+        recent.peak(1, begun, begun)
+    assert recent.peak(1, len(numbers) + 2, len(numbers) + 2) == 1
+
+
+def entries_of(appends: list[tuple[int, int, int]], acknowledged: list[bool]) -> list[list[int]]:
+    """Bytes of the messages of each entry that the library makes of appends if its timer never goes off before."""
+    batching = Batching(pulsar.ProducerAccessMode.Shared, LIMIT, enabled=True)
+    made = batching.configuration
+    entries: list[list[int]] = [[]]
+    payloads = done = 0
+
+    def send() -> None:
+        nonlocal payloads
+        payloads = 0
+        entries.append([])
+
+    for begun, ((count, payload, unseen), quiet) in enumerate(zip(appends, acknowledged, strict=True)):
+        if quiet:
+            done = begun
+            send()
+        batching.as_they_come(unseen, begun, done)
+        most, size = made.batching_max_messages(), made.batching_max_allowed_size_in_bytes()
+        for _ in range(count):
+            if len(entries[-1]) >= most or payloads + payload > size:
+                send()
+            entries[-1].append(payload + unseen)
+            payloads += payload
+            if len(entries[-1]) >= most or payloads >= size:
+                send()
+    return [entry for entry in entries if entry]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 7, 60, 300]),
+            st.sampled_from([1, 100, 20_000, BATCH_BYTES]),
+            st.sampled_from([64, 900, 9000, 90_000, LIMIT // 2 - 1, LIMIT - BATCH_BYTES]),
+            st.booleans(),
+        ),
+        max_size=10,
+    )
+)
+def test_no_mixture_makes_an_entry_too_large(appends: list[tuple[int, int, int, bool]]) -> None:
+    entries = entries_of([append[:3] for append in appends], [append[3] for append in appends])
+    assert all(sum(entry) <= LIMIT for entry in entries)
+
+
+def test_as_many_go_together_as_before_where_there_is_little_of_them() -> None:
+    assert [len(entry) for entry in entries_of([(BATCH_MESSAGES, 1, 100)] * 2, [False, False])] == [BATCH_MESSAGES] * 2
+
+
+def test_a_large_append_and_many_at_once_are_taken(cluster: Cluster, namespace: str) -> None:
+    """7 MB each way: as one entry it would be refused."""
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.create_topic("t")
+        with broker.writer("t") as writer:
+            told = list(writer.append(with_property(600, 12_000)).result(SECONDS))
+            alone = [with_property(1, 12_000 + number % 100) for number in range(600)]
+            for future in [writer.append(batch) for batch in alone]:
+                told += future.result(SECONDS)
+        with broker.reader("t") as reader:
+            found: list[Position] = []
+            while (placed := reader.read()) is not None:
+                found += placed.positions
+    assert found == told
+
+
+def test_only_what_stands_nowhere_is_refused_as_too_large(cluster: Cluster, namespace: str) -> None:
+    """A cluster with a lower limit than ours: what was under way beside may stand, also other parts of an append."""
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.create_topic("t")
+        for batch, kind in ((with_property(1, LARGE), MessageTooLarge), (with_property(2, LARGE), AppendUnknown)):
+            with broker.writer("t") as writer:
+                writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster has to refuse it
+                assert type(writer.append(batch).exception(SECONDS)) is kind
+                acknowledged = writer.outcome([pulsar.MessageId(-1, 7, 1, 0)])  # type: ignore[attr-defined]  # see above
+                later = writer.append(with_property(1, 1)).exception(SECONDS)
+            assert type(acknowledged) is type(later) is AppendUnknown
+            assert "max_message_bytes" in str(later)
+        assert values(read_all(broker, "t")) == []
