@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from coordinator_stage import S, aborted, ask_abort, ask_commit, query, txn
+from coordinator_stage import DECIDED, S, aborted, ask_abort, ask_commit, query, txn
 from coordinator_world import World
 
+from broker_io.errors import Error
 from txnbuffer.coordinator.entries import Mark, Owner, decode
 from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.messages import Opened
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.model import Outcome
 
@@ -132,6 +134,28 @@ def test_h5_one_phase_outcomes_outlive_the_low_water_mark() -> None:
     successor.settle()
     assert query(successor, first) is Outcome.COMMIT
     assert query(successor, first + 1) is Outcome.ABORT
+
+
+def test_a_take_over_waits_for_the_markers_of_decisions_but_not_where_a_topic_has_stopped() -> None:
+    world = World()
+    owner = world.take_over(DECIDED)
+    first = owner.client(S)
+    ask_commit(owner, first, "a", "b")
+    owner.land_append()
+    successor = world.take_over(DECIDED)
+    opened = successor.open(S, txn(first + 1))
+    successor.coordinator.topic_stopped("a", Error("its buffer goes no further"), world.now)
+    assert sorted(marker.topic for marker in successor.markers) == ["a", "b"]
+    successor.take()
+    assert successor.heard(S, opened) is None
+    which = [marker.topic for marker in successor.markers].index("b")
+    successor.land_marker(which)
+    successor.acknowledge_marker()
+    successor.take()
+    assert isinstance(successor.heard(S, opened), Opened)
+    assert successor.coordinator.transaction(txn(first)) is not None
+    successor.settle()  # it goes on, and its marker is written
+    assert successor.coordinator.transaction(txn(first)) is None
 
 
 class TestH6LowWaterMark:

@@ -202,6 +202,11 @@ class Ending:
             if transaction.hidden:
                 self.answer_if_due(transaction)
 
+    def comes_to_an_end(self, least: int) -> bool:
+        """Whether a transaction that is decided still waits for its markers, and not only where topics have stopped."""
+        transaction = self._core.live.get(least)
+        return transaction is not None and not (transaction.unfinished or set()) <= self._stopped.keys()
+
     def topic_goes_on(self, topic: str) -> None:
         """A topic that had stopped has a buffer again."""
         self._stopped.pop(topic, None)

@@ -3,7 +3,7 @@
 Three things come before anything is said of an id that an older owner leased:
 - a border on each topic that may have one-phase markers, and what ended there before it: from then on no
   marker of an older owner decides anything there;
-- the markers of all decisions that stand in the log;
+- the markers of all decisions that stand in the log, but for those of topics that have stopped: they wait for these;
 - the one-phase outcomes found are made our own.
 What is asked meanwhile about older ids waits; ids of new leases are served at once.
 """
@@ -69,7 +69,7 @@ class TakeOver:
         """See whether all that comes first is done by now."""
         if self.ready or self._borders:
             return
-        self._undone = {least for least in self._undone if least in self._core.live}
+        self._undone = {least for least in self._undone if self._ending.comes_to_an_end(least)}
         if self._undone:
             return
         self._adopt_outcomes()

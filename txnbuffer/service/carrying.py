@@ -167,7 +167,7 @@ class Carrying:
     def _append_marker(self, effect: AppendMarker) -> None:
         token, name, marker = effect
         topic = self._topics.get(name)
-        if topic is None or isinstance(topic.problem, TopicNotFound):
+        if topic is None or topic.missing:
             self._coordinator.marker_failed(token)
             if self.remaking is not None:
                 self.remaking.missing(name)
@@ -179,14 +179,14 @@ class Carrying:
             self.marking.need(topic)
 
     def topic_stopped(self, topic: Topic) -> None:
-        """A topic's buffer goes no further; where it was deleted, another one may have its name by now."""
+        """A topic's buffer goes no further; what stopped it may pass, or another topic have its name by now."""
         if topic.problem is None:
             return
         if topic.shared:  # what waits would wait for a writer that nobody opens any more
             self._appends.fail(topic, topic.problem)
         if not isinstance(topic.problem, TopicNotFound):
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
-        else:
+        if topic.missing:
             self._coordinator.topic_missing(topic.name, self._now())
             if self.remaking is not None:
                 self.remaking.missing(topic.name)

@@ -149,7 +149,7 @@ class Intake:
         try:
             if known is None:
                 self._check_new(name)
-            elif known.problem is not None and not isinstance(known.problem, TopicNotFound):  # then it is made anew
+            elif known.problem is not None and not known.missing:  # then it is registered again
                 raise known.problem
         except Error as error:
             connection.answer([(request, error)])

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker_io.errors import DiskFailed, Error, TopicNotFound, as_error
+from broker_io.errors import DiskFailed, Error, as_error
 from broker_io.port import Writer
 from snapshots.errors import OwnershipLost
 from txnbuffer.coordinator.coordinator import Coordinator
@@ -109,9 +109,9 @@ class Registering:
         return error
 
     def _topic(self, name: str) -> Topic:
-        """The entry of a topic, another one if it was deleted. Raises InvalidTopicName."""
+        """The entry of a topic, another one if it was missing. Raises InvalidTopicName."""
         topic = self._topics.get(name)
-        if topic is not None and isinstance(topic.problem, TopicNotFound):
+        if topic is not None and topic.problem is not None and topic.missing:
             self._appends.fail(topic, topic.problem)
             if topic.writer is not None:
                 self._run(self._close(topic.writer))

@@ -1,6 +1,6 @@
-"""Topics that somebody deleted on the cluster: told of as gone, or registered again where others have their names.
+"""Topics that were deleted on the cluster, or that it did not answer for: told of as gone, or registered again.
 
-Whoever writes on makes a topic anew, and asks for nothing: so it is looked for as soon as it is missed.
+Whoever writes on makes a deleted topic anew, and asks for nothing: so it is looked for as soon as it is missed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Remaking:
 
     def _is_missing(self, name: str) -> bool:
         topic = self._topics.get(name)
-        return topic is None or isinstance(topic.problem, TopicNotFound)
+        return topic is None or topic.missing
 
     def _unsettled(self, name: str) -> bool:
         topic = self._topics.get(name)

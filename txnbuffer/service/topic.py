@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import Error
+from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Writer
 from broker_io.position import Position, Positions
 from snapshots.tailing import Tail
@@ -69,6 +69,11 @@ class Topic:
         """What began behind it has been ongoing for less than a look at the time."""
 
     @property
+    def missing(self) -> bool:
+        """Whether it was stopped by what can pass: then it is registered again."""
+        return can_pass(self.problem, shared=self.shared)
+
+    @property
     def why_not(self) -> Error | None:
         """What keeps this topic from going on, for good or for now."""
         return self.problem or self.trouble or (None if self.follower is None else self.follower.problem)
@@ -91,6 +96,11 @@ class Topic:
             parts.append(self.waiting.popleft())
             size += part.size
         return Flight(parts, Batch.concat([part.batch for part in parts]))
+
+
+def can_pass(problem: Error | None, *, shared: bool) -> bool:
+    """Whether a topic goes on some time: it was deleted, or (`shared`) its cluster did not answer for it."""
+    return isinstance(problem, TopicNotFound) or (shared and problem is not None and problem.retryable)
 
 
 def placed_runs(positions: Positions, batch: Batch) -> list[PlacedBatch]:

@@ -26,7 +26,7 @@ from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.service.following import Following
 from txnbuffer.service.limits import MIB
-from txnbuffer.service.topic import Flight, Topic, placed_runs
+from txnbuffer.service.topic import Flight, Topic, can_pass, placed_runs
 
 T = TypeVar("T")
 
@@ -146,8 +146,10 @@ class Topics:
             del self.by_name[topic.name]
 
     def still_missing(self, topic: Topic, error: Error) -> None:
-        """A topic that was missing could not be registered again; that can be tried again."""
-        topic.problem = TopicNotFound(f"topic {topic.name!r} was deleted, and can't be registered again ({error})")
+        """A topic that was missing could not be registered again; unless that is for good it can be tried again."""
+        if isinstance(topic.problem, TopicNotFound):
+            error = TopicNotFound(f"topic {topic.name!r} was deleted, and can't be registered again ({error})")
+        topic.problem = error
         self.by_name[topic.name] = topic
         if self.stopped is not None:
             self.stopped(topic)
@@ -194,7 +196,7 @@ class Topics:
         self.broker.create_topic(name)
 
     def _keep(self, name: str) -> None:
-        if isinstance(self.keeper.problems.get(name), TopicNotFound):
+        if can_pass(self.keeper.problems.get(name), shared=self.following is not None):
             self.keeper.remake(name)
         else:
             self.keeper.register(name)

@@ -1,0 +1,119 @@
+"""Topics of a cluster that a new owner can't recover: the others go on, and they too once what stopped them passes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from unittest.mock import patch
+
+import pytest
+from cluster_app import App, app_on, beside
+from raw_session import InProcess, RawSession
+from service_setup import engine_on, eventually, on_a_loop, visible
+
+from broker_io.errors import Damaged, Error, ServiceUnavailable
+from broker_io.memory import MemoryBroker
+from txnbuffer.errors import CoordinatorStopped, RegistrationFailed, UnregisteredTopic
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.engine import Engine
+
+AWAY = ServiceUnavailable("the cluster does not answer for it")
+DAMAGED = Damaged("ledger 7", 0, "it can't be read")
+
+
+@pytest.fixture
+def cluster():
+    with MemoryBroker() as opened:
+        yield opened
+
+
+async def decide_half(cluster: MemoryBroker) -> tuple[App, int]:
+    """Commit a transaction of a and b, and crash before its marker stands in a. An id that is open on b is left."""
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a", "b")
+        txn, left = next(app.ids), next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [txn])
+        await app.write("b", [left], b"left")
+        with cluster.writer("a", exclusive=True):  # no marker gets in
+            assert await app.commit(txn, "a", "b") is Outcome.COMMIT
+            await eventually(lambda: visible(cluster, "b") == {b"v": 1})
+            engine.fail(CoordinatorStopped("as if it had crashed"))
+    app.forget_writers()
+    return app, left
+
+
+@asynccontextmanager
+async def successor(cluster: MemoryBroker, error: Callable[[], Error | None]) -> AsyncIterator[Engine]:
+    """The next owner, to which the cluster answers `error` when it asks about a."""
+    with cluster.connect() as broker:
+        ledgers = broker.ledgers
+
+        def asked(name):
+            if name == "a" and (found := error()) is not None:
+                raise found
+            return ledgers(name)
+
+        with patch.object(broker, "ledgers", asked):
+            async with engine_on(broker, shared=True) as engine:
+                yield engine
+
+
+async def come_again(app: App, engine: Engine, left: int) -> None:
+    again = RawSession(InProcess(engine))
+    await again.hello(app.session.session, [TxnId(0, left)])
+    app.session = again
+    app.ids = iter(await again.lease(100))
+
+
+@on_a_loop
+async def test_a_topic_that_the_cluster_did_not_answer_for_once_goes_on(cluster):
+    app, left = await decide_half(cluster)
+    answers = iter([AWAY])
+    async with successor(cluster, lambda: next(answers, None)) as engine:
+        assert engine.topics.get("a").problem is AWAY
+        await come_again(app, engine, left)
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1})
+        await eventually(lambda: "a" in engine.coordinator.topics())
+        assert engine.topics.get("a").why_not is None
+        later = next(app.ids)
+        for topic in ("a", "b"):
+            await app.write(topic, [later], b"later")
+        assert await app.commit(later, "a", "b") is Outcome.COMMIT
+        assert await app.commit(left, "b") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1, b"later": 1})
+        await eventually(lambda: visible(cluster, "b") == {b"v": 1, b"left": 1, b"later": 1})
+        await eventually(lambda: not list(engine.coordinator.transactions()))
+        assert engine.carrying.counts.damaged == 0
+
+
+@on_a_loop
+async def test_a_client_that_comes_again_does_not_wait_for_a_topic_that_is_away(cluster):
+    app, left = await decide_half(cluster)
+    answers: list[Error | None] = [AWAY]
+    async with successor(cluster, lambda: answers[0]) as engine:
+        await come_again(app, engine, left)
+        assert await app.commit(left, "b") is Outcome.COMMIT
+        refused = next(app.ids)
+        assert isinstance(await app.commit(refused, "a"), UnregisteredTopic)
+        with pytest.raises(RegistrationFailed, match="topic 'a' could not be registered: the cluster does not answer"):
+            await app.session.register("a")
+        await eventually(lambda: engine.topics.get("a").problem is AWAY)
+        assert visible(cluster, "a") == {}
+        answers[0] = None
+        await app.session.register("a")
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1})
+
+
+@pytest.mark.parametrize("first", [AWAY, DAMAGED], ids=["later", "at once"])
+@on_a_loop
+async def test_what_will_not_pass_stops_that_topic_alone(cluster, first):
+    app, left = await decide_half(cluster)
+    answers = iter([first])
+    async with successor(cluster, lambda: next(answers, DAMAGED)) as engine:
+        await eventually(lambda: engine.topics.get("a").problem is DAMAGED)
+        await come_again(app, engine, left)
+        assert await app.commit(left, "b") is Outcome.COMMIT
+        with pytest.raises(Damaged, match="ledger 7"):
+            await app.session.register("a")
+        await eventually(lambda: visible(cluster, "b") == {b"v": 1, b"left": 1})
