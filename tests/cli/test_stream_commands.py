@@ -55,11 +55,14 @@ def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
     [
         ("--stream", "memory:", "a", "b"),
         ("--stream", "memory:", "a", "--isolation", "read_uncommitted"),
+        ("--stream", "memory:", "a", "--tokens", "x", "--limit", "1"),
         ("memory:", "a", "--tokens", "x"),
     ],
 )
 def test_what_no_stream_can_be_is_refused(arguments: tuple[str, ...]) -> None:
-    assert txnbuf("tail", *arguments).returncode == 2
+    refused = txnbuf("tail", *arguments)
+    assert refused.returncode == 2
+    assert "Invalid value for --" in refused.stderr or "Invalid value for TOPIC" in refused.stderr
 
 
 def test_cursors_are_made_shown_moved_and_removed(tmp_path: Path) -> None:

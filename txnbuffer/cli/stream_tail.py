@@ -52,9 +52,12 @@ def records(
             ]
 
 
-def check(topics: tuple[str, ...], isolation: str) -> None:
+def check(topics: tuple[str, ...], isolation: str, limit: int | None, tokens: str | None) -> None:
     """Raises a usage error for what a change stream can't be."""
     if len(topics) != 1:
         raise click.BadParameter("a change stream is of one topic; run one command for each", param_hint="TOPIC…")
     if isolation != "read_committed":
         raise click.BadParameter("a change stream has what committed", param_hint="--isolation")
+    if limit is not None and tokens is not None:
+        text = "it would cut a batch, and resume tokens stand between batches: give one of --limit and --tokens"
+        raise click.BadParameter(text, param_hint="--limit")

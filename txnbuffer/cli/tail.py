@@ -28,7 +28,7 @@ POLL = 0.5
 @click.option("--from", "start", default="beginning", show_default=True, metavar="START",
               help="beginning, end, a position ledger:entry, or a time such as 2026-01-31T12:00:00+00:00.")  # fmt: skip
 @click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True)
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many records; not with --tokens.")
 @click.option("--follow/--no-follow", default=False, help="Wait for more at the end.")
 @click.option("--stream", is_flag=True, help="Print a change stream: of each key the newest, and deletions.")
 @click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token there, and go on from it.")
@@ -59,7 +59,7 @@ def command(
     if stream:
         from txnbuffer.cli import stream_tail
 
-        stream_tail.check(topics, isolation)
+        stream_tail.check(topics, isolation, limit, tokens)
         json = output == "json"
         batches = stream_tail.records(address, topics[0], start, tokens, config, follow=follow, json=json)
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
