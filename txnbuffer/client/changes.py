@@ -192,8 +192,8 @@ class ChangeStream:
         if isinstance(given, Rollback):
             await self.rolled_back(given.seqno)
         elif given is not None:
-            self._given = None
             await self._keep(given.token)
+            self._given = None
             self._streaming.consumed(self._handle, len(given), given.bytes)
 
     async def _keep(self, token: ResumeToken | None) -> None:

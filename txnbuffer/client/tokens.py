@@ -10,12 +10,12 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from txnbuffer.streams.errors import UnreadableToken
+from txnbuffer.streams.errors import TokensFailed, UnreadableToken
 
 
 class TokenStore(Protocol):
@@ -47,12 +47,13 @@ class FileTokens:
         self._lock = threading.Lock()
 
     def load(self, topic: str) -> str | None:
-        """Raises UnreadableToken if the file holds something else."""
-        with self._lock:
+        """Raises TokensFailed, and UnreadableToken if the file holds something else."""
+        with self._lock, _named(self._path):
             return self._read().get(topic)
 
     def save(self, topic: str, token: str) -> None:
-        with self._lock:
+        """Raises as `load`."""
+        with self._lock, _named(self._path):
             tokens = self._read() | {topic: token}
             beside = self._path.with_name(self._path.name + ".new")
             with beside.open("w") as file:
@@ -71,7 +72,7 @@ class FileTokens:
             tokens = json.loads(self._path.read_text())
         except FileNotFoundError:
             return {}
-        except ValueError:
+        except (ValueError, RecursionError):
             tokens = None
         if not isinstance(tokens, dict) or not all(isinstance(token, str) for token in tokens.values()):
             raise UnreadableToken(f"{self._path} holds no resume tokens: name another file, or remove it to start over")
@@ -79,20 +80,20 @@ class FileTokens:
 
 
 class SQLiteTokens:
-    """Table `stream_tokens (topic, token)` of a database, made if missing."""
+    """Table `stream_tokens (topic, token)` of a database, made if missing. All of it raises TokensFailed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
-        with closing(sqlite3.connect(path)) as database, database:
+        with _named(path), closing(sqlite3.connect(path)) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS stream_tokens (topic TEXT PRIMARY KEY, token TEXT NOT NULL)")
 
     def load(self, topic: str) -> str | None:
-        with closing(sqlite3.connect(self._path)) as database:
+        with _named(self._path), closing(sqlite3.connect(self._path)) as database:
             row = database.execute("SELECT token FROM stream_tokens WHERE topic = ?", (topic,)).fetchone()
         return None if row is None else str(row[0])
 
     def save(self, topic: str, token: str) -> None:
-        with closing(sqlite3.connect(self._path)) as database, database:
+        with _named(self._path), closing(sqlite3.connect(self._path)) as database, database:
             database.execute("INSERT OR REPLACE INTO stream_tokens VALUES (?, ?)", (topic, token))
 
 
@@ -102,3 +103,15 @@ class CallbackTokens:
     def __init__(self, load: Callable[[str], str | None], save: Callable[[str, str], None]) -> None:
         self.load = load
         self.save = save
+
+
+@contextmanager
+def _named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the file of what the operating system or SQLite runs into."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise TokensFailed(
+            f"resume tokens can't be read or kept in {os.fspath(path)} ({why}): mend that, or name another file"
+        ) from error

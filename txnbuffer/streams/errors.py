@@ -85,6 +85,12 @@ class TooManyCursors(CallerError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class TokensFailed(StorageError):
+    """A store of resume tokens can't be read or written; the token it had before stands."""
+
+    grpc_status = "UNAVAILABLE"
+
+
 class BackfillFailed(StorageError):
     """What the stream needed could not be read from the log."""
 

@@ -1,0 +1,64 @@
+"""Stores of resume tokens that can't be read or written name their file, and the stream goes on once they can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from service_setup import engine_on, on_a_loop
+from streamed import client_of, write
+
+from broker_io.memory import MemoryBroker
+from txnbuffer import FileTokens, ResumeToken, SQLiteTokens, TokensFailed, TokenStore, UnreadableToken
+from txnbuffer.client.streaming import Streaming
+from txnbuffer.streams.client import ClientConfig
+
+Make = Callable[[Path], TokenStore]
+
+
+def use(make: Make, path: Path) -> None:
+    store = make(path)
+    store.load("t")
+    store.save("t", "x")
+
+
+@pytest.mark.parametrize("make", [FileTokens, SQLiteTokens])
+@pytest.mark.parametrize("name", ["", "none/tokens", "file/tokens"])
+def test_a_place_where_none_can_be_kept_is_named(tmp_path: Path, make: Make, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TokensFailed, match=f"can't be read or kept in {tmp_path / name} "):
+        use(make, tmp_path / name)
+
+
+def test_files_of_something_else_are_named_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UnreadableToken, match=f"{path} holds no resume tokens"):
+        use(FileTokens, path)
+    with pytest.raises(TokensFailed, match=f"{path} .file is not a database"):
+        use(SQLiteTokens, path)
+    assert path.read_text() == "[" * 100_000
+
+
+@on_a_loop
+async def test_a_stream_whose_token_could_not_be_kept_goes_on_once_it_can(tmp_path):
+    """With room for two mutations at a time, which is given back with the token."""
+    broker, store = MemoryBroker(), FileTokens(tmp_path / "in" / "tokens")
+    (tmp_path / "in").mkdir()
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(window_items=2))
+        await write(client, "t", {str(number): "x" for number in range(6)})
+        stream, seqnos = client.stream("t", to="now", store=store), []
+        place, away = tmp_path / "in", tmp_path / "away"
+        while not seqnos:
+            seqnos += [row.seqno for row in await stream.next(timeout=30.0)]
+        place.rename(away)
+        for _ in range(2):
+            with pytest.raises(TokensFailed, match="No such file or directory"):
+                await stream.next(timeout=30.0)
+        away.rename(place)
+        while (item := await stream.next(timeout=30.0)) is not None:
+            seqnos += [row.seqno for row in item]
+    assert seqnos == [1, 2, 3, 4, 5, 6]
+    assert ResumeToken.parse(store.load("t")).seqno == 6
