@@ -27,6 +27,11 @@ SESSION_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """No frame is longer; clients begin another one long before."""
 
+FRAME_BYTES = 8 * 1024 * 1024
+"""A frame takes no more sends once it has so many bytes of records."""
+SEND_BYTES = 4 * 1024 * 1024
+"""So many bytes of records a send has at most, or one record."""
+
 
 class Hello(NamedTuple):
     """The first word of a connection: which session it goes on with ("": a new one), what it has open there."""

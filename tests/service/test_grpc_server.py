@@ -89,7 +89,7 @@ async def test_too_long_a_frame_ends_its_connection_only():
         other, ids = await session_at(server, "a")
         session = RawSession(OverGrpc(server.port))
         await session.hello()
-        session.send(("a", Batch.of([Message(None, b"x" * (3 * MIB))])))
+        session.send(("a", Batch.of([Message(None, b"x" * (14 * MIB))])))
         with pytest.raises(EOFError):
             await session.until(lambda: False)
         assert session.link.status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

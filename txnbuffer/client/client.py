@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 from broker_io.port import Broker, check_topic_name
@@ -26,6 +27,7 @@ from txnbuffer.client.rows import (
     deletion,
     many_rows,
     one_row,
+    pieces,
 )
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import Session
@@ -315,10 +317,12 @@ class Client:
                 parts = await self.parts(topic, rows, partition)
                 await asyncio.gather(*(self._ordinary.send(name, some) for name, some in parts))
             return
-        await self.room()
-        if len(rows.values):
-            await self.parts(topic, rows, partition)
-            await self.session.result(lambda future: core.send(topic, rows, None, future))
+        if not len(rows.values):
+            return
+        for piece in pieces(rows):
+            await self.room()
+            await self.parts(topic, piece, partition)
+            await self.session.result(partial(core.send, topic, piece, None))
 
     async def _ask(self, field: Any, name: str) -> Any:
         return await self.session.result(lambda future: self.session.core.ask(field, name, future))

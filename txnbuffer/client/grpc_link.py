@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker_io.errors import MessageTooLarge
 from txnbuffer.client import forking
-from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.errors import Error, ServiceUnavailable
 from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, ServerFrame
 from txnbuffer.wire import decode_server_frame, encode_client_frame
 
 METHOD = "/txnbuffer.v1.Session/Talk"
+TOO_LONG = "larger than max"
+"""What gRPC says of a message that either side does not take."""
 
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
@@ -65,8 +68,14 @@ class GrpcLink:
         self._call.cancel()
         await self._channel.close()
 
-    def _gone(self, error: Any) -> ServiceUnavailable:
+    def _gone(self, error: Any) -> Error:
+        import grpc
+
         details = error.details() if hasattr(error, "details") else str(error)
+        exhausted = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        if exhausted and TOO_LONG in details:
+            # It would be sent again over every other connection, and refused there too.
+            return MessageTooLarge(f"{self._target} takes no frame of that length ({details}): send less at once")
         return ServiceUnavailable(f"the connection to {self._target} broke ({details})")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from broker_io.batch import Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
 from txnbuffer.errors import Error
-from txnbuffer.frames import Send
+from txnbuffer.frames import SEND_BYTES, Send
 from txnbuffer.model import PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import SEQ, TXN, VERSION
 from txnbuffer.recordset import Stretch, pack_all
@@ -36,6 +36,11 @@ class Rows(NamedTuple):
     times: Sequence[int] | None
     size: int
     set_bytes: int = 0
+
+
+def weight(rows: Rows) -> int:
+    """About the bytes that rows hold in memory."""
+    return rows.size + ROW_BYTES * len(rows.values)
 
 
 class OpenTransaction:
@@ -144,7 +149,7 @@ class Outbox:
                 self._seqs += range(seq, seq + count)
         self._keys += rows.keys
         self._values += rows.values
-        self.size += rows.size + ROW_BYTES * count
+        self.size += weight(rows)
         if rows.properties is not None or self._properties is not None:
             self._add_properties(rows.properties, before, count)
         if rows.times is not None or self._times is not None:
@@ -153,7 +158,9 @@ class Outbox:
 
     def fits(self, rows: Rows) -> bool:
         """Whether the records can go into the same send as those before."""
-        if rows.set_bytes != self._set_bytes and self._values:
+        if not self._values:
+            return True
+        if rows.set_bytes != self._set_bytes or self.size + weight(rows) > SEND_BYTES:
             return False
         if rows.properties is None or not self._names:
             return True

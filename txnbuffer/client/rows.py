@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from broker_io.errors import InvalidMessage, MessageTooLarge
-from txnbuffer.client.outbox import Rows
+from txnbuffer.client.outbox import ROW_BYTES, Rows, weight
 from txnbuffer.client.serializers import Serializer
+from txnbuffer.frames import SEND_BYTES
 from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM
 
 Key: TypeAlias = "bytes | str | None"
@@ -76,13 +78,33 @@ def many_rows(
     return Rows(all_keys, data, rows, times, size)
 
 
-def part(rows: Rows, start: int, end: int) -> Rows:
-    """Some of the rows; their size is in proportion."""
+def pieces(rows: Rows, records: int = sys.maxsize) -> Iterator[Rows]:
+    """The rows in pieces that fit into a send each, of at most so many records."""
+    count = len(rows.values)
+    if count <= records and weight(rows) <= SEND_BYTES:
+        yield rows
+        return
+    start = size = 0
+    for row in range(count):
+        one = _bytes_of(rows, row) + ROW_BYTES
+        if row > start and (size + one > SEND_BYTES or row - start == records):
+            yield _part(rows, start, row, size)
+            start, size = row, 0
+        size += one
+    yield _part(rows, start, count, size)
+
+
+def _part(rows: Rows, start: int, end: int, size: int) -> Rows:
     which = slice(start, end)
     properties = None if rows.properties is None else rows.properties[which]
     times = None if rows.times is None else rows.times[which]
-    size = sum(map(len, filter(None, rows.values[which]))) + sum(map(len, filter(None, rows.keys[which])))
+    size -= ROW_BYTES * (end - start)
     return Rows(rows.keys[which], rows.values[which], properties, times, size, rows.set_bytes)
+
+
+def _bytes_of(rows: Rows, index: int) -> int:
+    size = len(rows.values[index] or b"") + len(rows.keys[index] or b"")
+    return size + sum(len(name) + len(text.encode()) for name, text in _row(rows, index).items())
 
 
 def pick(rows: Rows, which: Sequence[int]) -> Rows:
@@ -101,9 +123,8 @@ def check_size(rows: Rows, limit: int, extra: int = 0) -> None:
         extra += SET_ROOM + PROPERTY_ROOM * max(map(len, filter(None, rows.properties or ())), default=0)
     if not limit or rows.size + extra <= limit:
         return
-    for index, value in enumerate(rows.values):
-        size = len(value or b"") + len(rows.keys[index] or b"")
-        size += sum(len(name) + len(text.encode()) for name, text in _row(rows, index).items())
+    for index in range(len(rows.values)):
+        size = _bytes_of(rows, index)
         if size + extra > limit:
             raise MessageTooLarge(f"a record of {size} bytes is over the limit of {limit - extra}: split it")
 

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from txnbuffer.client.outbox import Flight, OpenTransaction, Outbox, Rows, Waiter
-from txnbuffer.frames import Send
+from txnbuffer.frames import FRAME_BYTES, Send
 
-FRAME_BYTES = 8 * 1024 * 1024
-"""A frame takes no more sends once it has so many bytes of them."""
 MAX_UNDER_WAY = 3
 """Frames with sends that are not acknowledged, or sends of one topic where topics do not wait for one another: what
 comes meanwhile goes together into the next one."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from txnbuffer.client.outbox import OpenTransaction, Rows
-from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, part
+from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, pieces
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import ConsumerPosition, Naming
@@ -131,16 +131,16 @@ class Transaction:
         self._client.check_topic(topic)
         rows = self._client.batched(rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
-        count = len(rows.values)
-        for start in range(0, count, CHUNK):
-            chunk = rows if count <= CHUNK else part(rows, start, start + CHUNK)
+        left = len(rows.values)
+        for chunk in pieces(rows, CHUNK) if left else ():
+            left -= len(chunk.values)
             for name, some in await self._client.parts(topic, chunk, partition):
                 opened = self._usable()
                 session.core.send(name, some, opened)
             session.poke()
             if not session.core.has_room:
                 await self._client.room()
-                if start + CHUNK < count:
+                if left:
                     self._usable()
 
     def consumed(self, position: ConsumerPosition) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
+from txnbuffer.frames import FRAME_BYTES, SEND_BYTES
 from txnbuffer.service.admin import QUESTIONS, Admin
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
@@ -189,9 +190,11 @@ def _question(request: bytes) -> dict[str, Any]:
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
+    # The fullest frame that a client makes, and what stands in it besides records.
+    longest = max(FRAME_BYTES, limits.client_bytes) + max(SEND_BYTES, limits.max_message_bytes) + MIB
     return [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", limits.max_message_bytes + limits.client_bytes + MIB),
+        ("grpc.max_receive_message_length", longest),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),

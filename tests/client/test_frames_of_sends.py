@@ -1,0 +1,128 @@
+"""What is sent at once fits into frames that a service takes, however much it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from client_world import run, values
+from core_setup import register, rows, taken, welcomed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io.errors import MessageTooLarge
+from broker_io.memory import MemoryBroker
+from txnbuffer import Client, connect
+from txnbuffer.client.outbox import ROW_BYTES, Rows
+from txnbuffer.client.rows import many_rows, pieces
+from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.limits import Limits
+
+LARGE = b"x" * 5_000_000
+SIZES = st.sampled_from(
+    [0, 1, SEND_BYTES // 3, SEND_BYTES // 2, SEND_BYTES - ROW_BYTES - 2, SEND_BYTES, SEND_BYTES + 9]
+)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=12), st.integers(1, 5), st.booleans())
+def test_pieces_are_the_rows_and_fit_into_a_send_each(sizes: list[int], records: int, with_properties: bool) -> None:
+    texts = [{"n": str(number)} for number in range(len(sizes))] if with_properties else None
+    whole = many_rows([bytes(size) for size in sizes], [b"k"] * len(sizes), [*range(len(sizes))], texts, None)
+    cut = list(pieces(whole, records))
+    assert [value for piece in cut for value in piece.values] == whole.values
+    assert [time for piece in cut for time in piece.times or ()] == whole.times
+    assert [row for piece in cut for row in piece.properties or ()] == (texts or [])
+    assert sum(piece.size for piece in cut) == whole.size
+    for piece in cut:
+        count = len(piece.values)
+        assert 1 <= count <= records
+        assert count == 1 or piece.size + ROW_BYTES * count <= SEND_BYTES
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_what_many_tasks_send_at_once_goes_in_frames_of_bounded_size(transactional: bool) -> None:
+    core = welcomed()
+    value = b"x" * (SEND_BYTES * 2 // 3)
+    transaction = core.begin() if transactional else None
+    for number in range(9):
+        core.send("a", rows(value), transaction, number)
+    if transactional:
+        register(core, taken(core))
+    sent, number = 0, 0
+    while sent < 9:
+        frame = taken(core)
+        sizes = [len(send.batch.values.data) for send in frame.sends]
+        assert max(sizes) <= SEND_BYTES
+        assert sum(sizes) <= FRAME_BYTES + SEND_BYTES
+        sent += sum(len(send.batch) for send in frame.sends)
+        number += len(frame.sends)
+        core.receive(ServerFrame(acknowledged=number))
+    assert core.has_room
+    told = [] if transactional else [(waiter, None) for waiter in range(9)]
+    assert core.take_results() == told
+
+
+@asynccontextmanager
+async def served(broker: MemoryBroker, limits: Limits | None = None) -> AsyncIterator[Client]:
+    """A client over a socket."""
+    engine = await Engine.start(broker.connect(), limits=limits or Limits())
+    server = GrpcServer(engine.limits, max_clients=10)
+    await server.start("127.0.0.1:0")
+    await server.serve(engine, Admin(engine))
+    try:
+        async with connect(f"txnbuf://127.0.0.1:{server.port}") as client:
+            yield client
+    finally:
+        await server.stop()
+        await engine.stop()
+
+
+async def many_at_once(client: Client) -> None:
+    async with client.transaction() as txn:
+        await txn.send_many("log", [LARGE] * 4)
+
+
+async def many_ordinary_at_once(client: Client) -> None:
+    await client.send_many("log", [LARGE] * 4)
+
+
+async def by_many_tasks(client: Client) -> None:
+    async with client.transaction() as txn:
+        await asyncio.gather(*(txn.send("log", LARGE) for _ in range(4)))
+
+
+async def ordinary_by_many_tasks(client: Client) -> None:
+    await asyncio.gather(*(client.send("log", LARGE) for _ in range(4)))
+
+
+@pytest.mark.parametrize(
+    "send", [many_at_once, many_ordinary_at_once, by_many_tasks, ordinary_by_many_tasks], ids=lambda send: send.__name__
+)
+@pytest.mark.parametrize("limits", [Limits(), Limits(client_bytes=64 * 1024)], ids=["usual", "small"])
+def test_more_than_a_frame_takes_arrives(send: Callable[[Client], Coroutine[Any, Any, None]], limits: Limits) -> None:
+    async def test() -> None:
+        broker = MemoryBroker()
+        async with served(broker, limits) as client:
+            await send(client)
+        assert [len(value or b"") for value in values(broker, "log")] == [len(LARGE)] * 4
+
+    run(test())
+
+
+def test_a_frame_that_no_service_takes_is_told_and_not_sent_for_ever() -> None:
+    async def test() -> None:
+        async with served(MemoryBroker()) as client:
+            transaction = client.transaction()
+            await transaction.begin()
+            whole = Rows([None] * 4, [LARGE] * 4, None, None, 4 * len(LARGE))
+            client.session.core.send("log", whole, transaction._usable())
+            with pytest.raises(MessageTooLarge, match="larger than max"):
+                await transaction.commit()
+
+    run(test())
