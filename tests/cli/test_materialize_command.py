@@ -112,6 +112,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
         (("memory:", "t", "sqlite:f", "--to", "never"), 2, "'never' is no end: give a seqno, or now"),
         (("memory:", "t", "u", "sqlite:f", "--table", "x"), 2, "a table's name for a single one"),
         (("memory:", "t", "sqlite:f"), 2, "no topic 't'"),
+        (("txnbuf://127.0.0.1:1", "t", "sqlite:f", "--patience", "1"), 3, "answers at 127.0.0.1:1 within 1 s"),
         (("memory:", "t", "sqlite:no/where"), 4, "can't be written: No such file or directory"),
     ],
 )

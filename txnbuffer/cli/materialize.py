@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 SCHEME = "sqlite:"
 
+LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
+"""Seconds of one attempt to connect, which is no longer than the patience between them."""
+
 TELL_EVERY = 5.0
 """Seconds between two lines about how far a topic has come."""
 
@@ -60,7 +63,9 @@ def command(
     if not target.startswith(SCHEME) or target == SCHEME:
         raise InvalidAddress(f"{target!r} is nothing to fill: write sqlite:FILE")
     wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "tell": Narrator().tell}
-    filled = asyncio.run(_run(address, {**connect_options(address, config, tls_ca), "patience": patience}, wanted))
+    options = connect_options(address, config, tls_ca)
+    options |= {"patience": patience, "timeout": min(max(patience, LEAST_ATTEMPT), LONGEST_ATTEMPT)}
+    filled = asyncio.run(_run(address, options, wanted))
     show_rows([_row(one) for one in filled], output, empty="stopped before anything was read")
 
 
