@@ -18,13 +18,14 @@ from broker_io.errors import AppendUnknown, Fenced, PositionTrimmed
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
 from snapshots.keeper import BufferKeeper
+from txnbuffer import connect
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
 from txnbuffer.recordset import pack
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks.relay import Relay, Relayed
 from txnbuffer.sinks.relay_marks import MARKS, Mark
-from txnbuffer.sinks.relay_targets import OwnedTarget
+from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
 T, CLEAN = "orders", "clean"
 
@@ -289,6 +290,24 @@ def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, f
     source.relay(owned(far)).run(follow=False)
     assert values(far) == [b"a", b"b", b"other", b"more"]
     assert [one.properties.get("relay.rollback") for one in messages(far)] == [None, None, "0", None]
+
+
+def test_a_branch_is_sent_again_to_a_service_too(source: Source) -> None:
+    opening = connect("memory:relay-resend")
+    source.commit("a", "b", "c")
+    source.relay(ServiceTarget(opening.open_plain, CLEAN)).run(follow=False)
+    source.keeper.close()
+    source.cluster.delete_topic(T)
+    source.log = TopicWriter(source.cluster, T)
+    source.keeper = BufferKeeper(source.cluster.connect())
+    source.keeper.recover()
+    source.keeper.register(T)
+    for value in ("other", "more"):
+        source.commit(value)
+        source.relay(ServiceTarget(opening.open_plain, CLEAN), resend=value == "other").run(follow=False)
+    with opening as client, client.reader(CLEAN) as reader:
+        found = [value for batch in iter(reader.read, None) for value in batch.messages.values]
+    assert found == [b"a", b"b", b"c", b"other", b"more"]
 
 
 def test_a_topic_without_transactions_that_was_made_anew_is_a_branch(far: MemoryBroker) -> None:

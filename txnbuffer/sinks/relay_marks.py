@@ -10,6 +10,7 @@ begins again knows where to go on; they take the place of others with their name
                     version of its history, 0 as long as it has had no transactions
 - `relay.rollback`  on the first message that was sent again after the source's history had branched: what was relayed
                     before it and has a seqno above this number is void
+- `relay.number`    in a service: the number of the transaction that appended it; a record without one has its seqno
 
 The target has one relay as its only writer, so what was relayed is always a prefix of what is to be, and its last
 message says all there is to know.
@@ -31,7 +32,8 @@ from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import RelayTargetTaken
 
 POSITION, SEQNO, SOURCE, ROLLBACK = "relay.position", "relay.seqno", "relay.source", "relay.rollback"
-MARKS = (POSITION, SEQNO, SOURCE, ROLLBACK)
+NUMBER = "relay.number"
+MARKS = (POSITION, SEQNO, SOURCE, ROLLBACK, NUMBER)
 
 
 class Source(NamedTuple):

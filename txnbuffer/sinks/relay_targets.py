@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
-from broker_io.batch import Batch
+from broker_io.batch import Batch, Labels
 from broker_io.port import Broker, DeduplicatingBroker, Writer
 from broker_io.position import Positions
 from txnbuffer.client.client import Client
@@ -18,7 +19,7 @@ from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.errors import InvalidRequest, RelayTargetTaken
 from txnbuffer.model import Position
-from txnbuffer.sinks.relay_marks import SEQNO, Mark, last_mark
+from txnbuffer.sinks.relay_marks import NUMBER, SEQNO, Mark, last_mark
 
 READING = 30.0
 """Seconds in which the last message of a target must be read."""
@@ -64,7 +65,10 @@ class OwnedTarget:
 
 
 class ServiceTarget:
-    """A topic of a service, which writes it: every append is a transaction of a named producer, numbered by seqno."""
+    """A topic of a service, which writes it: every append is a transaction of a named producer.
+
+    They are numbered 1, 2, 3 …: seqnos begin again where the source's history branched, and numbers may not.
+    """
 
     def __init__(self, connect: Callable[[], PlainClient], topic: str) -> None:
         self._connect = connect
@@ -72,22 +76,24 @@ class ServiceTarget:
         self._name = f"relay to {topic}"
         self._stack = ExitStack()
         self._client: PlainClient
+        self._number = 0
 
     def open(self) -> Mark | None:
         client = self._client = self._connect()
         self._stack.callback(client.close)
-        number = client.committed_number(self._name)  # this fences every other relay, and ends what it had open
+        # This fences every other relay, and ends what it had open.
+        number = self._number = client.committed_number(self._name)
         broker = client.client.open_broker()
         last = self._last_record(broker, number) if self._topic in broker.topics() else None
         if last is None:
             if number:
                 raise RelayTargetTaken(
-                    f"topic {self._topic!r} has lost the record with seqno {number}, which was relayed last: relay to "
+                    f"topic {self._topic!r} has lost what was relayed last, by transaction {number}: relay to "
                     "another one"
                 )
             return None
         mark = Mark.of(self._topic, last.properties)
-        if not number or mark.seqno != number:
+        if not number or _number_of(last) != str(number):
             raise RelayTargetTaken(f"topic {self._topic!r} holds what no relay wrote: relay to a topic of its own")
         return mark
 
@@ -96,8 +102,12 @@ class ServiceTarget:
             raise InvalidRequest(
                 "the source has had no transactions, so its records have no numbers: relay to a log or a cluster"
             )
+        number = self._number + 1
+        properties = {**batch.properties, NUMBER: Labels.constant(str(number), len(batch))}
+        batch = replace(batch, properties=properties)
         future: Future[Any] = Future()
-        future.set_result(self._client.call(self._commit, self._client.client, rows_of(batch), seqno))
+        future.set_result(self._client.call(self._commit, self._client.client, rows_of(batch), number))
+        self._number = number
         return future
 
     def landed(self, outcome: Any) -> None:
@@ -106,19 +116,24 @@ class ServiceTarget:
     def close(self) -> None:
         self._stack.close()
 
-    async def _commit(self, client: Client, rows: Rows, seqno: int) -> None:
-        async with client.transaction(name=self._name, number=seqno) as txn:
+    async def _commit(self, client: Client, rows: Rows, number: int) -> None:
+        async with client.transaction(name=self._name, number=number) as txn:
             await txn.send_rows(self._topic, rows)
 
-    def _last_record(self, broker: Broker, seqno: int) -> Record | None:
-        """The last visible record, which is waited for if one with a seqno has been committed."""
+    def _last_record(self, broker: Broker, number: int) -> Record | None:
+        """The last visible record, which is waited for if a transaction has been committed."""
         deadline = time.monotonic() + READING
         while True:
             last = _newest(broker, self._topic)
-            is_it = last is not None and last.properties.get(SEQNO) == str(seqno)
-            if not seqno or is_it or time.monotonic() > deadline:
+            is_it = last is not None and _number_of(last) == str(number)
+            if not number or is_it or time.monotonic() > deadline:
                 return last
             time.sleep(POLL)
+
+
+def _number_of(record: Record) -> str | None:
+    """The number of the transaction that relayed a record."""
+    return record.properties.get(NUMBER, record.properties.get(SEQNO))
 
 
 def _newest(broker: Broker, topic: str) -> Record | None:
