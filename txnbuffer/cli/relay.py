@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TOLD = 10_000
 """Records between two lines of progress."""
+LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
+"""Seconds of one attempt to connect, which is no longer than the patience between them."""
 
 
 @click.command("relay")
@@ -63,7 +65,7 @@ def command(
     relay = Relay(
         lambda: open_for_reading(address, config),
         source,
-        _target(where, target, config),
+        _target(where, target, config, patience),
         resend=resend,
         patience=patience,
         tell=_progress(),
@@ -76,12 +78,13 @@ def command(
     )
 
 
-def _target(address: str, topic: str, config: Config) -> Target:
+def _target(address: str, topic: str, config: Config, patience: float) -> Target:
     from txnbuffer.client.connecting import connect
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
     if address.startswith("txnbuf://"):
-        opening = connect(address, tls_ca=os.environ.get("TXNBUFFER_TLS_CA"))
+        timeout = min(max(patience, LEAST_ATTEMPT), LONGEST_ATTEMPT)
+        opening = connect(address, timeout=timeout, patience=patience, tls_ca=os.environ.get("TXNBUFFER_TLS_CA"))
         return ServiceTarget(opening.open_plain, topic)
     return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
 
