@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker_io import check_address, is_cluster
+from broker_io.errors import InvalidAddress
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
@@ -60,6 +61,10 @@ def command(
 
     where = destination or address
     check_address(where)
+    if where.startswith("memory:"):
+        raise InvalidAddress(
+            f"{where!r} ends with the relay, and so would what it relays: give --to an address that stays"
+        )
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     relay = Relay(
