@@ -175,7 +175,10 @@ class Client:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send records given as columns of one length, outside of any transaction."""
+        """Send records given as columns of one length, outside of any transaction.
+
+        More than 4 MiB go in several appends, in order: after an error a beginning of them may stand.
+        """
         rows = many_rows(values, keys, event_times, properties, serializer or self.serializer)
         await self._send(topic, rows, batching, partition)
 
