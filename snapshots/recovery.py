@@ -154,8 +154,6 @@ def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -
         resume = applied
     elif state.following_ledger in existing:
         resume = before_ledger(state.following_ledger)
-    elif applied is None and state.following_ledger == UNKNOWN_LEDGER:
-        resume = before_ledger(ledgers[0].ledger)  # it held nothing, and our hold keeps what came since
     else:
         raise AppliedPositionTrimmed(topic, applied, ledgers[0].ledger)
     if reaches(numbered, applied):

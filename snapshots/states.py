@@ -52,8 +52,8 @@ class TopicState:
 
     `origin_ledger` is the first ledger that existed when the topic was registered; `following_ledger` the one
     in which the log goes on behind `buffer.applied` if the ledger of that position was closed and wholly
-    applied (or if nothing was applied yet and that ledger is to stay), else UNKNOWN_LEDGER. `versions`: the
-    failover log, newest first, not checked. `cursors`: names and seqnos of the durable cursors.
+    applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log,
+    newest first, not checked. `cursors`: names and seqnos of the durable cursors.
     """
 
     buffer: BufferState

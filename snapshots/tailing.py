@@ -57,7 +57,6 @@ class Tail:
         self._broker = broker
         self._clock = clock
         self._following = (self.buffer.applied, restored.following_ledger)
-        self._empty = self.buffer.applied is None and restored.following_ledger == UNKNOWN_LEDGER
         self._reader = broker.reader(self.topic, restored.resume, inclusive=False)
         self._resume = restored.resume
         self.numbering = Numbering(
@@ -114,9 +113,7 @@ class Tail:
 
     def state(self) -> TopicState:
         """The state at this moment. Sealed parts have to be taken first."""
-        ledgers = self._broker.ledgers(self.topic)
-        self._settle_beginning(ledgers[0])
-        following = self._following_ledger(ledgers)
+        following = self._following_ledger(self._broker.ledgers(self.topic))
         if following != UNKNOWN_LEDGER:
             self.numbering.goes_on(following)
         return TopicState(
@@ -129,18 +126,10 @@ class Tail:
             tuple(sorted(self.cursors.items())),
         )
 
-    def _settle_beginning(self, first: Ledger) -> None:
-        """A log that holds nothing begins with whichever ledger gets its first message, where an empty one may go."""
-        if self.buffer.applied is None and not first.lasting:
-            self._empty, self._following = True, (None, UNKNOWN_LEDGER)
-        elif self._empty:
-            self._empty, self.origin_ledger = False, first.ledger
-            self._following = (None, first.ledger)
-
     def _following_ledger(self, ledgers: list[Ledger]) -> int:
         """The ledger in which the log goes on, if that can be told; what was told once of a position stays true."""
         applied = self.buffer.applied
-        if self._following[0] != applied or (self._following[1] == UNKNOWN_LEDGER and not self._empty):
+        if self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER:
             self._following = (applied, _following(applied, ledgers))
         return self._following[1]
 
