@@ -33,7 +33,7 @@ from txnbuffer.coordinator.takeover import TakeOver
 from txnbuffer.coordinator.transaction import Session, Transaction
 from txnbuffer.coordinator.writing import Writing
 from txnbuffer.errors import ProducerFenced, UnknownSession
-from txnbuffer.model import Outcome, TxnId
+from txnbuffer.model import Marker, Outcome, TxnId
 
 
 class Coordinator:
@@ -170,6 +170,10 @@ class Coordinator:
         if self._enter(now):
             self._registration.failed(topic, str(why))
             self._ending.topic_stopped(topic, why)
+
+    def border(self) -> Marker:
+        """A marker that ends nothing."""
+        return self._core.markers.border()
 
     def topic_missing(self, topic: str, now: float) -> None:
         """The topic is another one now, or gone: nothing is committed there until it is registered again.

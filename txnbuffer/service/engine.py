@@ -33,6 +33,7 @@ from txnbuffer.coordinator.messages import Answers, Opened, Result
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
+from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.carrying import Carrying
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.counting import Counting
@@ -146,13 +147,9 @@ class Engine:
         self._decisions = decisions
         if shared:
             self.following = Following(loop, self.broker, self._schedule)
+        create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(
-            self.broker,
-            keeper,
-            self._applied,
-            create=self.limits.create_topics,
-            executor=self._executor,
-            following=self.following,
+            self.broker, keeper, self._applied, create=create, executor=work, following=self.following
         )
         self.appends = Appends(loop, topics.landed, self._schedule, self._writer_died)
         self.sends = Sends(self.coordinator, self.limits.max_message_bytes)
@@ -178,7 +175,7 @@ class Engine:
         self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
         floors = self._group_floor, self.streams.cursors.floor
         self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
-        for part in (self.streams, self.keeping, self.retention, self.guarding):
+        for part in (self.streams, self.keeping, self.retention, self.guarding, self.registering):
             self.run(part.run())
         self.run(self._watch_time())
         self._schedule()
@@ -232,8 +229,7 @@ class Engine:
         deadline = self.clock.monotonic() + (STOPPING if self.following is not None else inf)
         while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in (tasks := [*self._tasks]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         failed = self.ended.done()
@@ -318,6 +314,7 @@ class Engine:
         carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release)
         carrying.counting = Counting(self.broker, self.run, carrying.count)
         carrying.remaking = Remaking(self.coordinator, self.topics, self.run, again, self.now, self._schedule)
+        self.registering.beginning = Beginning(self.broker, self.coordinator.border)
         following.follow(DECISIONS, at, self._decisions_came, self.fail).gather = GATHER_OWN
 
     def _decisions_came(self, placed: PlacedBatch) -> None:

@@ -12,6 +12,7 @@ from broker_io.port import Writer
 from snapshots.errors import OwnershipLost
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.appends import Appends
+from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
 
@@ -20,6 +21,8 @@ QUIET = 0.001
 
 
 class Registering:
+    """`beginning` is there where others write the topics too."""
+
     def __init__(
         self,
         coordinator: Coordinator,
@@ -29,12 +32,19 @@ class Registering:
         run: Callable[[Coroutine[Any, Any, None]], None],
         wake: Callable[[], None],
     ) -> None:
+        self.beginning: Beginning | None = None
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
         self._now = now
         self._run = run
         self._wake = wake
+
+    async def run(self) -> None:
+        """See that no log of the topics that were recovered stays empty."""
+        if self.beginning is not None:
+            for topic in self._topics.by_name.values():
+                self._run(self._begin(self.beginning, topic))
 
     def open(self, topic: Topic) -> None:
         """Open a topic that has no transactions; what is sent to it waits meanwhile."""
@@ -81,13 +91,15 @@ class Registering:
                     raise
                 except Exception as unexpected:
                     return self._not_registered(topic, missing, as_error(unexpected))
-                self._registered(topic, fresh=fresh)
+                if fresh and topic.shared and topic.tail is not None:
+                    ongoing = {entry.txn for entry in topic.tail.buffer.ongoing}
+                    self._coordinator.topic_remade(topic.name, ongoing, self._now())
+                if self.beginning is not None and (obstacle := await self.beginning.begin(topic)) is not None:
+                    return self._failed(name, obstacle)
+                self._registered(topic)
                 return None
 
-    def _registered(self, topic: Topic, *, fresh: bool) -> None:
-        if fresh and topic.shared and topic.tail is not None:
-            ongoing = {entry.txn for entry in topic.tail.buffer.ongoing}
-            self._coordinator.topic_remade(topic.name, ongoing, self._now())
+    def _registered(self, topic: Topic) -> None:
         self._coordinator.topic_snapshotted(topic.name, self._now())
         if topic.writer is not None:
             self._appends.release(topic)
@@ -118,6 +130,9 @@ class Registering:
                 topic.writer = None
             topic = None
         return topic or self._topics.make(name)
+
+    async def _begin(self, beginning: Beginning, topic: Topic) -> None:
+        await beginning.begin(topic)
 
     async def _close(self, writer: Writer) -> None:
         with contextlib.suppress(Error):

@@ -1,0 +1,112 @@
+"""A cluster replaces the empty ledger of a topic whenever it loads the topic: one that is registered has a message."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from cluster_app import app_on, beside
+from service_setup import eventually, on_a_loop, visible
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import AppendUnknown
+from broker_io.memory import MemoryBroker
+from broker_io.port import Ledger
+from snapshots.keeper import BufferKeeper
+from txnbuffer.errors import RegistrationFailed
+from txnbuffer.model import Marker, Outcome
+from txnbuffer.protocol import MARKER, decode_marker
+
+
+class Cluster(MemoryBroker):
+    """Tells of ledgers as a cluster does."""
+
+    def connect(self) -> Cluster:
+        return Cluster(log=self.log)
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        return [dataclasses.replace(ledger, lasting=ledger.entries > 0) for ledger in super().ledgers(topic)]
+
+    def load(self, topic: str) -> None:
+        """The empty ledger goes, another one comes."""
+        with self.log.changed:
+            newest = self._topic(topic).ledgers[-1]
+            if not newest.describe().entries:
+                newest.number += 10
+
+
+@pytest.fixture
+def cluster():
+    with Cluster() as opened:
+        yield opened
+
+
+def messages(broker: MemoryBroker, topic: str) -> list[Message]:
+    found: list[Message] = []
+    with broker.reader(topic) as reader:
+        while (placed := reader.read()) is not None:
+            found += placed.messages
+    return found
+
+
+def borders(broker: MemoryBroker, topic: str) -> list[Marker]:
+    return [decode_marker(message.value) for message in messages(broker, topic) if message.properties.get(MARKER)]
+
+
+@on_a_loop
+async def test_a_topic_that_is_registered_is_never_empty(cluster):
+    async with beside(cluster) as (engine, _):
+        await app_on(engine, cluster, "a")
+        (border,) = borders(cluster, "a")
+        assert (border.coordinator, border.epoch, border.items) == (0, engine.coordinator.epoch, ())
+    cluster.load("a")
+    async with beside(cluster) as (engine, _):
+        assert engine.topics.get("a").problem is None
+        app = await app_on(engine, cluster, "a")
+        txn = next(app.ids)
+        await app.write("a", [txn])
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        await eventually(lambda: visible(cluster, "a") == {b"v": 1})
+        assert len(borders(cluster, "a")) == 2  # the second one ends the transaction
+
+
+@on_a_loop
+async def test_what_was_registered_without_a_message_gets_one_when_a_service_starts(cluster):
+    with BufferKeeper(cluster.connect()) as keeper:
+        keeper.recover()
+        keeper.register("a")
+    async with beside(cluster) as (engine, _):
+        await eventually(lambda: len(messages(cluster, "a")) == 1)
+        assert engine.topics.get("a").problem is None
+    cluster.load("a")
+    async with beside(cluster) as (engine, _):
+        assert engine.topics.get("a").problem is None
+
+
+@on_a_loop
+async def test_a_topic_is_not_registered_before_its_border_stands(cluster):
+    async with beside(cluster) as (engine, broker):
+        broker.faults.fail_append(AppendUnknown("who knows"), topic="a")
+        with pytest.raises(RegistrationFailed, match="who knows"):
+            await app_on(engine, cluster, "a")
+        assert "a" not in engine.coordinator.topics()
+        await app_on(engine, cluster, "a")
+        assert len(borders(cluster, "a")) == 1
+
+
+@on_a_loop
+async def test_a_log_that_lasts_gets_none():
+    with MemoryBroker() as embedded:
+        async with beside(embedded) as (engine, _):
+            await app_on(engine, embedded, "a")
+            assert messages(embedded, "a") == []
+
+
+@on_a_loop
+async def test_a_log_that_has_a_message_gets_none(cluster):
+    cluster.create_topic("a")
+    with cluster.writer("a") as writer:
+        writer.append(Batch.of([Message(None, b"first")])).result()
+    async with beside(cluster) as (engine, _):
+        await app_on(engine, cluster, "a")
+        assert borders(cluster, "a") == []
