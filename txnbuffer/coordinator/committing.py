@@ -130,6 +130,9 @@ class Committing:
         if error is None and transaction.lead is not None:
             text = f"transaction {commit.txn} is a branch of {transaction.lead.txn}: commit that one, and name it there"
             error = InvalidRequest(text)
+        if error is None and transaction.shared is not None:
+            text = f"transaction {commit.txn} is one of many for a number: commit that, and name it there"
+            error = InvalidRequest(text)
         if error is None and (commit.winners or commit.losers):
             error = self._invalid_branches(transaction, commit)
         if error is None and (commit.naming is not None or transaction.name is not None):
@@ -184,16 +187,17 @@ class Committing:
         for txn in named - {commit.txn}:
             if txn.most != self._core.shard:
                 return ForeignTransaction(f"branch {txn} is of another coordinator than {commit.txn}")
-            error = self._invalid_branch(transaction, txn)
+            error = self._invalid_branch(transaction, txn, commit.naming)
             if error is not None:
                 return error
         return None
 
-    def _invalid_branch(self, transaction: Transaction, txn: TxnId) -> Error | None:
+    def _invalid_branch(self, transaction: Transaction, txn: TxnId, naming: Naming | None) -> Error | None:
         """Whether a TxnId is one that this transaction may speak for."""
         branch = self._core.live.get(txn.least)
         if branch is not None:
             ours = branch.lead is transaction or (branch.lead is None and branch.session is transaction.session)
+            ours = ours or (naming is not None and branch.lead is None and branch.shared == naming[:2])
             if (ours and branch.plan is None and not branch.branches) or branch.state is not State.OPEN:
                 return None
         elif self._core.progress.has_ended(txn.least) or self._is_ours(transaction, self._sessions.locate(txn.least)):
@@ -216,7 +220,15 @@ class Committing:
                 return False
             link(transaction, branch)
             self._take(branch, winner)
+        if commit.naming is not None:
+            self._link_shared(transaction, commit.naming)
         return True
+
+    def _link_shared(self, transaction: Transaction, naming: Naming) -> None:
+        """Whatever was begun as one of many for numbers up to this one ends with it."""
+        for branch in self._names.shared(naming.name):
+            if branch.state is State.OPEN and branch.shared is not None and branch.shared[1] <= naming.number:
+                link(transaction, branch)
 
     def _open_branch(self, txn: TxnId) -> Transaction | None:
         """A branch that is still open; None if it has ended or is about to."""

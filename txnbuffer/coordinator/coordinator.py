@@ -257,6 +257,9 @@ class Coordinator:
         """Forget a name. Answered with Done."""
         if self._enter(now):
             self._fence_attempts(name)
+            for transaction in self._names.shared(name):
+                if transaction.state is State.OPEN:
+                    self._ending.abort(transaction, f"the name {name!r} was deleted")
             self._names.delete(session, request, name)
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:

@@ -35,11 +35,19 @@ class Branch(NamedTuple):
 
 
 class Naming(NamedTuple):
-    """The transaction is number `number` of a named producer; `opening` is what opening the name answered."""
+    """The transaction is number `number` of a named producer; `opening` is what opening the name answered.
+
+    With `opening` SHARED a transaction is begun as one of many that sessions write for that number: its holder's
+    commit names those that win, and all others of numbers up to it abort. It outlives its session.
+    """
 
     name: str
     number: int
     opening: int
+
+
+SHARED = 0
+"""No opening of a name has this number."""
 
 
 class Commit(NamedTuple):

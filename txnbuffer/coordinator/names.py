@@ -2,6 +2,9 @@
 
 Whoever opens a name fences its older holder and ends what that one has open. A number at or below the last
 committed one is committed already. So one commit of a name is under way at a time.
+
+Many sessions may write for one number: each begins a transaction that is shared. Opening the name leaves them
+alone: whoever commits the number names those that win, and the others of numbers up to it end with that.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ from __future__ import annotations
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Name
 from txnbuffer.coordinator.history import NameState
-from txnbuffer.coordinator.messages import Done, NameOpened, Naming
+from txnbuffer.coordinator.messages import SHARED, Done, NameOpened, Naming
+from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Transaction
-from txnbuffer.errors import AlreadyCommitted, Error, ProducerFenced
+from txnbuffer.errors import AlreadyCommitted, Error, InvalidRequest, ProducerFenced
 
 
 class Names:
@@ -21,6 +25,7 @@ class Names:
         self._core = core
         self._states = states
         self._attempts: dict[str, dict[int, Transaction]] = {}
+        self._shared: dict[str, dict[int, Transaction]] = {}
         self._deleted: list[tuple[int, str]] = []
         for name, state in states.items():
             if state.deleted:
@@ -59,21 +64,41 @@ class Names:
         transaction.name = naming.name
         self._attempts.setdefault(naming.name, {})[transaction.txn.least] = transaction
 
+    def share(self, naming: Naming, transaction: Transaction) -> None:
+        """A transaction was begun as one of many for a number."""
+        transaction.shared = (naming.name, naming.number)
+        self._shared.setdefault(naming.name, {})[transaction.txn.least] = transaction
+
+    def shared(self, name: str) -> list[Transaction]:
+        """What was begun as one of many under a name and is not settled."""
+        return list(self._shared.get(name, {}).values())
+
     def ended(self, transaction: Transaction) -> None:
         if transaction.name is not None:
-            attempts = self._attempts.get(transaction.name, {})
-            attempts.pop(transaction.txn.least, None)
-            if not attempts:
-                self._attempts.pop(transaction.name, None)
+            _remove(self._attempts, transaction.name, transaction)
+        if transaction.shared is not None:
+            _remove(self._shared, transaction.shared[0], transaction)
 
     def refusal(self, naming: Naming) -> Error | None:
         """Why a number can't be committed by this holder."""
         name, number, opening = naming
         state = self._states.get(name)
+        if opening == SHARED:
+            return self._refusal_to_share(naming, state)
         if state is None or state.deleted or state.opening != opening:
             return ProducerFenced(f"{name!r} was opened by another producer after this one; stop this one")
         if number <= state.committed:
             return AlreadyCommitted(name, number, state.committed)
+        return None
+
+    def _refusal_to_share(self, naming: Naming, state: NameState | None) -> Error | None:
+        name, number, _ = naming
+        if number < 1:
+            return InvalidRequest(f"{name!r}: number {number} is none, they start at 1")
+        if state is not None and not state.deleted and number <= state.committed:
+            return AlreadyCommitted(name, number, state.committed)
+        if any(other.plan is not None and other.state is State.OPEN for other in self.attempts(name)):
+            return ProducerFenced(f"{name!r} is committing a number: what was not written by then comes too late")
         return None
 
     def commit(self, naming: Naming) -> None:
@@ -103,3 +128,10 @@ class Names:
 
     def _entry(self, name: str, state: NameState) -> Name:
         return Name(name, state.opening, state.committed, state.deleted)
+
+
+def _remove(known: dict[str, dict[int, Transaction]], name: str, transaction: Transaction) -> None:
+    transactions = known.get(name, {})
+    transactions.pop(transaction.txn.least, None)
+    if not transactions:
+        known.pop(name, None)

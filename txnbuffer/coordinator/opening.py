@@ -5,7 +5,7 @@ from __future__ import annotations
 from txnbuffer.coordinator.committing import link
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
-from txnbuffer.coordinator.messages import Begin, Opened
+from txnbuffer.coordinator.messages import SHARED, Begin, Opened
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, TERMINAL, State
@@ -48,7 +48,9 @@ class Opening:
             self._join(transaction, begin.parent)
         if begin.naming is not None and transaction.state is State.OPEN:
             refusal = self._names.refusal(begin.naming)
-            if refusal is None:
+            if refusal is None and begin.naming.opening == SHARED:
+                self._names.share(begin.naming, transaction)
+            elif refusal is None:
                 self._names.begun(begin.naming, transaction)
             else:
                 transaction.wait(session.name, begin.request, commit=True)

@@ -128,6 +128,8 @@ class Sessions:
             lead = transaction.lead.session if transaction.lead is not None else None
             if owner is None or name in (owner.name, lead and lead.name) or transaction.state is not State.OPEN:
                 return transaction
+            if transaction.shared is not None:
+                return transaction
             self._foreign(name, request, txn)
         elif core.progress.has_ended(least):
             core.answer_ended((name, request, commit), txn)
@@ -183,7 +185,7 @@ class Sessions:
     def keep_only(self, session: Session, claimed: Iterable[int], up_to: int, reason: str) -> None:
         """Of ids up to `up_to`: end what a session has open but for the claimed, and give back the unused.
 
-        A branch lives as long as the transaction that it is of.
+        A branch lives as long as the transaction that it is of, one of many for a number until that is committed.
         """
         kept = set(claimed)
         live = self._core.live
@@ -192,6 +194,8 @@ class Sessions:
                 break
             for least in [least for least in self._unended(block.first, block.last) if least in live]:
                 transaction = live[least]
+                if transaction.shared is not None:
+                    continue
                 if transaction.state is State.OPEN and transaction.lead is None and least not in kept:
                     self._abort(transaction, reason)
             self._retire(block, block.first, block.last)

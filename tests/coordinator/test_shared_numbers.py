@@ -1,0 +1,183 @@
+"""Numbers of a named producer that many sessions write: who wins, who comes too late, who is gone meanwhile."""
+
+from __future__ import annotations
+
+from coordinator_stage import DECIDED, S, Stage, txn
+
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.messages import SHARED, Begin, Branch, NameOpened, Naming, Result
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import AlreadyCommitted, ForeignTransaction, InvalidRequest, ProducerFenced, TransactionAborted
+from txnbuffer.model import Outcome
+
+FIRST = Naming("query", 1, SHARED)
+
+
+class Writers:
+    """A driver with its own session, and tasks that come, write and go."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.stage = Stage(config)
+        self.tasks = 0
+
+    def task(self, number: int = 1, *, goes: bool = True) -> int:
+        """A task writes one record to b; returns its id."""
+        self.tasks += 1
+        session = f"task{self.tasks}"
+        least = self.stage.owner.client(session, ids=1)
+        self.begin(session, least, number)
+        self.stage.world.record("b", txn(least), 1, str(self.tasks).encode())
+        if goes:
+            owner = self.stage.owner
+            owner.coordinator.close_session(session, owner.request(), self.stage.world.now)
+            owner.settle()
+        return least
+
+    def begin(self, session: str, least: int, number: int) -> Result | None:
+        owner = self.stage.owner
+        request = owner.request()
+        begin = Begin(request, txn(least), None, None, Naming("query", number, SHARED))
+        owner.coordinator.begin_many(session, [begin], self.stage.world.now)
+        owner.take()
+        owner.settle()
+        return owner.heard(session, request)
+
+    def opened(self) -> NameOpened:
+        opened = self.stage.call(
+            lambda request: self.stage.owner.coordinator.open_name(S, request, "query", self.stage.world.now)
+        )
+        assert isinstance(opened, NameOpened)
+        return opened
+
+    def commit(self, at: int, number: int, *winners: int) -> Result | None:
+        opening = self.opened().opening
+        branches = tuple(Branch(txn(least), ("b",), (1,)) for least in winners)
+        return self.stage.commit(at, naming=Naming("query", number, opening), winners=branches)
+
+    def state(self, least: int) -> Result | None:
+        return self.stage.query(least - self.stage.first)
+
+    @property
+    def values(self) -> list[bytes]:
+        return self.stage.world.read("b").values
+
+
+def test_winners_of_sessions_that_are_gone_commit_and_all_others_abort() -> None:
+    for config in (Config(), DECIDED):
+        writers = Writers(config)
+        first, second, third = writers.task(), writers.task(), writers.task(goes=False)
+        assert writers.state(second) is State.OPEN
+        assert writers.commit(0, 1, first, third) is Outcome.COMMIT
+        assert writers.state(second) is Outcome.ABORT
+        for _ in range(2):
+            writers.stage.owner.ask("b")
+            writers.stage.owner.settle()
+        assert writers.values == [b"1", b"3"]
+
+
+def test_opening_the_name_leaves_them_alone_and_deleting_it_does_not() -> None:
+    writers = Writers()
+    least = writers.task()
+    writers.opened()
+    assert writers.state(least) is State.OPEN
+    writers.stage.call(
+        lambda request: writers.stage.owner.coordinator.delete_name(S, request, "query", writers.stage.world.now)
+    )
+    assert writers.state(least) is Outcome.ABORT
+
+
+def test_whoever_begins_after_the_commit_hears_that_it_is_done() -> None:
+    writers = Writers()
+    assert writers.commit(0, 2, writers.task(2)) is Outcome.COMMIT
+    late = writers.stage.owner.client("late", ids=3)
+    for number in (1, 2):
+        assert isinstance(writers.begin("late", late + number - 1, number), AlreadyCommitted)
+    assert writers.begin("late", late + 2, 3) is None
+    assert isinstance(writers.commit(1, 2), AlreadyCommitted)
+    assert writers.values == [b"1"]
+
+
+def test_an_older_number_ends_with_a_newer_one_and_a_newer_one_goes_on() -> None:
+    writers = Writers()
+    older, newer = writers.task(1), writers.task(3)
+    assert writers.commit(0, 2, writers.task(2)) is Outcome.COMMIT
+    assert writers.state(older) is Outcome.ABORT
+    assert writers.state(newer) is State.OPEN
+    assert writers.commit(1, 3, newer) is Outcome.COMMIT
+
+
+def test_whoever_begins_while_the_number_is_counted_comes_too_late() -> None:
+    writers = Writers()
+    winner, opening = writers.task(), writers.opened().opening
+    branch = Branch(txn(winner), ("b",), (1,))
+    writers.stage.send(
+        lambda request: writers.stage.ask_commit(request, 0, naming=Naming("query", 1, opening), winners=(branch,))
+    )
+    least = writers.stage.owner.client("late", ids=1)  # which lets the buffers count
+    stage = writers.stage
+    assert stage.query(0) is Outcome.COMMIT
+    assert isinstance(writers.begin("late", least, 1), AlreadyCommitted)
+
+    writers = Writers()
+    winner, opening = writers.task(), writers.opened().opening
+    least = writers.stage.owner.client("late", ids=1)
+    branch = Branch(txn(winner), ("b",), (1,))
+    writers.stage.send(
+        lambda request: writers.stage.ask_commit(request, 0, naming=Naming("query", 1, opening), winners=(branch,))
+    )
+    owner, request = writers.stage.owner, writers.stage.owner.request()
+    owner.coordinator.begin_many("late", [Begin(request, txn(least), None, None, FIRST)], writers.stage.world.now)
+    owner.take()
+    owner.settle()
+    assert isinstance(owner.heard("late", request), ProducerFenced)
+    assert writers.stage.query(0) is Outcome.COMMIT
+
+
+def test_a_winner_of_another_number_or_name_is_refused() -> None:
+    writers = Writers()
+    other = writers.task(2)
+    assert isinstance(writers.commit(0, 1, other), ForeignTransaction)
+    branch = Branch(txn(other), ("b",), (1,))
+    assert isinstance(writers.stage.commit(1, winners=(branch,)), ForeignTransaction)
+
+
+def test_one_of_many_is_not_committed_alone() -> None:
+    writers = Writers()
+    least = writers.task(goes=False)
+    assert isinstance(writers.stage.commit(least - writers.stage.first, "b"), InvalidRequest)
+    number = Begin(writers.stage.owner.request(), writers.stage.txn(0), None, None, Naming("query", 0, SHARED))
+    writers.stage.owner.coordinator.begin_many(S, [number], writers.stage.world.now)
+    writers.stage.owner.settle()
+    assert writers.stage.query(0) is Outcome.ABORT
+
+
+def test_anybody_may_abort_one_and_its_time_ends_it() -> None:
+    writers = Writers()
+    first, second = writers.task(), writers.task()
+    assert writers.stage.abort(first - writers.stage.first, "b") is Outcome.ABORT
+    writers.stage.owner.age(61.0)
+    assert writers.state(second) is Outcome.ABORT
+    assert isinstance(writers.commit(0, 1, second), TransactionAborted)
+    assert writers.values == []
+
+
+def test_a_wrong_count_of_a_winner_aborts_all() -> None:
+    writers = Writers()
+    first, second = writers.task(), writers.task()
+    opening = writers.opened().opening
+    wrong = Branch(txn(first), ("b",), (2,))
+    assert isinstance(writers.stage.commit(0, naming=Naming("query", 1, opening), winners=(wrong,)), TransactionAborted)
+    assert writers.state(second) is Outcome.ABORT
+    assert writers.opened().committed == 0
+
+
+def test_a_commit_soon_after_a_take_over_finds_its_winners() -> None:
+    writers = Writers()
+    gone, there = writers.task(), writers.task(goes=False)
+    writers.stage.owner = writers.stage.world.take_over()
+    writers.stage.owner.open(S, writers.stage.txn(0))
+    writers.stage.owner.open("task2", txn(there))
+    writers.stage.owner.settle()
+    assert writers.begin("task2", there, 1) is None
+    assert writers.commit(0, 1, gone, there) is Outcome.COMMIT
+    assert writers.values == [b"1", b"2"]
