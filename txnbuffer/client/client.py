@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
 
+from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.client import forking
 from txnbuffer.client.changes import ChangeStream
@@ -287,12 +288,17 @@ class Client:
 
     def batched(self, rows: Rows, batching: Batching | None) -> Rows:
         """The rows with what they are to become in the log. Raises InvalidRequest."""
+        set_bytes = self.set_bytes(batching)
+        return rows._replace(set_bytes=set_bytes) if set_bytes else rows
+
+    def set_bytes(self, batching: Batching | None) -> int:
+        """Of what size at most record sets are to be; 0: none are made. Raises InvalidRequest."""
         wanted = batching or self.batching
         if wanted not in BATCHINGS:
             raise InvalidRequest(f"batching is 'messages' or 'records', not {wanted!r}")
         if wanted == "messages" or self._ordinary is None:  # an embedded log has columns as it is
-            return rows
-        return rows._replace(set_bytes=min(SET_BYTES, self.max_message_bytes))
+            return 0
+        return min(SET_BYTES, self.max_message_bytes)
 
     async def room(self) -> None:
         """Wait until the service takes more records."""
@@ -303,9 +309,19 @@ class Client:
         """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
         if self.routes is not None:
             return await self.routes.parts(topic, rows, partition)
+        self._check_no_partition(topic, partition)
+        return ((topic, rows),)
+
+    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
+        """As `parts`, of columns."""
+        if self.routes is not None:
+            return await self.routes.split(topic, records, partition)
+        self._check_no_partition(topic, partition)
+        return ((topic, records),)
+
+    def _check_no_partition(self, topic: str, partition: int | None) -> None:
         if partition is not None:
             raise InvalidRequest(f"topic {topic!r} has no partitions: it can't take a record for partition {partition}")
-        return ((topic, rows),)
 
     async def _send(
         self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None

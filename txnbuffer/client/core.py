@@ -15,6 +15,7 @@ Whoever asks for something gives a *waiter*, and gets it back with the result fr
 
 from __future__ import annotations
 
+from broker_io.batch import Batch
 from txnbuffer.client.ids import Ids
 from txnbuffer.client.outbox import Flight, OpenTransaction, Rows, Waiter
 from txnbuffer.client.requests import Field, Requests
@@ -181,6 +182,12 @@ class SessionCore:
         if transaction is not None:
             self._register(found)
         self._sending.add(found, rows, transaction, waiter)
+
+    def send_batch(self, topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
+        """Records of a transaction that is open, as columns; `set_bytes` as in Rows."""
+        found = self._sending.topic(topic)
+        self._register(found)
+        self._sending.add_batch(found, records, transaction, set_bytes)
 
     def end(self, transaction: OpenTransaction, plan: Plan) -> None:
         """Commit or abort a transaction that is open. The waiter gets the outcome, or why it is none."""

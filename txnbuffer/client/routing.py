@@ -12,7 +12,9 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from broker_io.batch import Batch, Blobs
 from broker_io.partitions import choose, partition_name
 from broker_io.port import PartitionedBroker
 from broker_io.position import Int64s
@@ -49,6 +51,18 @@ class Routes:
 
         Raises InvalidRequest for a `partition` that there is not, and what asking the cluster raises.
         """
+        places = await self._places(topic, rows.keys, partition)
+        return [(name, rows if which is None else pick(rows, which.tolist())) for name, which in places]
+
+    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
+        """As `parts`, of columns."""
+        places = await self._places(topic, records.keys, partition)
+        return [(name, records if which is None else records.take(which)) for name, which in places]
+
+    async def _places(
+        self, topic: str, keys: Sequence[bytes | None] | Blobs, partition: int | None
+    ) -> Sequence[tuple[str, NDArray[np.intp] | None]]:
+        """Topics to send to, each with the rows that go there; None: all of them."""
         known = self._known.get(topic)
         if known is None:
             known = await self._ask(topic)
@@ -56,17 +70,16 @@ class Routes:
             known.until = self._loop.time() + REFRESH
             self._ask_beside(topic, known)
         if partition is not None:
-            return ((await self._named(topic, known, partition), rows),)
+            return ((await self._named(topic, known, partition), None),)
         if not known.count:
-            return ((topic, rows),)
+            return ((topic, None),)
         known.turn += 1
-        chosen = _chosen(self._broker, rows, known.count, known.turn % known.count)
+        listed = keys.to_list() if isinstance(keys, Blobs) else keys
+        chosen = _chosen(self._broker, listed, known.count, known.turn % known.count)
         if isinstance(chosen, int):
-            return ((partition_name(topic, chosen), rows),)
-        return [
-            (partition_name(topic, number), pick(rows, np.flatnonzero(chosen == number).tolist()))
-            for number in np.unique(chosen).tolist()
-        ]
+            return ((partition_name(topic, chosen), None),)
+        numbers = np.unique(chosen).tolist()
+        return [(partition_name(topic, number), np.flatnonzero(chosen == number)) for number in numbers]
 
     async def _named(self, topic: str, known: Known, partition: int) -> str:
         if type(partition) is not int or partition < 0:
@@ -96,9 +109,8 @@ class Routes:
             return
 
 
-def _chosen(broker: PartitionedBroker, rows: Rows, count: int, turn: int) -> Int64s | int:
+def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int, turn: int) -> Int64s | int:
     """The partition of each row, or that of all."""
-    keys = rows.keys
     if len(keys) == 1:
         return turn if keys[0] is None else int(choose([keys[0]], count, broker.hashing)[0])
     places = [place for place, key in enumerate(keys) if key is not None]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from broker_io.batch import Batch
+from txnbuffer.client.batches import flight_of
 from txnbuffer.client.outbox import Flight, OpenTransaction, Outbox, Rows, Waiter
 from txnbuffer.frames import FRAME_BYTES, Send
 
@@ -70,6 +72,16 @@ class Sending:
         outbox.add(rows, transaction, waiter)
         self.unacknowledged += outbox.size - before
         if transaction is None or topic.registered:
+            self._ready[topic.name] = topic
+
+    def add_batch(self, topic: Topic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
+        """Records as a send of their own."""
+        if topic.transactional.size:
+            topic.sealed.append(topic.transactional.take())
+        flight = flight_of(topic.name, records, transaction, set_bytes)
+        topic.sealed.append(flight)
+        self.unacknowledged += flight.size
+        if topic.registered:
             self._ready[topic.name] = topic
 
     def registered(self, topic: Topic) -> None:

@@ -11,7 +11,7 @@ from txnbuffer.client.outbox import OpenTransaction, Rows
 from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, pieces
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transactions import Plan
-from txnbuffer.coordinator.messages import ConsumerPosition, Naming
+from txnbuffer.coordinator.messages import Branch, ConsumerPosition, Naming
 from txnbuffer.errors import Fenced, InvalidRequest
 from txnbuffer.model import TxnId
 
@@ -147,11 +147,12 @@ class Transaction:
         """The transaction consumed a topic for a group; it commits only if nobody else did."""
         self._positions += (position,)
 
-    async def commit(self, *, wait_visible: bool = False) -> None:
+    async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; returns when that is durable, or visible to every reader, for which it waits two minutes at most.
 
-        Cancelling it does not take it back: it may have committed, and the exception says so. Raises
-        TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted, and NotVisible of a commit that stands.
+        `winners`: what others wrote for it, see `txnbuffer.client.shares`. Cancelling it does not take it back: it may
+        have committed, and the exception says so. Raises TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted,
+        and NotVisible of a commit that stands.
         """
         session = self._session
         session.check()
@@ -159,7 +160,7 @@ class Transaction:
         if opened.ending:
             raise self._over(opened)
         future = session.future()
-        session.core.end(opened, Plan(True, future, wait_visible, self._positions))
+        session.core.end(opened, Plan(True, future, wait_visible, self._positions, tuple(winners)))
         session.poke()
         try:
             await future

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from txnbuffer.client.outbox import OpenTransaction, Run, Waiter
 from txnbuffer.client.requests import Request, Requests
-from txnbuffer.coordinator.messages import Begin, Commit, ConsumerPosition, Naming, Result
+from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming, Result
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
     Error,
@@ -18,7 +18,7 @@ from txnbuffer.errors import (
     UnknownTransaction,
     UnregisteredTopic,
 )
-from txnbuffer.frames import Abort
+from txnbuffer.frames import Abort, Query
 from txnbuffer.model import TxnId
 
 Answer: TypeAlias = "tuple[Waiter, Result | None]"
@@ -29,12 +29,14 @@ LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
 
 
 class Plan(NamedTuple):
-    """How a transaction is to end, once its sends are settled."""
+    """How a transaction is to end, once its sends are settled; `ready`: not now, but tell how it stands."""
 
     commit: bool
     waiter: Waiter
     wait_visible: bool = False
     positions: tuple[ConsumerPosition, ...] = ()
+    winners: tuple[Branch, ...] = ()
+    ready: bool = False
 
 
 class Transactions:
@@ -150,10 +152,14 @@ class Transactions:
         topics = tuple(transaction.counts)
         if plan.commit and transaction.failure is None:
             records, naming = tuple(transaction.counts.values()), transaction.naming
-            commit = Commit(number, transaction.txn, topics, records, plan.wait_visible, naming, (), (), plan.positions)
+            extras = (naming, plan.winners, (), plan.positions)
+            commit = Commit(number, transaction.txn, topics, records, plan.wait_visible, *extras)
             self._requests.ask("commits", commit, waiter, transaction)
             return
-        if plan.commit:
+        if plan.ready and transaction.failure is None:
+            self._requests.ask("queries", Query(number, transaction.txn), waiter, transaction)
+            return
+        if plan.commit or plan.ready:
             self._results.append((waiter, transaction.failure))
             waiter = None
         self._requests.ask("aborts", Abort(number, transaction.txn, topics), waiter, transaction)

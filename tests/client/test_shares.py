@@ -1,0 +1,146 @@
+"""Shares of one number: written by clients that come and go, committed by another one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from client_world import World, in_world, until, values
+from direct_world import DirectWorld, in_direct_world
+
+from broker_io.batch import Batch, Message
+from broker_io.errors import MessageTooLarge
+from txnbuffer import Outcome
+from txnbuffer.client.batches import split
+from txnbuffer.client.client import Client
+from txnbuffer.client.shares import Share, commit_shares
+from txnbuffer.coordinator.messages import Branch
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.frames import SEND_BYTES
+
+
+def records(*texts: str) -> Batch:
+    return Batch.of([Message(text.encode(), text.encode(), {"p": text}, 7) for text in texts])
+
+
+async def written(client: Client, *texts: str, number: int = 1, topic: str = "orders") -> Branch:
+    """A share by a client that goes when it is finished."""
+    share = Share(client, "query", number)
+    await share.begin()
+    for text in texts:
+        await share.send_batch(topic, records(text))
+    branch = await share.finish()
+    await client.close()
+    return branch
+
+
+async def a_number(world: World | DirectWorld, new_client: Callable[[], Awaitable[Client]]) -> None:
+    winners = [await written(await new_client(), "one", "two"), await written(await new_client(), "three")]
+    await written(await new_client(), "never")
+    unfinished = Share(await new_client(), "query", 1)
+    await unfinished.begin()
+    await unfinished.send_batch("orders", records("never"))
+    driver = await new_client()
+    assert await commit_shares(driver, "query", 1, winners)
+    await until(lambda: values(world.broker, "orders") == [b"one", b"two", b"three"])
+    assert not await commit_shares(await new_client(), "query", 1, winners)
+    with pytest.raises(TransactionAborted):
+        await unfinished.send_batch("orders", records("late"))
+        await unfinished.finish()
+    late = Share(driver, "query", 1)
+    with pytest.raises(AlreadyCommitted):
+        await late.begin()
+    assert await driver.outcome(late.id) is Outcome.ABORT
+    second = await written(await new_client(), "four", number=2)
+    assert await commit_shares(await new_client(), "query", 2, [second])
+    await until(lambda: values(world.broker, "orders") == [b"one", b"two", b"three", b"four"])
+
+
+def test_only_the_shares_that_the_commit_names_are_visible() -> None:
+    in_world(lambda world: a_number(world, world.client))
+
+
+def test_so_beside_a_cluster() -> None:
+    in_direct_world(lambda world: a_number(world, world.client))
+
+
+def test_a_share_keeps_all_that_a_record_has_and_can_be_packed() -> None:
+    async def test(world: DirectWorld) -> None:
+        client = await world.client()
+        for number, batching in enumerate(("messages", "records"), 1):
+            share = Share(client, "query", number)
+            await share.begin()
+            await share.send_batch("log", records("a", "b"), batching)  # type: ignore[arg-type]  # a literal of a loop
+            await share.send_batch("log", records("c"), batching)  # type: ignore[arg-type]  # as above
+            branch = await share.finish()
+            assert branch == Branch(share.id, ("log",), (3,))
+            with pytest.raises(InvalidRequest, match="has ended"):
+                await share.send_batch("log", records("d"))
+            assert await commit_shares(await world.client(), "query", number, [branch])
+        await until(lambda: values(world.broker, "log") == [b"a", b"b", b"c"] * 2)
+        with world.broker.reader("log") as reader:
+            placed = reader.read()
+        assert placed is not None
+        plain = [dict(message.properties) for message in placed.messages if "tb.records" not in message.properties]
+        assert [row.get("p") for row in plain[:3]] == ["a", "b", "c"]
+        assert [row.get("tb.seq") for row in plain[:3]] == ["1", "2", "3"]
+
+    in_direct_world(test)
+
+
+def test_a_broken_connection_loses_and_doubles_nothing() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        share = Share(client, "query", 1)
+        await share.begin()
+        await share.send_batch("orders", records("a", "b"))
+        world.cut()
+        await share.send_batch("orders", records("c"))
+        world.cut()
+        branch = await share.finish()
+        world.cut()
+        assert await commit_shares(await world.client(), "query", 1, [branch])
+        assert values(world.broker, "orders") == [b"a", b"b", b"c"]
+
+    in_world(test)
+
+
+def test_a_share_can_be_aborted_and_its_time_ends_it() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        share = Share(client, "query", 1)
+        with pytest.raises(InvalidRequest, match="not begun"):
+            await share.finish()
+        await share.begin()
+        await share.send_batch("orders", records("a"))
+        await share.abort()
+        await share.abort()
+        assert await client.outcome(share.id) is Outcome.ABORT
+        short = Share(client, "query", 1, timeout=0.05)
+        await short.begin()
+        await until(lambda: world.engine.coordinator.has_ended(short.id.least))
+        with pytest.raises(TransactionAborted):
+            await short.finish()
+        with pytest.raises(TransactionAborted):
+            await commit_shares(client, "query", 1, [Branch(short.id, (), ())])
+        with pytest.raises(InvalidRequest, match="may last up to"):
+            await Share(client, "query", 1, timeout=1e6).begin()
+
+    in_world(test)
+
+
+def test_records_are_cut_into_sends_and_none_may_be_too_large() -> None:
+    large = Batch.of([Message(None, bytes(SEND_BYTES // 3))] * 7)
+    assert [len(piece) for piece in split(large)] == [2, 2, 2, 1]
+    assert [len(piece) for piece in split(records("a", "b"))] == [2]
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        share = Share(client, "query", 1)
+        await share.begin()
+        with pytest.raises(MessageTooLarge):
+            await share.send_batch("orders", Batch.of([Message(None, bytes(client.max_message_bytes + 1))]))
+        await share.send_batch("orders", large)
+        assert (await share.finish()).records == (7,)
+
+    in_world(test)

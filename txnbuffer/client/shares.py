@@ -1,0 +1,125 @@
+"""Parts of one number of a named producer that many processes write: each begins a share, one of them commits all.
+
+A share outlives the process that wrote it, until its time is up. Whoever commits the number names the shares that
+count; every other one of that number, however late it is, stays invisible for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker_io.batch import Batch
+from broker_io.errors import Error
+from txnbuffer.client.batches import check_batch, split
+from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.outbox import OpenTransaction
+from txnbuffer.client.rows import Batching
+from txnbuffer.client.transactions import Plan
+from txnbuffer.coordinator.messages import SHARED, Branch, Naming
+from txnbuffer.coordinator.states import State
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.model import TxnId
+
+if TYPE_CHECKING:
+    from txnbuffer.client.client import Client
+
+
+class Share:
+    """What this process writes for number `number` of producer `name`; at most `timeout` seconds before the commit."""
+
+    def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
+        self._client = client
+        self._session = client.session
+        self._naming = Naming(check_name(name, "a producer"), check_number(number), SHARED)
+        self._timeout = check_timeout(timeout)
+        self._open: OpenTransaction | None = None
+
+    @property
+    def id(self) -> TxnId:
+        """Its own transaction id."""
+        return self._begun().txn
+
+    async def begin(self) -> None:
+        """Begin; returns when the service knows it. Raises AlreadyCommitted if the number is, TransactionAborted."""
+        session = self._session
+        session.check()
+        while not session.core.can_begin:
+            await session.result(session.core.wait_to_begin)
+        opened = self._open = session.core.begin(self._timeout, self._naming)
+        await self._check(await session.result(lambda future: session.core.query(opened.txn, future)))
+
+    async def send_batch(
+        self, topic: str, records: Batch, batching: Batching | None = None, partition: int | None = None
+    ) -> None:
+        """Send records given as columns; waits only while the service takes no more.
+
+        Raises MessageTooLarge, or why the share can only abort.
+        """
+        client, session = self._client, self._session
+        client.check_topic(topic)
+        set_bytes = client.set_bytes(batching)
+        check_batch(records, client.max_message_bytes, in_sets=set_bytes > 0)
+        for piece in split(records):
+            for name, some in await client.split(topic, piece, partition):
+                session.core.send_batch(name, some, self._usable(), set_bytes)
+                session.poke()
+            await client.room()
+
+    async def finish(self) -> Branch:
+        """Wait until all that was sent is durable; what the commit is to name. Nothing can be sent after that."""
+        opened = self._usable()
+        await self._check(await self._session.result(lambda future: self._end(opened, Plan(False, future, ready=True))))
+        return Branch(opened.txn, tuple(opened.counts), tuple(opened.counts.values()))
+
+    async def abort(self) -> None:
+        """Abort; returns when that is durable."""
+        opened = self._begun()
+        if not opened.ending:
+            await self._session.result(lambda future: self._end(opened, Plan(False, future)))
+
+    def _end(self, opened: OpenTransaction, plan: Plan) -> None:
+        self._session.core.end(opened, plan)
+
+    async def _check(self, state: object) -> None:
+        """Raises why the share is not open any more."""
+        opened = self._begun()
+        if state is not State.OPEN and opened.failure is None:
+            # By the time the service answers this it has told why it refused the share, if it did.
+            await self._session.result(lambda future: self._end(opened, Plan(False, future)))
+        if opened.failure is not None:
+            raise opened.failure
+        if state is not State.OPEN:
+            raise TransactionAborted(opened.txn, "its time was up, or its number was committed without it")
+
+    def _usable(self) -> OpenTransaction:
+        self._session.check()
+        opened = self._begun()
+        if opened.failure is not None:
+            raise opened.failure
+        if opened.ending:
+            raise InvalidRequest(f"share {opened.txn} has ended: begin another one")
+        return opened
+
+    def _begun(self) -> OpenTransaction:
+        if self._open is None:
+            raise InvalidRequest("the share was not begun: await begin()")
+        return self._open
+
+
+async def commit_shares(client: Client, name: str, number: int, shares: Sequence[Branch]) -> bool:
+    """Commit a number of a producer with these shares; False: it was committed before, by whatever shares.
+
+    Raises TransactionAborted, after which nothing of it is visible, ProducerFenced, OutcomeUnknown.
+    """
+    txn = client.transaction(name=name, number=number)
+    try:
+        await txn.begin()
+        await txn.commit(winners=shares)
+    except AlreadyCommitted:
+        return False
+    except Error:
+        if txn.begun and not txn.over:
+            await txn.abort()
+        raise
+    return True
