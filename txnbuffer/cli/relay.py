@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 import click
@@ -17,10 +19,13 @@ from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 
 if TYPE_CHECKING:
-    from txnbuffer.sinks.relay import Relayed, Target
+    from txnbuffer.sinks.relay import Relay, Relayed, Target
 
 TOLD = 10_000
 """Records between two lines of progress."""
+POLL = 0.25
+LAST_WAIT = 15.0
+"""Seconds in which a relay that is told to end does so by itself: it waits less for what is under way."""
 LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
 """Seconds of one attempt to connect, which is no longer than the patience between them."""
 
@@ -54,6 +59,9 @@ def command(
     another relay to it fences this one. Killed and begun again it goes on where it stopped: the target's last
     message tells how far it was. On a cluster the target keeps what its retention and subscriptions hold.
 
+    It goes on until the first SIGTERM or SIGINT, then waits up to 10 seconds for what is under way: `unacknowledged`
+    records may stand in the target or not, which the next relay finds out.
+
     Where the source's history branched, as after a repair, what was relayed can't be taken back: then it ends
     with an error, unless --resend says to append the new history from the branch on.
     """
@@ -65,8 +73,7 @@ def command(
         raise InvalidAddress(
             f"{where!r} ends with the relay, and so would what it relays: give --to an address that stays"
         )
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stopping = _stopping()
     relay = Relay(
         lambda: open_for_reading(address, config),
         source,
@@ -76,11 +83,45 @@ def command(
         tell=_progress(),
     )
     narrate(f"relaying {source} to {target} at {where}")
-    done = relay.run(follow=follow, stop=stopping.is_set)
-    show_record(
-        {"records": done.records, "seqno": done.seqno, "position": done.position, "resumed_behind": done.resumed},
-        output,
-    )
+    ended = _run(relay, follow, stopping)
+    done = relay.relayed
+    told = {"records": done.records, "seqno": done.seqno, "position": done.position, "resumed_behind": done.resumed}
+    show_record(told | {"unacknowledged": relay.unacknowledged}, output)
+    if not ended:
+        sys.stdout.flush()
+        os._exit(0)  # as after a kill, which loses nothing: a thread that hangs would hold the end of the process
+
+
+def _stopping() -> threading.Event:
+    """What the first SIGTERM or SIGINT sets; a second one ends the process at once, which loses nothing either."""
+    stopping = threading.Event()
+
+    def end(number: int, _: object) -> None:
+        stopping.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    return stopping
+
+
+def _run(relay: Relay, follow: bool, stopping: threading.Event) -> bool:
+    """Relay; False where it was told to end and hangs. Raises what it raises."""
+    outcome: Future[Relayed] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(relay.run(follow=follow, stop=stopping.is_set))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="relay", daemon=True).start()
+    while not wait([outcome], POLL).done:
+        if stopping.is_set() and not wait([outcome], LAST_WAIT).done:
+            narrate(f"it waits in vain, so it is cut off after {LAST_WAIT:.0f} s; the next one goes on from here")
+            return False
+    outcome.result()
+    return True
 
 
 def _target(address: str, topic: str, config: Config, patience: float) -> Target:

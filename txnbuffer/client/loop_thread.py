@@ -17,8 +17,31 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._started: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="txnbuffer-client", daemon=True)
         self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run it, without waiting."""
+
+        async def kept() -> Result:
+            task = asyncio.ensure_future(work)
+            self._started.add(task)
+            task.add_done_callback(self._started.discard)
+            return await task
+
+        return asyncio.run_coroutine_threadsafe(kept(), self._loop)
+
+    def cancel_started(self) -> None:
+        """Cancel what was started and has not ended, and wait for that."""
+
+        async def cancelled() -> None:
+            started = [*self._started]
+            for task in started:
+                task.cancel()
+            await asyncio.gather(*started, return_exceptions=True)
+
+        self.call(cancelled())
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that."""

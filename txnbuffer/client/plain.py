@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -56,6 +57,7 @@ class PlainClient:
         forking.check(self._forked_from)
         if not self._closed:
             self._closed = True
+            self._loop.cancel_started()
             self._loop.call(self._client.close())
             self._loop.stop()
 
@@ -167,10 +169,18 @@ class PlainClient:
 
     def call(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **options: Any) -> Result:
         """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest once it is closed."""
+        self._check()
+        return self._loop.call(function(*arguments, **options))
+
+    def start(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Future[Result]:
+        """As `call`, without waiting: `close` cancels it if it has not ended."""
+        self._check()
+        return self._loop.start(function(*arguments))
+
+    def _check(self) -> None:
         forking.check(self._forked_from)
         if self._closed:
             raise InvalidRequest("the client was closed: connect again")
-        return self._loop.call(function(*arguments, **options))
 
     @property
     def client(self) -> Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +37,8 @@ UNDER_WAY = 4
 """Appends that are not acknowledged yet."""
 POLL = 0.25
 """Seconds of one wait, so that whoever asks the relay to stop is heard."""
+LAST_WAIT = 10.0
+"""Seconds that a relay which is told to stop waits for what is under way; its patience, if that is less."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 PASSING = (TransactionAborted, OutcomeUnknown)
 """Besides what says so itself: the target tells what became of it."""
@@ -107,12 +109,14 @@ class Relay:
         self._patience = patience
         self._tell = tell
         self._progress = 0.0
+        self._under_way: deque[tuple[Future[Any], Relayed]] = deque()
 
     def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> Relayed:
         """Relay for ever, or up to the present end; until `stop` says so. How far it has come.
 
-        Raises what reading the source and writing the target raise, RelayTargetTaken, RelayBranched; whatever is
-        raised, running it again goes on.
+        Told to stop it waits for what is under way, but not for long if the target does not answer. Raises what
+        reading the source and writing the target raise, RelayTargetTaken, RelayBranched; whatever is raised, running
+        it again goes on.
         """
         pause = FIRST_PAUSE
         self._progress = time.monotonic()
@@ -124,7 +128,7 @@ class Relay:
                     self._attempt(stack, follow=follow, stop=stop)
             except Error as error:
                 passes = error.retryable or isinstance(error, PASSING)
-                if not passes or time.monotonic() - self._progress > self._patience:
+                if not passes or (time.monotonic() - self._progress > self._patience and not stop()):
                     raise
             else:
                 return self.relayed
@@ -133,9 +137,15 @@ class Relay:
             pause = FIRST_PAUSE if self._progress > before else min(2 * pause, LONGEST_PAUSE)
             time.sleep(pause)
 
+    @property
+    def unacknowledged(self) -> int:
+        """Records that are under way; if it was told to stop they may stand there or not, and the next relay asks."""
+        return sum(sent.records for _, sent in [*self._under_way])
+
     def _attempt(self, stack: ExitStack, *, follow: bool, stop: Callable[[], bool]) -> None:
         broker = stack.enter_context(self._open_source())
         mark = self._target.open()
+        self._under_way.clear()  # of what was not acknowledged before the mark tells
         begin = self._beginning(broker, mark)
         reader = stack.enter_context(CommittedReader(broker, self._topic, start=begin.start))
         self._carry(broker, reader, begin, follow=follow, stop=stop)
@@ -189,13 +199,13 @@ class Relay:
     def _carry(
         self, broker: Broker, reader: CommittedReader, begin: _Beginning, *, follow: bool, stop: Callable[[], bool]
     ) -> None:
-        under_way: deque[tuple[Future[Any], Relayed]] = deque()
+        under_way = self._under_way
         after, source, rollback = begin.after, begin.source, begin.rollback
         while not stop():
             batch = reader.read(limit=RECORDS, timeout=POLL if follow and not under_way else 0.0)
             if batch is None:
                 if under_way:
-                    self._settle(under_way)
+                    self._settle(stop)
                 elif not follow:
                     return
                 else:
@@ -215,18 +225,22 @@ class Relay:
             sent = Relayed(len(batch), seqno, batch.positions.last)
             under_way.append((self._target.append(messages, seqno), sent))
             if len(under_way) == UNDER_WAY:
-                self._settle(under_way)
+                self._settle(stop)
         while under_way:
-            self._settle(under_way)
+            self._settle(stop)
 
-    def _settle(self, under_way: deque[tuple[Future[Any], Relayed]]) -> None:
+    def _settle(self, stop: Callable[[], bool]) -> None:
         """Wait for the oldest append. Raises why it failed, and ServiceUnavailable if that takes too long."""
-        future, sent = under_way.popleft()
-        try:
-            outcome = future.result(self._patience)
-        except TimeoutError:
-            raise ServiceUnavailable(f"the target acknowledged nothing for {self._patience:.0f} s") from None
-        self._target.landed(outcome)
+        future, sent = self._under_way[0]
+        began, patience, told = time.monotonic(), self._patience, False
+        while not wait([future], POLL).done:
+            now = time.monotonic()
+            if not told and stop():
+                told, patience = True, min(patience, now - began + LAST_WAIT)
+            if now - began > patience:
+                raise ServiceUnavailable(f"the target acknowledged nothing for {patience:.0f} s")
+        self._target.landed(future.result())
+        self._under_way.popleft()
         relayed = self.relayed
         relayed.records += sent.records
         relayed.seqno, relayed.position = sent.seqno, sent.position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -77,10 +78,12 @@ class ServiceTarget:
         self._stack = ExitStack()
         self._client: PlainClient
         self._number = 0
+        self._last: Future[None] | None = None
 
     def open(self) -> Mark | None:
         client = self._client = self._connect()
         self._stack.callback(client.close)
+        self._last = None
         # This fences every other relay, and ends what it had open.
         number = self._number = client.committed_number(self._name)
         broker = client.client.open_broker()
@@ -102,21 +105,22 @@ class ServiceTarget:
             raise InvalidRequest(
                 "the source has had no transactions, so its records have no numbers: relay to a log or a cluster"
             )
-        number = self._number + 1
+        number = self._number = self._number + 1
         properties = {**batch.properties, NUMBER: Labels.constant(str(number), len(batch))}
-        batch = replace(batch, properties=properties)
-        future: Future[Any] = Future()
-        future.set_result(self._client.call(self._commit, self._client.client, rows_of(batch), number))
-        self._number = number
-        return future
+        rows = rows_of(replace(batch, properties=properties))
+        self._last = self._client.start(self._commit, self._client.client, rows, number, self._last)
+        return self._last
 
     def landed(self, outcome: Any) -> None:
         """Nothing is left to do."""
 
     def close(self) -> None:
+        """What is not acknowledged may still stand there afterwards: whoever opens it next finds out."""
         self._stack.close()
 
-    async def _commit(self, client: Client, rows: Rows, number: int) -> None:
+    async def _commit(self, client: Client, rows: Rows, number: int, before: Future[None] | None) -> None:
+        if before is not None:
+            await asyncio.wrap_future(before)  # where one fails, none behind it may stand
         async with client.transaction(name=self._name, number=number) as txn:
             await txn.send_rows(self._topic, rows)
 
