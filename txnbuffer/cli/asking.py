@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.errors import Error, InvalidConfiguration, ServiceUnavailable
+from txnbuffer.cli.opening import tls_option
+from txnbuffer.client.trust import certificates
+from txnbuffer.errors import Error, ServiceUnavailable
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
@@ -31,12 +32,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_service(*arguments: Any, service: str, tls_ca: str | None, **named: Any) -> Any:
         return function(*arguments, service=Service(service, tls_ca), **named)
 
-    decorated = click.option(
-        "--tls-ca",
-        metavar="FILE",
-        envvar="TXNBUFFER_TLS_CA",
-        help="Talk TLS, and trust certificates signed by this one (PEM). Environment: TXNBUFFER_TLS_CA.",
-    )(with_service)
+    decorated = tls_option(with_service)
     return click.option(
         "--service",
         default=DEFAULT,
@@ -69,11 +65,7 @@ def _channel(target: str, tls_ca: str | None) -> Any:
 
     if tls_ca is None:
         return grpc.insecure_channel(target)
-    try:
-        certificate = Path(tls_ca).read_bytes()
-    except OSError as error:
-        raise InvalidConfiguration(f"can't read {tls_ca}: {error.strerror}") from error
-    return grpc.secure_channel(target, grpc.ssl_channel_credentials(certificate))
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(certificates(tls_ca)))
 
 
 def _named(error: Any, target: str) -> Error:

@@ -16,7 +16,7 @@ from snapshots.errors import SnapshotError
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.loading import Loaded, load
 from snapshots.table import TopicEntries, scan
-from txnbuffer.cli.opening import address_argument, open_for_reading, with_config
+from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import beginning_of
@@ -39,11 +39,14 @@ def command() -> None:
 @click.argument("topic", required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Messages to show.")
+@tls_option
 @with_config
 @output_option
-def inspect_log(address: str, topic: str | None, start: str, limit: int, config: Config, output: str) -> None:
+def inspect_log(
+    address: str, topic: str | None, start: str, limit: int, tls_ca: str | None, config: Config, output: str
+) -> None:
     """Show the topics of a log, or the messages of one TOPIC: records, record sets and markers as they stand."""
-    with open_for_reading(address, config) as broker:
+    with open_for_reading(address, config, tls_ca) as broker:
         if topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
@@ -107,12 +110,15 @@ def _marker_text(value: bytes | None) -> str:
 @address_argument
 @click.argument("topic")
 @click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Ask about one transaction.")
+@tls_option
 @with_config
 @output_option
-def inspect_buffer(address: str, topic: str, txn_text: str | None, config: Config, output: str) -> None:
+def inspect_buffer(
+    address: str, topic: str, txn_text: str | None, tls_ca: str | None, config: Config, output: str
+) -> None:
     """Show the transactional state of TOPIC: recovered from its snapshot, applied to the end of its log."""
     txn = None if txn_text is None else _txn(txn_text)
-    with open_for_reading(address, config) as broker:
+    with open_for_reading(address, config, tls_ca) as broker:
         loaded = load(broker, topic)
         _apply_rest(broker, loaded)
         if txn is None:
@@ -182,11 +188,12 @@ def _txn_state(loaded: Loaded, txn: TxnId) -> str:
 @command.command("snapshot")
 @address_argument
 @click.argument("topic", required=False)
+@tls_option
 @with_config
 @output_option
-def inspect_snapshot(address: str, topic: str | None, config: Config, output: str) -> None:
+def inspect_snapshot(address: str, topic: str | None, tls_ca: str | None, config: Config, output: str) -> None:
     """Show the entries of the snapshot topic, of all data topics or of TOPIC."""
-    with open_for_reading(address, config) as broker:
+    with open_for_reading(address, config, tls_ca) as broker:
         try:
             table = scan(broker, only=topic)
         except TopicNotFound:

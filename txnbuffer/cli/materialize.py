@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.opening import address_argument, connect_options, with_config
+from txnbuffer.cli.opening import address_argument, connect_options, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -35,8 +35,7 @@ TELL_EVERY = 5.0
 @click.option("--anew", is_flag=True, help="Replace the tables of these topics by new ones.")
 @click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
               help="Give up after so long without a service.")  # fmt: skip
-@click.option("--tls-ca", metavar="FILE", envvar="TXNBUFFER_TLS_CA",
-              help="Certificates to trust, PEM; without it the connection to a service is not encrypted.")  # fmt: skip
+@tls_option
 @with_config
 @output_option
 def command(

@@ -21,6 +21,16 @@ def address_argument(function: Function) -> Function:
     return click.argument("address", metavar="ADDRESS")(function)
 
 
+def tls_option(function: Function) -> Function:
+    """`--tls-ca FILE`, also from the environment, as argument `tls_ca`."""
+    return click.option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="TXNBUFFER_TLS_CA",
+        help="Talk TLS to a service, and trust certificates signed by these (PEM). Environment: TXNBUFFER_TLS_CA.",
+    )(function)
+
+
 def config_options(function: Function) -> Function:
     """`--config FILE` and `--set KEY=VALUE`."""
     function = click.option("--set", "flags", multiple=True, metavar="SECTION.KEY=VALUE", help="One setting.")(function)
@@ -41,12 +51,16 @@ def configuration(config_path: str | None, flags: tuple[str, ...]) -> Config:
     return load_config(config_path, os.environ, flags)
 
 
-def open_for_reading(address: str, config: Config) -> Broker:
+def open_for_reading(address: str, config: Config, tls_ca: str | None = None) -> Broker:
     """Open a broker beside whatever process owns it."""
     if address.startswith("file:"):
         return open_broker(address, read_only=True)
     if is_cluster(address):
         return open_broker(address, **config.pulsar.options())
+    if address.startswith("txnbuf:") and tls_ca is not None:
+        from txnbuffer.client.trust import certificates
+
+        return open_broker(address, root_certificates=certificates(tls_ca))
     return open_broker(address)
 
 

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from txnbuffer.cli.opening import connect_options, with_config
+from txnbuffer.cli.opening import connect_options, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -31,9 +31,7 @@ FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_
 @click.option(
     "--name", metavar="NAME", help="Produce under this name: begun again with the same input, nothing doubles."
 )
-@click.option(
-    "--tls-ca", metavar="FILE", help="Certificates to trust, PEM; without it the connection is not encrypted."
-)
+@tls_option
 @with_config
 @output_option
 def command(

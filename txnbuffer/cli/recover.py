@@ -12,7 +12,7 @@ from snapshots.keys import check_data_topic
 from snapshots.loading import load
 from snapshots.verify import diff_states, rebuild
 from txnbuffer.buffer import PART_SIZE, TransactionBuffer
-from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, with_config
+from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 
@@ -23,9 +23,10 @@ from txnbuffer.config import Config
 @click.option(
     "--write", is_flag=True, help="Write the rebuilt state as the topic's snapshot (needs the log to itself)."
 )
+@tls_option
 @with_config
 @output_option
-def command(address: str, topic: str, write: bool, config: Config, output: str) -> None:
+def command(address: str, topic: str, write: bool, tls_ca: str | None, config: Config, output: str) -> None:
     """Rebuild the state of TOPIC from its log and show how it differs from the snapshot.
 
     The log is folded from its first ledger to its end; the snapshot is restored and the log behind it
@@ -33,7 +34,7 @@ def command(address: str, topic: str, write: bool, config: Config, output: str) 
     takes the snapshot's place; where ledgers were trimmed, what only they told is given up.
     """
     check_data_topic(topic)
-    with open_for_reading(address, config) as broker:
+    with open_for_reading(address, config, tls_ca) as broker:
         restored, problem = _from_snapshot(broker, topic)
         part_size = PART_SIZE if restored is None else restored.parts.part_size
         rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=broker.last_position(topic))

@@ -8,13 +8,13 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from broker_io import check_address, is_cluster
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, with_config
+from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 
@@ -40,6 +40,7 @@ LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
 @click.option("--resend", is_flag=True, help="After the source's history branched: append the new history.")
 @click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0),
               help="Seconds without progress after which an error ends it that may pass.")  # fmt: skip
+@tls_option
 @with_config
 @output_option
 def command(
@@ -50,6 +51,7 @@ def command(
     follow: bool,
     resend: bool,
     patience: float,
+    tls_ca: str | None,
     config: Config,
     output: str,
 ) -> None:
@@ -75,21 +77,30 @@ def command(
         )
     stopping = _stopping()
     relay = Relay(
-        lambda: open_for_reading(address, config),
+        lambda: open_for_reading(address, config, tls_ca),
         source,
-        _target(where, target, config, patience),
+        _target(where, target, config, patience, tls_ca),
         resend=resend,
         patience=patience,
         tell=_progress(),
     )
     narrate(f"relaying {source} to {target} at {where}")
     ended = _run(relay, follow, stopping)
-    done = relay.relayed
-    told = {"records": done.records, "seqno": done.seqno, "position": done.position, "resumed_behind": done.resumed}
-    show_record(told | {"unacknowledged": relay.unacknowledged}, output)
+    show_record(_told(relay), output)
     if not ended:
         sys.stdout.flush()
         os._exit(0)  # as after a kill, which loses nothing: a thread that hangs would hold the end of the process
+
+
+def _told(relay: Relay) -> dict[str, Any]:
+    done = relay.relayed
+    return {
+        "records": done.records,
+        "seqno": done.seqno,
+        "position": done.position,
+        "resumed_behind": done.resumed,
+        "unacknowledged": relay.unacknowledged,
+    }
 
 
 def _stopping() -> threading.Event:
@@ -124,13 +135,13 @@ def _run(relay: Relay, follow: bool, stopping: threading.Event) -> bool:
     return True
 
 
-def _target(address: str, topic: str, config: Config, patience: float) -> Target:
+def _target(address: str, topic: str, config: Config, patience: float, tls_ca: str | None) -> Target:
     from txnbuffer.client.connecting import connect
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
     if address.startswith("txnbuf://"):
         timeout = min(max(patience, LEAST_ATTEMPT), LONGEST_ATTEMPT)
-        opening = connect(address, timeout=timeout, patience=patience, tls_ca=os.environ.get("TXNBUFFER_TLS_CA"))
+        opening = connect(address, timeout=timeout, patience=patience, tls_ca=tls_ca)
         return ServiceTarget(opening.open_plain, topic)
     return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
 
-from txnbuffer.cli.opening import connect_options
 from txnbuffer.cli.output import narrate, show_line
 from txnbuffer.client.changes import Rollback
 from txnbuffer.client.connecting import connect
 from txnbuffer.client.records import Record
 from txnbuffer.client.tokens import FileTokens
-from txnbuffer.config import Config
 
 
 def records(
-    address: str, topic: str, start: str, tokens: str | None, config: Config, *, follow: bool, json: bool
+    address: str, options: dict[str, Any], topic: str, start: str, tokens: str | None, *, follow: bool, json: bool
 ) -> Any:
     """Lists of records as they come, without end if `follow`; asking for the next says that one is done with.
 
+    `options` are those of `connect`.
     A rollback is told on stderr, and in JSON on stdout.
     """
     from_ = "now" if start == "end" else start
     store = None if tokens is None else FileTokens(tokens)
     to = None if follow else "now"
     with (
-        connect(address, **connect_options(address, config, os.environ.get("TXNBUFFER_TLS_CA"))) as client,
+        connect(address, **options) as client,
         client.stream(topic, from_=from_, to=to, store=store) as stream,
     ):
         for item in stream:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import click
 
-from txnbuffer.cli.opening import address_argument, open_for_reading, with_config
+from txnbuffer.cli.opening import address_argument, connect_options, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import escaped, output_option, plain, show_line
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
@@ -32,6 +32,7 @@ POLL = 0.5
 @click.option("--follow/--no-follow", default=False, help="Wait for more at the end.")
 @click.option("--stream", is_flag=True, help="Print a change stream: of each key the newest, and deletions.")
 @click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token there, and go on from it.")
+@tls_option
 @with_config
 @output_option
 def command(
@@ -43,6 +44,7 @@ def command(
     follow: bool,
     stream: bool,
     tokens: str | None,
+    tls_ca: str | None,
     config: Config,
     output: str,
 ) -> None:
@@ -55,13 +57,13 @@ def command(
     With --stream the records come from the service, each key once a snapshot, and --from is beginning, now or a
     resume token.
     """
-    left = limit
     if stream:
         from txnbuffer.cli import stream_tail
 
         stream_tail.check(topics, isolation, limit, tokens)
         json = output == "json"
-        batches = stream_tail.records(address, topics[0], start, tokens, config, follow=follow, json=json)
+        options = connect_options(address, config, tls_ca)
+        batches = stream_tail.records(address, options, topics[0], start, tokens, follow=follow, json=json)
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
             _show(record, output)
         batches.close()
@@ -69,18 +71,23 @@ def command(
     if tokens is not None:
         raise click.BadParameter("only a change stream has resume tokens: give --stream", param_hint="--tokens")
     with (
-        open_for_reading(address, config) as broker,
+        open_for_reading(address, config, tls_ca) as broker,
         CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,
     ):
-        while left is None or left > 0:
-            batch = reader.read(limit=min(left or 10_000, 10_000), timeout=POLL if follow else 0.0)
-            if batch is None:
-                if follow:
-                    continue
-                return
-            for record in batch:
-                _show(record, output)
-            left = None if left is None else left - len(batch)
+        _read(reader, limit, follow, output)
+
+
+def _read(reader: CommittedReader, limit: int | None, follow: bool, output: str) -> None:
+    left = limit
+    while left is None or left > 0:
+        batch = reader.read(limit=min(left or 10_000, 10_000), timeout=POLL if follow else 0.0)
+        if batch is None:
+            if follow:
+                continue
+            return
+        for record in batch:
+            _show(record, output)
+        left = None if left is None else left - len(batch)
 
 
 def parse_start(text: str) -> Start:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from snapshots.verify import Level, verify
-from txnbuffer.cli.opening import address_argument, open_for_reading, with_config
+from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
 
@@ -15,16 +15,17 @@ from txnbuffer.config import Config
 @click.command("verify")
 @address_argument
 @click.argument("topic", required=False)
+@tls_option
 @with_config
 @output_option
-def command(address: str, topic: str | None, config: Config, output: str) -> None:
+def command(address: str, topic: str | None, tls_ca: str | None, config: Config, output: str) -> None:
     """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
 
     Each entry is checked in itself, the chain of parts as a whole, and the state against one that is
     folded from the log anew. Files and decisions are looked at as whoever serves the log next would. Exit code 1
     if anything is wrong.
     """
-    with open_for_reading(address, config) as broker:
+    with open_for_reading(address, config, tls_ca) as broker:
         findings = verify(broker, topic)
     rows = [
         {

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Generator, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +21,7 @@ from txnbuffer.client.rows import BATCHINGS, Batching
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import LONGEST_PAUSE, Session
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
+from txnbuffer.client.trust import certificates
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ class Opening:
         service, options = self._cluster
         if service is not None and not is_target(service):
             raise InvalidAddress(f"{service!r} is no address of a service: write HOST:PORT")
-        certificates = await self._certificates()
+        trusted = await self._certificates()
 
         async def dial(target: str) -> Link:
-            return await GrpcLink.open(target, certificates, self._timeout)
+            return await GrpcLink.open(target, trusted, self._timeout)
 
         broker = await asyncio.to_thread(open_broker, self.address, **options)
         resources.push_async_callback(asyncio.to_thread, broker.close)
@@ -99,28 +99,28 @@ class Opening:
         client = await client_on(broker, way, self._serializer, self._patience, resources)
 
         async def dial_streams(target: str) -> StreamLink:
-            return await GrpcStreamLink.open(target, certificates, self._timeout)
+            return await GrpcStreamLink.open(target, trusted, self._timeout)
 
         found = finding(Finder(broker, self.address), dial_streams)
         client.dial_streams = found if service is None else dial_at(service, dial_streams)
         return client
 
     async def _certificates(self) -> bytes | None:
-        return None if self._tls_ca is None else await asyncio.to_thread(Path(self._tls_ca).read_bytes)
+        return None if self._tls_ca is None else await asyncio.to_thread(certificates, self._tls_ca)
 
     async def _open_remote(self, resources: AsyncExitStack) -> Client:
         target = self.address.removeprefix(REMOTE).rstrip("/")
         if not is_target(target):
             raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
-        certificates = await self._certificates()
+        trusted = await self._certificates()
         brokers: list[Broker] = []
 
         async def dial() -> Link:
-            return await GrpcLink.open(target, certificates, self._timeout)
+            return await GrpcLink.open(target, trusted, self._timeout)
 
         def broker() -> Broker:
             if not brokers:
-                trust = {} if certificates is None else {"root_certificates": certificates}
+                trust = {} if trusted is None else {"root_certificates": trusted}
                 brokers.append(self._open_patiently(trust))
             return brokers[0]
 
@@ -129,7 +129,7 @@ class Opening:
                 await asyncio.to_thread(opened.close)
 
         async def dial_streams() -> StreamLink:
-            return await GrpcStreamLink.open(target, certificates, self._timeout)
+            return await GrpcStreamLink.open(target, trusted, self._timeout)
 
         client = await self._client_of(dial, broker)
         client.dial_streams = dial_streams

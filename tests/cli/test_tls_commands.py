@@ -1,0 +1,73 @@
+"""Commands that reach a service with TLS, and what is said of a file of certificates that can't be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from certificates import Authority, NoOpenssl
+from click.testing import CliRunner
+from relay_kills import RelayProcess
+from service_process import ServiceProcess
+
+from txnbuffer import connect
+from txnbuffer.cli.app import app
+from txnbuffer.client.trust import certificates
+from txnbuffer.errors import InvalidConfiguration
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Authority:
+    try:
+        return Authority(tmp_path, "authority")
+    except NoOpenssl as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def address(tmp_path: Path, trust: Authority) -> Iterator[str]:
+    """A service with TLS that holds one record, committed."""
+    cert, key = trust.sign("service")
+    with ServiceProcess(tmp_path / "log", "--tls-cert", str(cert), "--tls-key", str(key)) as service:
+        address = f"txnbuf://127.0.0.1:{service.port}"
+        with connect(address, tls_ca=str(trust.trust)) as client, client.transaction() as txn:
+            txn.send("orders", b"secret", key="k")
+        yield address
+
+
+def test_records_are_read_streamed_and_relayed_over_tls(tmp_path: Path, trust: Authority, address: str) -> None:
+    relay = RelayProcess(
+        tmp_path / "relay.log", address, "orders", "clean", "--no-follow", "--tls-ca", str(trust.trust)
+    )
+    assert relay.finish()[0] == 0, relay.log.read_text()
+    known = {"TXNBUFFER_TLS_CA": str(trust.trust)}
+    option = ["--tls-ca", str(trust.trust)]
+    for command, environment in (
+        (["clean", *option], {}),
+        (["orders"], known),
+        (["orders", "--stream", *option], {}),
+        (["orders", "--stream"], known),
+    ):
+        done = CliRunner().invoke(app, ["tail", address, *command], env=environment)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.endswith("k\tsecret\n")
+    for command in (["inspect", "log", address], ["verify", address], ["recover", address, "orders"]):
+        done = CliRunner().invoke(app, command, env=known)
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "directory"])
+def test_a_file_that_holds_no_certificates_is_named(tmp_path: Path, what: str) -> None:
+    path = tmp_path / what
+    if what == "empty":
+        path.touch()
+    elif what == "directory":
+        path.mkdir()
+    with pytest.raises(InvalidConfiguration, match=what):
+        certificates(path)
+    for command in (["tail"], ["tail", "--stream"], ["materialize"]):
+        targets = ["sqlite:none"] if command == ["materialize"] else []
+        arguments = [*command, "txnbuf://127.0.0.1:1", "orders", *targets, "--tls-ca", str(path)]
+        done = CliRunner().invoke(app, arguments)
+        assert isinstance(done.exception, InvalidConfiguration)
