@@ -20,6 +20,8 @@ from broker_io.position import Positions
 BLOCK_BYTES = 1024 * 1024
 """What a block is filled up to; one message may be more."""
 MAX_BLOCK_MESSAGES = 65_536
+CELL_BYTES = 8
+"""What a message takes in a column of properties, at most, even where it lacks the property."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,17 +81,24 @@ def _answers(appends: list[Append], ledger: LedgerEntry, time_ms: int) -> list[t
 
 def _in_block_sizes(appends: list[Append]) -> Iterator[Batch]:
     group: list[Batch] = []
-    size, names = 0, set[str]()
+    size, rows, names = 0, 0, set[str]()
     for append in appends:
+        count = len(append.batch)
         named = names.union(append.batch.properties)
-        if group and (size + append.size > BLOCK_BYTES or len(named) > MAX_PROPERTIES):
-            yield Batch.concat(group)
-            group, size, named = [], 0, set(append.batch.properties)
+        if group:
+            # Those before get cells for what only this one has, and this one for what it lacks.
+            wider = (len(named) - len(names)) * rows + (len(named) - len(append.batch.properties)) * count
+            if size + append.size + CELL_BYTES * wider > BLOCK_BYTES or len(named) > MAX_PROPERTIES:
+                yield Batch.concat(group)
+                group, size, rows, named = [], 0, 0, set(append.batch.properties)
+            else:
+                size += CELL_BYTES * wider
         if append.size > 2 * BLOCK_BYTES:
             yield from split(append.batch)
+            names = set()
             continue
         group.append(append.batch)
-        size += append.size
+        size, rows = size + append.size, rows + count
         names = named
     if group:
         yield Batch.concat(group)

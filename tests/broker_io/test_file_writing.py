@@ -100,6 +100,20 @@ def test_appends_are_merged_and_split_without_a_trace(sizes: list[int], block_by
         assert messages(broker, "t") == numbered(start)
 
 
+def test_many_properties_of_one_append_are_no_columns_for_many_others() -> None:
+    with World().own() as broker:
+        broker.create_topic("t")
+        log = broker._log
+        wide = Message(None, b"", {f"name-{number}": "x" for number in range(900)})
+        narrow = [Message(None, b"%d" % number) for number in range(4000)]
+        for batch in ([wide], narrow, narrow[:9], [wide], narrow):
+            log.submit(log.topic("t"), Batch.of(batch))
+        log.flush()
+        assert messages(broker, "t") == [wide, *narrow, *narrow[:9], wide, *narrow]
+        (ledger,) = broker.ledgers("t")
+        assert ledger.bytes < 1_000_000
+
+
 def test_waiting_appends_of_all_topics_share_one_sync() -> None:
     world = World()
     with world.own() as broker:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from client_world import run, values
 from core_setup import register, rows, taken, welcomed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_io.block import encode_block
 from broker_io.errors import MessageTooLarge
 from broker_io.memory import MemoryBroker
 from txnbuffer import Client, connect
-from txnbuffer.client.outbox import ROW_BYTES, Rows
+from txnbuffer.client import outbox, sending
+from txnbuffer.client import rows as cutting
+from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, Rows
 from txnbuffer.client.rows import many_rows, pieces
 from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
 from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.limits import Limits
+from txnbuffer.service.sends import TRANSACTIONAL
 
 LARGE = b"x" * 5_000_000
 SIZES = st.sampled_from(
@@ -68,6 +72,58 @@ def test_what_many_tasks_send_at_once_goes_in_frames_of_bounded_size(transaction
     assert core.take_results() == told
 
 
+SMALL_SEND, SMALL_FRAME, SLACK = 16 * 1024, 32 * 1024, 4 * 1024
+
+
+@st.composite
+def wide_rows(draw: st.DrawFn) -> Rows:
+    """Records of which each has some of many properties, by turns, with texts of one kind."""
+    count, names = draw(st.sampled_from([1, 2, 40, 150])), draw(st.sampled_from([0, 1, 3, 60, 520]))
+    each, first = draw(st.integers(0, min(names, 70))), draw(st.sampled_from([0, 30]))
+    text = draw(st.sampled_from(["", "{}", "1{}", "\u6f22{}\u5b57", "x" * 40]))
+    table = [
+        {f"n{first + (row * each + at) % names}": text.format(row * at) for at in range(each)} for row in range(count)
+    ]
+    return many_rows([b"v"] * count, [b"k"] * count, None, table if names else None, None)
+
+
+@settings(max_examples=40)
+@given(st.lists(wide_rows(), min_size=1, max_size=4), st.booleans())
+def test_however_many_properties_frames_are_of_bounded_size(sends: list[Rows], transactional: bool) -> None:
+    core = welcomed()
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, size in (
+            (outbox, "SEND_BYTES", SMALL_SEND),
+            (cutting, "SEND_BYTES", SMALL_SEND),
+            (sending, "FRAME_BYTES", SMALL_FRAME),
+        ):
+            patch.setattr(module, name, size)
+        transaction = core.begin() if transactional else None
+        for whole in sends:
+            for piece in pieces(whole):
+                core.send("a", piece, transaction, None)
+        if transactional:
+            register(core, taken(core))
+        due = [row or {} for whole in sends for row in whole.properties or [None] * len(whole.values)]
+        found: list[dict[str, str]] = []
+        number = 0
+        while len(found) < len(due):
+            frame = taken(core)
+            blocks = [encode_block(send.batch, first_entry=0, publish_time=0).length for send in frame.sends]
+            assert sum(blocks) <= SMALL_FRAME + SMALL_SEND + SLACK
+            for send, size in zip(frame.sends, blocks, strict=True):
+                assert len(send.batch) == 1 or size <= SMALL_SEND + SLACK
+                assert len(send.batch) == 1 or len(send.batch.properties) <= MAX_PROPERTIES + len(TRANSACTIONAL)
+                found += [own(message.properties) for message in send.batch]
+            number += len(frame.sends)
+            core.receive(ServerFrame(acknowledged=number))
+    assert found == due
+
+
+def own(properties: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in properties.items() if name not in TRANSACTIONAL}
+
+
 @asynccontextmanager
 async def served(broker: MemoryBroker, limits: Limits | None = None) -> AsyncIterator[Client]:
     """A client over a socket."""
@@ -111,6 +167,18 @@ def test_more_than_a_frame_takes_arrives(send: Callable[[Client], Coroutine[Any,
         async with served(broker, limits) as client:
             await send(client)
         assert [len(value or b"") for value in values(broker, "log")] == [len(LARGE)] * 4
+
+    run(test())
+
+
+def test_wide_records_of_many_sends_arrive() -> None:
+    async def test() -> None:
+        broker = MemoryBroker()
+        rows = [{f"name-{number % 300}": "x"} for number in range(4096)]
+        async with served(broker) as client, client.transaction() as txn:
+            for _ in range(3):
+                await txn.send_many("log", [b"v"] * 4096, properties=rows)
+        assert len(values(broker, "log")) == 3 * 4096
 
     run(test())
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from broker_io.batch import Batch
 from broker_io.errors import MessageTooLarge
-from txnbuffer.client.outbox import ROW_BYTES, Flight, OpenTransaction, Run
+from txnbuffer.client.outbox import CELL_BYTES, ROW_BYTES, Flight, OpenTransaction, Run, width
 from txnbuffer.client.transaction import PROPERTY_BYTES
 from txnbuffer.frames import SEND_BYTES, Send
 from txnbuffer.protocol import transactional
@@ -25,7 +25,7 @@ def check_batch(records: Batch, limit: int, *, in_sets: bool) -> None:
 
 def split(records: Batch) -> Iterator[Batch]:
     """The records in pieces that fit into a send each."""
-    ends = np.cumsum(records.sizes() + ROW_BYTES)
+    ends = np.cumsum(records.sizes() + ROW_BYTES + CELL_BYTES * len(records.properties))
     start = 0
     while start < len(records):
         base = 0 if start == 0 else int(ends[start - 1])
@@ -40,7 +40,7 @@ def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_byte
     first = transaction.counts.get(topic, 0) + 1
     transaction.counts[topic] = first + count - 1
     transaction.pending += count
-    size = int(records.sizes().sum()) + ROW_BYTES * count
+    size = int(records.sizes().sum()) + ROW_BYTES * count + width(len(records.properties), count)
     if set_bytes:
         messages = pack_all(records, [Stretch(transaction.txn, first, count)], set_bytes)
     else:

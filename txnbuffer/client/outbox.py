@@ -16,6 +16,10 @@ from txnbuffer.recordset import Stretch, pack_all
 
 ROW_BYTES = 64
 """What a record costs in memory besides its bytes, about."""
+CELL_BYTES = 9
+"""What a row takes in a column of properties, at most, besides its text: also where it lacks the property."""
+COLUMN_BYTES = 64
+"""What such a column takes besides its rows and its name, at most."""
 MAX_PROPERTIES = 500
 """Different names of properties in one send; a service takes twice as many."""
 
@@ -41,6 +45,11 @@ class Rows(NamedTuple):
 def weight(rows: Rows) -> int:
     """About the bytes that rows hold in memory."""
     return rows.size + ROW_BYTES * len(rows.values)
+
+
+def width(names: int, rows: int) -> int:
+    """The bytes of so many columns of properties, at most, besides names and texts."""
+    return names * (COLUMN_BYTES + CELL_BYTES * rows)
 
 
 class OpenTransaction:
@@ -110,6 +119,7 @@ class Outbox:
         "_topic",
         "_values",
         "_waiters",
+        "_weight",
         "size",
     )
 
@@ -127,6 +137,7 @@ class Outbox:
         self._seqs: list[int] = []
         self._waiters: list[Waiter] = []
         self._set_bytes = 0
+        self._weight = 0
         self.size = 0
 
     def __len__(self) -> int:
@@ -149,23 +160,23 @@ class Outbox:
                 self._seqs += range(seq, seq + count)
         self._keys += rows.keys
         self._values += rows.values
-        self.size += weight(rows)
+        self._weight += weight(rows)
         if rows.properties is not None or self._properties is not None:
             self._add_properties(rows.properties, before, count)
         if rows.times is not None or self._times is not None:
             times = self._times = [0] * before if self._times is None else self._times
             times += [0] * count if rows.times is None else rows.times
+        self.size = self._weight + width(len(self._names), len(self._values))
 
     def fits(self, rows: Rows) -> bool:
         """Whether the records can go into the same send as those before."""
         if not self._values:
             return True
-        if rows.set_bytes != self._set_bytes or self.size + weight(rows) > SEND_BYTES:
+        if rows.set_bytes != self._set_bytes:
             return False
-        if rows.properties is None or not self._names:
-            return True
-        names = {name for properties in rows.properties if properties for name in properties}
-        return len(self._names | names) <= MAX_PROPERTIES
+        names = self._names.union(*filter(None, rows.properties or ()))
+        size = self._weight + weight(rows) + width(len(names), len(self._values) + len(rows.values))
+        return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
 
     def take(self) -> Flight:
         """All records, as one send."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from broker_io.errors import InvalidMessage, MessageTooLarge
-from txnbuffer.client.outbox import ROW_BYTES, Rows, weight
+from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, Rows, weight, width
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.frames import SEND_BYTES
 from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM
@@ -41,7 +41,7 @@ def one_row(
     if properties is None and ordering_key is None and event_time is None:
         return Rows((key,), (data,), None, None, size)
     row = checked_properties(properties, ordering_key)
-    size += sum(len(name) + len(text) for name, text in row.items())
+    size += _text_bytes(row)
     times = None if event_time is None else (milliseconds(event_time),)
     return Rows((key,), (data,), (row,) if row else None, times, size)
 
@@ -73,7 +73,7 @@ def many_rows(
         all_keys = [key if type(key) is bytes else key_bytes(key) for key in keys]
         size += sum(len(key) for key in all_keys if key is not None)
     rows = None if properties is None else [checked_properties(row, None) for row in properties]
-    size += sum(len(name) + len(text) for row in rows or () for name, text in row.items())
+    size += sum(map(_text_bytes, rows or ()))
     times = None if event_times is None else [0 if time is None else milliseconds(time) for time in event_times]
     return Rows(all_keys, data, rows, times, size)
 
@@ -81,16 +81,18 @@ def many_rows(
 def pieces(rows: Rows, records: int = sys.maxsize) -> Iterator[Rows]:
     """The rows in pieces that fit into a send each, of at most so many records."""
     count = len(rows.values)
-    if count <= records and weight(rows) <= SEND_BYTES:
+    names = set[str]().union(*filter(None, rows.properties or ()))
+    if count <= records and len(names) <= MAX_PROPERTIES and weight(rows) + width(len(names), count) <= SEND_BYTES:
         yield rows
         return
-    start = size = 0
+    start, size, names = 0, 0, set()
     for row in range(count):
-        one = _bytes_of(rows, row) + ROW_BYTES
-        if row > start and (size + one > SEND_BYTES or row - start == records):
+        one, named = _bytes_of(rows, row) + ROW_BYTES, names.union(_row(rows, row))
+        fits = size + one + width(len(named), row - start + 1) <= SEND_BYTES and len(named) <= MAX_PROPERTIES
+        if row > start and (not fits or row - start == records):
             yield _part(rows, start, row, size)
-            start, size = row, 0
-        size += one
+            start, size, named = row, 0, set(_row(rows, row))
+        size, names = size + one, named
     yield _part(rows, start, count, size)
 
 
@@ -104,7 +106,16 @@ def _part(rows: Rows, start: int, end: int, size: int) -> Rows:
 
 def _bytes_of(rows: Rows, index: int) -> int:
     size = len(rows.values[index] or b"") + len(rows.keys[index] or b"")
-    return size + sum(len(name) + len(text.encode()) for name, text in _row(rows, index).items())
+    return size + _text_bytes(_row(rows, index))
+
+
+def _text_bytes(properties: Mapping[str, str]) -> int:
+    """Bytes of names and texts."""
+    size = 0
+    for name, text in properties.items():
+        size += len(name) if name.isascii() else len(name.encode())
+        size += len(text) if text.isascii() else len(text.encode())
+    return size
 
 
 def pick(rows: Rows, which: Sequence[int]) -> Rows:
@@ -113,7 +124,7 @@ def pick(rows: Rows, which: Sequence[int]) -> Rows:
     properties = None if rows.properties is None else [rows.properties[row] for row in which]
     times = None if rows.times is None else [rows.times[row] for row in which]
     size = sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys)))
-    size += sum(len(name) + len(text) for row in properties or () for name, text in (row or {}).items())
+    size += sum(_text_bytes(row) for row in properties or () if row)
     return Rows(keys, values, properties, times, size, rows.set_bytes)
 
 

@@ -10,6 +10,8 @@ from broker_io.port import MAX_MESSAGE_BYTES
 MIB = 1024 * 1024
 ROW_BYTES = 64
 """What a record costs in memory besides its bytes, about."""
+CELL_BYTES = 8
+"""What a record takes in a column of properties, at most, even where it lacks the property."""
 MAX_PROPERTIES = 1000
 """Different property names in one append, as every broker takes them."""
 SMALLEST_CREDIT = 64 * 1024

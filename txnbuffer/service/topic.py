@@ -17,7 +17,7 @@ from broker_io.position import Position, Positions
 from snapshots.tailing import Tail
 from txnbuffer.errors import UnregisteredTopic
 from txnbuffer.service.following import Follower
-from txnbuffer.service.limits import MAX_PROPERTIES
+from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES
 
 FLIGHT_BYTES = 8 * 1024 * 1024
 """What one append holds at most, about."""
@@ -87,14 +87,14 @@ class Topic:
     def take(self) -> Flight:
         """What can be appended now, in one batch; something must be waiting."""
         parts: list[Part] = []
-        size, names = 0, set[str]()
+        size, rows, names = 0, 0, set[str]()
         while self.waiting:
             part = self.waiting[0]
+            size, rows = size + part.size, rows + len(part.batch)
             names.update(part.batch.properties)
-            if parts and (size + part.size > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
+            if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break
             parts.append(self.waiting.popleft())
-            size += part.size
         return Flight(parts, Batch.concat([part.batch for part in parts]))
 
 

@@ -1,0 +1,27 @@
+"""Records with many properties and many records without, side by side."""
+
+from __future__ import annotations
+
+from broker_io.batch import Message
+from broker_io.errors import Error
+from txnbuffer.service.parts import MessagesPart
+from txnbuffer.service.topic import Topic
+
+
+def part(*messages: Message) -> MessagesPart:
+    def landed() -> None: ...
+
+    def failed(_: Error) -> None: ...
+
+    return MessagesPart(messages, landed, failed)
+
+
+def test_many_properties_of_one_record_are_no_columns_for_many_others() -> None:
+    topic = Topic("t")
+    wide = part(Message(None, b"", {f"name-{number}": "x" for number in range(900)}))
+    many = part(*[Message(None, b"")] * 4000)
+    few = part(*[Message(None, b"")] * 3)
+    topic.waiting.extend([few, wide, many, many, wide, few])
+    flights = [topic.take().parts for _ in range(3)]
+    assert flights == [[few, wide], [many, many], [wide, few]]
+    assert not topic.waiting
