@@ -164,6 +164,9 @@ class PartitionedBroker(Protocol):
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has, which may grow; 0 if it has none, or isn't there."""
 
+    def partition(self, topic: str, count: int) -> None:
+        """Make a topic with so many partitions. One that is there need not become one with that many: ask."""
+
 
 class Broker(Protocol):
     @property

@@ -12,8 +12,8 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.errors import SnapshotError, SnapshotMissing, UnsupportedSnapshot
-from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.recovery import Restored, before_ledger, fresh, restore
+from snapshots.shards import snapshot_topic_of
 from snapshots.table import Scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
@@ -60,11 +60,12 @@ class Loaded:
         return seqno, at
 
 
-def load(broker: Broker, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC) -> Loaded:
-    """One topic as its newest snapshot has it, without writing anything.
+def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> Loaded:
+    """One topic as its newest snapshot has it, without writing anything; of its shard's snapshots unless told.
 
     Raises TopicNotFound, SnapshotDamaged, UnsupportedSnapshot, AppliedPositionTrimmed.
     """
+    snapshot_topic = snapshot_topic or snapshot_topic_of(broker, topic)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             restored = _attempt(broker, topic, snapshot_topic)

@@ -28,12 +28,14 @@ from snapshots.layout import reaches
 from snapshots.losing import holds_transactions
 from snapshots.parts import decode_part
 from snapshots.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
+from snapshots.shards import shards_of
 from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
+from txnbuffer.shards import Shard
 
 
 class Level(enum.Enum):
@@ -52,53 +54,72 @@ class Finding(NamedTuple):
     position: Position | None = None
 
 
-def verify(broker: Broker, topic: str | None = None, *, snapshot_topic: str = SNAPSHOT_TOPIC) -> list[Finding]:
+def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
     """What there is to say of the snapshots of one data topic, or of all, of logs that lack one, and of what an owner
     of the logs would refuse.
 
     Raises TopicNotFound if there is no such data topic, or neither any data topic nor a snapshot topic.
     """
-    findings = [*_stored(broker, topic)]
+    count = shards_of(broker)
+    shards = [shard for shard in map(Shard, range(count), [count] * count) if topic is None or shard.owns(topic)]
+    findings = [found for shard in shards for found in _stored(broker, topic, shard.topic(DECISIONS))]
     broken = {finding.topic for finding in findings}
-    if snapshot_topic in broken:
+    if broken & {shard.topic(SNAPSHOT_TOPIC) for shard in shards}:
         return findings  # what can't be read can't be compared
     known = [name for name in broker.topics() if not is_internal(name) and topic in (None, name)]
-    try:
-        table = scan(broker, snapshot_topic, topic)
-    except TopicNotFound:
-        if topic is None and not known:
-            raise
-        table = SnapshotTable(topic)
-    restored = restored_topics(table)
-    if topic is not None and topic not in (*known, *restored):
+    tables = [(shard, _table(broker, shard.topic(SNAPSHOT_TOPIC), topic)) for shard in shards]
+    if topic is None and not known and not any(table for _, table in tables):
+        raise TopicNotFound(f"there is neither a data topic nor a topic {SNAPSHOT_TOPIC}: nothing is registered here")
+    restored = [
+        (name, table) for shard, table in tables if table for name in restored_topics(table) if shard.owns(name)
+    ]
+    with_snapshot = {name for name, _ in restored}
+    if topic is not None and topic not in (*known, *with_snapshot):
         raise TopicNotFound(f"there is no data topic {topic!r} to verify")
-    if table.zombies:
-        findings.append(_of_all(f"{table.zombies} entries of owners that had lost the topic count for nothing"))
-    if table.foreign:
-        findings.append(_of_all(f"{len(table.foreign)} keys are those of no entry"))
-    for name in restored:
+    for shard, table in tables:
+        findings += [] if table is None else _of_table(shard, table)
+    for name, table in restored:
         findings += verify_topic(broker, table, name)
-    for name in sorted(set(known) - set(restored) - broken):
+    for name in sorted(set(known) - with_snapshot - broken):
         findings += _without_snapshot(broker, name, asked=topic is not None)
     return findings
 
 
-def _stored(broker: Broker, topic: str | None) -> Iterator[Finding]:
+def _table(broker: Broker, snapshot_topic: str, topic: str | None) -> SnapshotTable | None:
+    try:
+        return scan(broker, snapshot_topic, topic)
+    except TopicNotFound:
+        return None
+
+
+def _of_table(shard: Shard, table: SnapshotTable) -> Iterator[Finding]:
+    name = shard.topic(SNAPSHOT_TOPIC)
+    if table.zombies:
+        what = f"{table.zombies} entries of owners that had lost the topic count for nothing"
+        yield Finding(Level.WARNING, name, what)
+    if table.foreign:
+        yield Finding(Level.WARNING, name, f"{len(table.foreign)} keys are those of no entry")
+    for topic in restored_topics(table):
+        if not shard.owns(topic):
+            yield Finding(Level.WARNING, topic, f"{name} has a snapshot of it, which belongs to another shard")
+
+
+def _stored(broker: Broker, topic: str | None, decisions: str) -> Iterator[Finding]:
     """What keeps an owner from opening the logs: files that aren't what they were, decisions that can't be read."""
     damages = broker.damages() if isinstance(broker, StoredBroker) else {}
     for name, error in damages.items():
         if is_internal(name) or topic in (None, name):
             yield Finding(Level.ERROR, name, str(error))
-    if DECISIONS in damages or DECISIONS not in broker.topics():
+    if decisions in damages or decisions not in broker.topics():
         return
     history = History()
     try:
-        with broker.reader(DECISIONS, compacted=True) as reader:
+        with broker.reader(decisions, compacted=True) as reader:
             while (placed := reader.read()) is not None:
                 for message in placed.messages:
                     history.apply(message)
     except Error as error:
-        yield Finding(Level.ERROR, DECISIONS, f"the decision log can't be read to its end: {error}")
+        yield Finding(Level.ERROR, decisions, f"the decision log can't be read to its end: {error}")
 
 
 def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:
@@ -112,10 +133,6 @@ def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Fi
         return
     if asked:
         yield Finding(Level.WARNING, topic, "it has no snapshot, so it was never registered")
-
-
-def _of_all(what: str) -> Finding:
-    return Finding(Level.WARNING, SNAPSHOT_TOPIC, what)
 
 
 def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Finding]:

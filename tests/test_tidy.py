@@ -29,7 +29,7 @@ BUILTIN_CALLS = ("open", "print", "input")
 IN_MEMORY = ("io.BytesIO",)
 PURE_MAY_USE = (
     "broker_io.position", "broker_io.batch", "broker_io.block", "broker_io.gather", "broker_io.errors",
-    "broker_io.faults",
+    "broker_io.faults", "broker_io.partitions",
 )  # fmt: skip
 SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
 SPARK = "txnbuffer.pipeline.spark"

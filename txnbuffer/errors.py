@@ -27,6 +27,7 @@ __all__ = [
     "Error",
     "Fault",
     "Fenced",
+    "ForeignTopic",
     "ForeignTransaction",
     "InvalidConfiguration",
     "InvalidRequest",
@@ -263,6 +264,12 @@ class ForeignTransaction(CallerError):
     """A transaction of another session or another coordinator."""
 
     grpc_status = "PERMISSION_DENIED"
+
+
+class ForeignTopic(CallerError):
+    """A topic, a producer's name or a group belongs to another shard: ask the service of that one."""
+
+    grpc_status = "FAILED_PRECONDITION"
 
 
 class UnknownSession(PeerError):

@@ -157,6 +157,14 @@ class PulsarBroker:
     def partitions(self, topic: str) -> int:
         return self._cluster.partitions(check_topic_name(topic))
 
+    def partition(self, topic: str, count: int) -> None:
+        path = path_of(self._cluster.namespace, check_topic_name(topic))
+        try:
+            self._cluster.admin.ask("PUT", f"{path}/partitions", count)
+        except ClusterRefused as error:
+            if error.status != 409:
+                raise
+
     def incarnation(self, topic: str) -> str:
         return self._cluster.incarnation(topic)
 

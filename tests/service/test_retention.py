@@ -20,7 +20,7 @@ from txnbuffer.service.retention import Retention
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):
     config = RetentionConfig(seconds=seconds, bytes=size)
-    return Retention(engine.topics, engine.keeping, config, clock or engine.clock, engine._group_floor)
+    return Retention(engine.topics, engine.keeping, config, clock or engine.clock, engine.group_floor)
 
 
 async def fill(broker, session, topic, ids):

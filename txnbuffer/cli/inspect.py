@@ -15,6 +15,7 @@ from snapshots.entries import decode_end
 from snapshots.errors import SnapshotError
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.loading import Loaded, load
+from snapshots.shards import snapshot_topic_of, snapshot_topics
 from snapshots.table import TopicEntries, scan
 from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
@@ -195,13 +196,16 @@ def inspect_snapshot(address: str, topic: str | None, tls_ca: str | None, config
     """Show the entries of the snapshot topic, of all data topics or of TOPIC."""
     with open_for_reading(address, config, tls_ca) as broker:
         try:
-            table = scan(broker, only=topic)
+            names = snapshot_topics(broker) if topic is None else [snapshot_topic_of(broker, topic)]
+            tables = [scan(broker, name, topic) for name in names]
         except TopicNotFound:
             raise TopicNotFound(f"{address} has no topic {SNAPSHOT_TOPIC}: nothing is registered there") from None
-        if topic is not None and topic not in {*table.topics, *broker.topics()}:
+        found = {name: entries for table in tables for name, entries in table.topics.items()}
+        if topic is not None and topic not in {*found, *broker.topics()}:
             raise TopicNotFound(f"there is no topic {topic!r}")
-        rows = [row for name in sorted(table.topics) for row in _entry_rows(name, table.topics[name])]
-        show_rows(rows, output, title=f"owner epoch {table.epoch}" if output == "table" else "", empty="no entries")
+        rows = [row for name in sorted(found) for row in _entry_rows(name, found[name])]
+        epochs = ", ".join(str(table.epoch) for table in tables)
+        show_rows(rows, output, title=f"owner epoch {epochs}" if output == "table" else "", empty="no entries")
 
 
 def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from broker_io.port import Broker
 from snapshots.errors import SnapshotError
 from snapshots.keys import check_data_topic
 from snapshots.loading import load
+from snapshots.shards import snapshot_topic_of
 from snapshots.verify import diff_states, rebuild
 from txnbuffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
@@ -79,6 +80,6 @@ def _from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None
 def _write(broker: Broker, topic: str) -> None:
     from snapshots.keeper import BufferKeeper
 
-    with BufferKeeper(broker) as keeper:
+    with BufferKeeper(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as keeper:
         keeper.recover()
         keeper.rebuild(topic)

@@ -21,10 +21,14 @@ _KEY = OWNER_KEY.encode()
 
 
 class Finder:
-    """Blocks while it reads, so it belongs into a thread; one call at a time. `namespace` is named in errors."""
+    """Blocks while it reads, so it belongs into a thread; one call at a time. `namespace` is named in errors.
 
-    def __init__(self, broker: Broker, namespace: str) -> None:
+    `topic`: the decision log that is looked at.
+    """
+
+    def __init__(self, broker: Broker, namespace: str, topic: str = TOPIC) -> None:
         self._broker = broker
+        self._topic = topic
         self._namespace = namespace
         self._owner: Owner | None = None
         self._read_to = EARLIEST
@@ -36,7 +40,7 @@ class Finder:
         if not isinstance(self._broker, NotingBroker):
             return None
         try:
-            text = self._broker.noted(TOPIC)
+            text = self._broker.noted(self._topic)
         except Error:  # the log will tell what is wrong, if anything is
             return None
         found = None if text is None else decode_note(text)
@@ -65,7 +69,7 @@ class Finder:
 
     def _read_on(self) -> None:
         try:
-            end = self._broker.last_position(TOPIC)
+            end = self._broker.last_position(self._topic)
             if end is None or end <= self._end:
                 return
             try:
@@ -83,7 +87,7 @@ class Finder:
         while found and self._read_to < end:
             found = False
             start = self._read_to
-            with self._broker.reader(TOPIC, start, inclusive=start == EARLIEST, compacted=True) as reader:
+            with self._broker.reader(self._topic, start, inclusive=start == EARLIEST, compacted=True) as reader:
                 while self._read_to < end and (placed := reader.read(timeout=PATIENCE)) is not None:
                     found = True
                     self._take(placed)

@@ -17,6 +17,7 @@ class Config:
     `lease_timeout`: so long an id may be kept without being used.
     `visible_timeout`: so long who asked for it waits for a decided commit to be seen.
     `remember`: so long an outcome can be asked for.
+    `shards`: how many there are, so that topics may be those of others.
     `max_open_session`, `max_open`: ids leased and not ended, of one session and in all.
     """
 
@@ -32,6 +33,7 @@ class Config:
     ended_interval: float = 60.0
     max_open_session: int = 100_000
     max_open: int = 1_000_000
+    shards: int = 1
     max_group: int = 10_000
     """Rows of decisions in one message with all their topics; a transaction stays in one message."""
 
@@ -46,6 +48,11 @@ class Config:
             raise InvalidConfiguration(
                 f"max_transaction_timeout ({self.max_transaction_timeout} s) is below transaction_timeout "
                 f"({self.transaction_timeout} s): raise the first or lower the second"
+            )
+        if self.shards > 1 and (self.one_phase or self.verify_counts):
+            raise InvalidConfiguration(
+                "with several shards a transaction may have records on topics of others, which nobody counts: "
+                "verify_counts and one_phase have to be off"
             )
         if self.one_phase and not self.verify_counts:
             raise InvalidConfiguration("one_phase needs verify_counts: a marker that decides can't be taken back")

@@ -96,6 +96,9 @@ class Coordinator:
         """Those that are registered."""
         return [*self._core.topics]
 
+    def is_registered(self, topic: str) -> bool:
+        return topic in self._core.topics
+
     def groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
         """Consumer groups: name, generation, and by topic how far they have come; to be read only."""
         return self._consumers.all_groups()
@@ -156,7 +159,13 @@ class Coordinator:
         if self._session(session, request, now) is not None:
             self._registration.register(session, request, topic)
 
+    def register_elsewhere(self, request: int, topic: str, now: float) -> None:
+        """The coordinator of another shard has a client that is to write there. Answered as `register_topic`."""
+        if self._enter(now):
+            self._registration.register("", request, topic)
+
     def topic_snapshotted(self, topic: str, now: float) -> None:
+        """The owner of a topic, which may be another shard's, follows it."""
         if self._enter(now):
             self._ending.topic_goes_on(topic)
             self._registration.snapshotted(topic)
@@ -174,6 +183,11 @@ class Coordinator:
     def border(self) -> Marker:
         """A marker that ends nothing."""
         return self._core.markers.border()
+
+    def topic_goes_on(self, topic: str, now: float) -> None:
+        """Markers can be written again to a topic of another shard that was told to have stopped."""
+        if self._enter(now):
+            self._ending.topic_goes_on(topic)
 
     def topic_missing(self, topic: str, now: float) -> None:
         """The topic is another one now, or gone: nothing is committed there until it is registered again.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Set
 
 from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.messages import AwaitApplied, Commit
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.retention import Retention
 from txnbuffer.coordinator.rows import Row
@@ -127,6 +127,7 @@ class Ending:
         for transaction in transactions:
             if transaction.hidden:
                 self._waited_for.append((self._core.now + self._core.config.visible_timeout, transaction))
+                self._await(transaction)
             self.answer_if_due(transaction)
             self._settle_if_due(transaction)
         for retirement in retirements:
@@ -248,6 +249,16 @@ class Ending:
                 why = f"its markers were not read there within {core.config.visible_timeout:.0f} s"
                 self._answer_not_visible(transaction, next(_unseen(transaction)), why)
                 waited_for.append((core.now + core.config.visible_timeout, transaction))
+        if core.config.shards > 1:
+            for _, transaction in waited_for:
+                self._await(transaction)
+
+    def _await(self, transaction: Transaction) -> None:
+        """Other shards' topics have buffers elsewhere."""
+        core = self._core
+        for member in (transaction, *(transaction.branches or ())) if core.config.shards > 1 else ():
+            if member.unseen:
+                core.effects.append(AwaitApplied(member.txn.least, tuple(sorted(member.unseen))))
 
     def _answer_not_visible(self, transaction: Transaction, topic: str, why: str) -> None:
         error = NotVisible(transaction.txn, topic, why)

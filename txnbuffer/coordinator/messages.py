@@ -159,6 +159,13 @@ class CheckCounts(NamedTuple):
     least: tuple[int, ...]
 
 
+class AwaitApplied(NamedTuple):
+    """Where there are several shards: tell `ended` once the owners of these topics have applied the marker."""
+
+    least: int
+    topics: tuple[str, ...]
+
+
 class RegisterTopic(NamedTuple):
     """Make the topic's first snapshot durable and tail it; then `topic_snapshotted` or `registration_failed`."""
 
@@ -178,4 +185,6 @@ class StopAnswering(NamedTuple):
     reason: str
 
 
-Effect: TypeAlias = AppendDecisions | AppendMarker | Answers | CheckCounts | RegisterTopic | WriteBorder | StopAnswering
+Effect: TypeAlias = (
+    AppendDecisions | AppendMarker | Answers | CheckCounts | AwaitApplied | RegisterTopic | WriteBorder | StopAnswering
+)

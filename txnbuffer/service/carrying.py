@@ -14,6 +14,7 @@ from txnbuffer.coordinator.messages import (
     Answers,
     AppendDecisions,
     AppendMarker,
+    AwaitApplied,
     CheckCounts,
     RegisterTopic,
     StopAnswering,
@@ -23,6 +24,8 @@ from txnbuffer.model import TxnId
 from txnbuffer.protocol import encode_marker
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.counting import Counting
+from txnbuffer.service.elsewhere import Elsewhere
+from txnbuffer.service.letters import Letters
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.parts import MessagesPart
 from txnbuffer.service.remaking import Remaking
@@ -44,7 +47,8 @@ class Counts:
 class Carrying:
     """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
 
-    `marking`, `counting` and `remaking` are there where others write the topics too.
+    `marking`, `counting` and `remaking` are there where others write the topics too, `elsewhere` and `letters` where
+    topics may be those of other shards.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class Carrying:
         self.marking: MarkerWriters | None = None
         self.counting: Counting | None = None
         self.remaking: Remaking | None = None
+        self.elsewhere: Elsewhere | None = None
+        self.letters: Letters | None = None
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -87,12 +93,16 @@ class Carrying:
                     case AppendDecisions():
                         self._append_decisions(effect)
                     case RegisterTopic(topic):
-                        self._register(topic)
+                        self._register_topic(topic)
+                    case AwaitApplied():
+                        self._await_applied(effect)
                     case WriteBorder():
                         self._write_border(effect)
                     case StopAnswering(reason):
                         self._stop(reason)
                         return
+        if self.letters is not None:
+            self.letters.send()
 
     def applied(self, topic: Topic, effects: list[Effect]) -> None:
         """A topic's buffer has applied what was appended."""
@@ -112,6 +122,8 @@ class Carrying:
             self.counts.committed += committed
             self.counts.aborted += len(ends) - committed
             self._coordinator.ended(topic.name, ends, self._now())
+            if self.letters is not None:
+                self.letters.applied(topic.name, (txn for txn, _ in ends))
         if self.counting is not None:
             self.counting.applied(topic)
         elif topic.checks:
@@ -123,7 +135,7 @@ class Carrying:
         now = self._now()
         for topic in self._topics.by_name.values():
             if topic.tail is not None and len(topic.tail.buffer.ongoing):
-                self._coordinator.ask(topic.name, [entry.txn for entry in topic.tail.buffer.ongoing], now)
+                self._ask(topic, [entry.txn for entry in topic.tail.buffer.ongoing], now)
 
     def ask_again(self) -> None:
         """Ask about what was ongoing already at the last such call, but not where markers can't be written now."""
@@ -135,7 +147,23 @@ class Carrying:
             topic.asked_up_to = buffer.applied
             if up_to is not None and len(topic.waiting) < MUCH and len(buffer.ongoing):
                 older = [entry.txn for entry in buffer.ongoing.began_by(up_to)]
-                self._coordinator.ask(topic.name, older, now)
+                self._ask(topic, older, now)
+
+    def _ask(self, topic: Topic, txns: list[TxnId], now: float) -> None:
+        self._coordinator.ask(topic.name, txns, now)
+        if self.letters is not None:
+            self.letters.ask(topic.name, txns)
+
+    def _register_topic(self, name: str) -> None:
+        if self.letters is None or self._topics.shard.owns(name):
+            self._register(name)
+        else:
+            self.letters.register(name)
+
+    def _await_applied(self, effect: AwaitApplied) -> None:
+        for topic in effect.topics:
+            if self.letters is not None and not self._topics.shard.owns(topic):
+                self.letters.await_applied(topic, effect.least)
 
     def _ask_counts(self, name: str, least: tuple[int, ...]) -> None:
         topic = self._topics.get(name)
@@ -167,6 +195,8 @@ class Carrying:
     def _append_marker(self, effect: AppendMarker) -> None:
         token, name, marker = effect
         topic = self._topics.get(name)
+        if self.elsewhere is not None and not self._topics.shard.owns(name):
+            topic = self.elsewhere.topic(name)
         if topic is None or topic.missing:
             self._coordinator.marker_failed(token)
             if self.remaking is not None:

@@ -28,13 +28,14 @@ _OWNER = OWNER_KEY.encode()
 class DecisionLog:
     """`history` is what the log says up to `at`. Made once all that was there at first is read."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, topic: str = TOPIC) -> None:
         self.history = History()
+        self.topic = topic
         self._broker = broker
-        end = broker.last_position(TOPIC)
+        end = broker.last_position(topic)
         self.at = EARLIEST if end is None else end
         # Opened before the rest is read: what is trimmed behind here from now on is named, not missed.
-        self._reader: Reader = broker.reader(TOPIC, self.at, inclusive=False)
+        self._reader: Reader = broker.reader(topic, self.at, inclusive=False)
         if end is not None:
             self._read_compacted(end)
 
@@ -59,12 +60,12 @@ class DecisionLog:
                 self.at = placed.positions.last
             elif time.monotonic() > deadline:
                 raise StorageError(
-                    f"{TOPIC}: our entry at {own} did not come back within {READ_TIMEOUT:.0f} s, nothing comes behind "
-                    f"{self.at}; look whether the broker is well and start again"
+                    f"{self.topic}: our entry at {own} did not come back within {READ_TIMEOUT:.0f} s, nothing comes "
+                    f"behind {self.at}; look whether the broker is well and start again"
                 )
             else:
                 self._reader.close()
-                self._reader = self._broker.reader(TOPIC, self.at, inclusive=False)
+                self._reader = self._broker.reader(self.topic, self.at, inclusive=False)
         return highest
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ class DecisionLog:
 
     def _read_compacted(self, end: Position) -> None:
         at, silent = EARLIEST, False
-        reader = self._broker.reader(TOPIC, compacted=True)
+        reader = self._broker.reader(self.topic, compacted=True)
         try:
             while at < end:
                 placed = reader.read(timeout=PATIENCE)
@@ -83,7 +84,7 @@ class DecisionLog:
                     return
                 else:  # at the end of what is left, or dead: only another reader can tell
                     reader.close()
-                    reader = self._broker.reader(TOPIC, at, inclusive=False, compacted=True)
+                    reader = self._broker.reader(self.topic, at, inclusive=False, compacted=True)
                     silent = True
         finally:
             reader.close()

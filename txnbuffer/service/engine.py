@@ -19,11 +19,9 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, as_error
 from broker_io.port import Broker
-from broker_io.position import Position
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.config import Config
@@ -33,25 +31,22 @@ from txnbuffer.coordinator.messages import Answers, Opened, Result
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.beginning import Beginning
+from txnbuffer.service.beside import read_others, writers_elsewhere
 from txnbuffer.service.carrying import Carrying
 from txnbuffer.service.connection import Connection
-from txnbuffer.service.counting import Counting
-from txnbuffer.service.decision_log import newest_owner
-from txnbuffer.service.following import GATHER_OWN, Following
+from txnbuffer.service.following import Following
 from txnbuffer.service.guarding import Guarding
 from txnbuffer.service.intake import OPENING, Intake
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import Limits
-from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.opening import Identity, Standing, take_over
 from txnbuffer.service.registering import Registering
-from txnbuffer.service.remaking import Remaking
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.streaming.streams import Streams
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
+from txnbuffer.shards import ONLY, Shard, check_shard
 
 TICK = 1.0
 """Seconds between two looks at the time."""
@@ -91,7 +86,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._retention_config = retention
         self._streams_config: StreamsConfig
-        self._scheduled = False
+        self._woken = False
         self._credits = 0
         self._latest = 0.0
 
@@ -102,6 +97,7 @@ class Engine:
         *,
         owner: str = "txnbuffer",
         address: str = "",
+        shard: Shard = ONLY,
         shared: bool = False,
         standing: Standing | None = None,
         config: Config | None = None,
@@ -113,7 +109,8 @@ class Engine:
     ) -> Engine:
         """Take over everything in the broker. Raises what stands in the way.
 
-        `address`: HOST:PORT where clients find this engine. `shared`: applications write the topics themselves.
+        `address`: HOST:PORT where clients find this engine. `shard`: what it owns.
+        `shared`: applications write the topics themselves.
         `standing`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
         """
         limits = limits or Limits()
@@ -121,10 +118,11 @@ class Engine:
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
-        config = config or (BESIDE if shared else Config())
+        config = replace(config or (BESIDE if shared else Config()), shards=shard.of)
+        check_shard(shard)
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
-        await engine._start(Identity(owner, address), config, policy, standing, shared=shared)
+        await engine._start(Identity(owner, address, shard), config, policy, standing, shared=shared)
         return engine
 
     async def _start(
@@ -140,20 +138,19 @@ class Engine:
         except BaseException:
             self._executor.shutdown(wait=False)
             raise
-        self.coordinator, writer, keeper = opened.coordinator, opened.decisions, opened.keeper
+        self.coordinator, keeper, shard = opened.coordinator, opened.keeper, identity.shard
         self.notes = keeper.notes
-        decisions = Topic(DECISIONS, patient=True)
-        decisions.writer, decisions.held = writer, False
-        self._decisions = decisions
+        decisions = self._decisions = Topic(shard.topic(DECISIONS), patient=True)
+        decisions.writer, decisions.held = opened.decisions, False
         if shared:
-            self.following = Following(loop, self.broker, self._schedule)
+            self.following = Following(loop, self.broker, self.wake)
         create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(
-            self.broker, keeper, self._applied, create=create, executor=work, following=self.following
+            self.broker, keeper, self._applied, create=create, executor=work, following=self.following, shard=shard
         )
-        self.appends = Appends(loop, topics.landed, self._schedule, self._writer_died)
+        self.appends = Appends(loop, topics.landed, self.wake, self._writer_died)
         self.sends = Sends(self.coordinator, self.limits.max_message_bytes)
-        self.registering = Registering(self.coordinator, topics, self.appends, self.now, self.run, self._schedule)
+        self.registering = Registering(self.coordinator, topics, self.appends, self.now, self.run, self.wake)
         self.intake = Intake(self.coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
         self.carrying = Carrying(
             self.coordinator,
@@ -168,17 +165,18 @@ class Engine:
         )
         topics.stopped = self.carrying.topic_stopped
         if self.following is not None:
-            self._read_others(self.following, opened.at)
+            read_others(self, self.following, decisions.name, opened.at, opened.letters)
         topics.load(self.coordinator.topics())
         keeping = self.keeping = Keeping(topics)
         self.guarding = Guarding(topics, self._retention_config.check_seconds)
         self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
-        floors = self._group_floor, self.streams.cursors.floor
+        letters = self.carrying.letters
+        floors = self.group_floor, self.streams.cursors.floor, None if letters is None else letters.floor
         self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
         for part in (self.streams, self.keeping, self.retention, self.guarding, self.registering):
             self.run(part.run())
         self.run(self._watch_time())
-        self._schedule()
+        self.wake()
 
     # What clients do
 
@@ -196,7 +194,7 @@ class Engine:
         answer: asyncio.Future[Result] = self._loop.create_future()
         self._asked[self._question] = answer
         put(self._question)
-        self._schedule()
+        self.wake()
         return await answer
 
     @property
@@ -261,15 +259,16 @@ class Engine:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    # Within
-
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
+    def wake(self) -> None:
+        """Make a turn of the loop."""
+        if not self._woken:
+            self._woken = True
             self._loop.call_soon(self._turn)
 
+    # Within
+
     def _turn(self) -> None:
-        self._scheduled = False
+        self._woken = False
         if self.ended.done():
             return
         try:
@@ -299,28 +298,14 @@ class Engine:
 
     def _receive(self, connection: Connection, frame: ClientFrame) -> None:
         self._frames.append((connection, frame))
-        self._schedule()
+        self.wake()
 
     def _gone(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if not self.ended.done():
             self.intake.gone(connection, self.now())
             self._share_credits()
-            self._schedule()
-
-    def _read_others(self, following: Following, at: Position) -> None:
-        """Beside a cluster: markers need writers, counts need tails, and the next owner's entry ends this one."""
-        carrying, again = self.carrying, self.registering.again
-        carrying.marking = MarkerWriters(self.broker, self.run, self.appends.release)
-        carrying.counting = Counting(self.broker, self.run, carrying.count)
-        carrying.remaking = Remaking(self.coordinator, self.topics, self.run, again, self.now, self._schedule)
-        self.registering.beginning = Beginning(self.broker, self.coordinator.border)
-        following.follow(DECISIONS, at, self._decisions_came, self.fail).gather = GATHER_OWN
-
-    def _decisions_came(self, placed: PlacedBatch) -> None:
-        epoch = newest_owner(placed)
-        if epoch is not None:
-            self.coordinator.newer_epoch_seen(epoch, "the decision log")
+            self.wake()
 
     def _writer_died(self, topic: Topic, error: Error) -> None:
         if self.carrying.marking is not None:
@@ -364,7 +349,7 @@ class Engine:
                 if connection.welcomed:
                     connection.allow(allowed)
 
-    def _group_floor(self, topic: str) -> int | None:
+    def group_floor(self, topic: str) -> int | None:
         """The lowest ledger of a topic from which a consumer group goes on."""
         found = [positions[topic].ledger for _, _, positions in self.coordinator.groups() if topic in positions]
         return min(found, default=None)
@@ -377,8 +362,10 @@ class Engine:
             await asyncio.sleep(TICK)
             self.coordinator.tick(self.now())
             self.carrying.ask_again()
+            if self.carrying.letters is not None:
+                self.carrying.letters.tick()
             self.sends.sweep()
-            self._schedule()
+            self.wake()
 
     def _stopped(self, reason: str) -> None:
         self.fail(CoordinatorStopped(reason))
@@ -392,6 +379,6 @@ class Engine:
         try:
             self.topics.keeper.close()
         finally:
-            for topic in [self._decisions, *self.topics.by_name.values()]:
+            for topic in [self._decisions, *self.topics.by_name.values(), *writers_elsewhere(self)]:
                 if topic.writer is not None:
                     topic.writer.close()

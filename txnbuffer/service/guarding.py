@@ -9,6 +9,7 @@ from broker_io.port import GuardedBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.topics import Topics
+from txnbuffer.shards import LETTERS
 
 
 class Guarding:
@@ -24,7 +25,9 @@ class Guarding:
         broker = self._topics.broker
         while isinstance(broker, GuardedBroker):
             await asyncio.sleep(self._seconds)
-            names = [DECISIONS, SNAPSHOT_TOPIC, *self._topics.by_name]
+            shard = self._topics.shard
+            ours = (DECISIONS, SNAPSHOT_TOPIC, LETTERS) if shard.of > 1 else (DECISIONS, SNAPSHOT_TOPIC)
+            names = [*map(shard.topic, ours), *self._topics.by_name]
             self.dangers = {name: danger for name, danger in self.dangers.items() if name in names}
             for name in names:
                 await self._check(broker, name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.errors import CoordinatorStopped, InvalidRequest, UnknownSession
+from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, UnknownSession
 from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, NamedRequest, Send
 from txnbuffer.model import TxnId
 from txnbuffer.service.appends import Appends
@@ -16,7 +16,8 @@ from txnbuffer.service.limits import Limits
 from txnbuffer.service.parts import Account, SendPart
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import Topics, check_name
+from txnbuffer.service.topics import Topics, check_name, check_owned
+from txnbuffer.shards import Shard
 
 OPENING = 0
 """The request number under which a session is opened; clients number from 1."""
@@ -123,11 +124,12 @@ class Intake:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
             coordinator.lease(name, request, count, now)
-        for request, producer in _fitting(connection, "producer", frame.open_names):
+        shard = self._topics.shard
+        for request, producer in _fitting(connection, shard, "producer", frame.open_names):
             coordinator.open_name(name, request, producer, now)
-        for request, producer in frame.delete_names:
+        for request, producer in _owned(connection, shard, "producer", frame.delete_names):
             coordinator.delete_name(name, request, producer, now)
-        for request, group in _fitting(connection, "group", frame.joins):
+        for request, group in _fitting(connection, shard, "group", frame.joins):
             coordinator.join_group(name, request, group, now)
         if frame.begins:
             coordinator.begin_many(name, frame.begins, now)
@@ -195,9 +197,20 @@ class Intake:
         return self.account.bytes > self._limits.total_bytes
 
 
-def _fitting(connection: Connection, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
-    """The requests for producers or groups that may be called so; the others are answered."""
+def _owned(connection: Connection, shard: Shard, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
+    """The requests for producers or groups of this shard; the others are answered."""
     for one in asked:
+        try:
+            check_owned(shard, kind, one.name)
+        except ForeignTopic as error:
+            connection.answer([(one.request, error)])
+        else:
+            yield one
+
+
+def _fitting(connection: Connection, shard: Shard, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
+    """The requests for producers or groups of this shard that may be called so; the others are answered."""
+    for one in _owned(connection, shard, kind, asked):
         name = one.name
         if name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES:
             yield one

@@ -27,6 +27,8 @@ class MarkerWriters:
         self._broker = broker
         self._run = run
         self._release = release
+        self.opened: Callable[[Topic, Error | None], None] | None = None
+        """Told what came of each try to open a writer."""
         self._opening: set[Topic] = set()
 
     def need(self, topic: Topic) -> None:
@@ -61,6 +63,8 @@ class MarkerWriters:
                     topic.trouble = error
                 else:
                     topic.trouble = None
+                if self.opened is not None:
+                    self.opened(topic, topic.trouble)
         finally:
             self._opening.discard(topic)
         if topic.writer is not None:

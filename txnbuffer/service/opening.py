@@ -9,27 +9,30 @@ from typing import NamedTuple
 from broker_io.batch import Batch
 from broker_io.environment import Clock
 from broker_io.errors import Error
-from broker_io.port import Broker, GuardedBroker, NotingBroker, Writer, open_or_make
+from broker_io.port import Broker, GuardedBroker, NotingBroker, PartitionedBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
+from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.service.decision_log import DecisionLog
+from txnbuffer.shards import LETTERS, ONLY, Shard
 
-SHARD = 0
 AT_ONCE = 16
 """Topics of a cluster that are recovered at the same time: each takes a dozen answers of it, one behind the other."""
 
 
 class Identity(NamedTuple):
-    """Who an owner is, for people, and HOST:PORT where clients find it, or nothing."""
+    """Who an owner is, for people, HOST:PORT where clients find it, or nothing, and what it owns."""
 
     owner: str
     address: str = ""
+    shard: Shard = ONLY
 
 
 class Standing(NamedTuple):
@@ -40,12 +43,13 @@ class Standing(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What an engine owns. `at`: where its own entry stands in the decision log."""
+    """What an engine owns. `at`: where its own entry stands in the decision log; `letters`: where those end."""
 
     coordinator: Coordinator
     decisions: Writer
     keeper: BufferKeeper
     at: Position
+    letters: Position | None
 
 
 def take_over(
@@ -56,40 +60,76 @@ def take_over(
     clock: Clock,
     standing: Standing | None = None,
 ) -> Opened:
-    """Become the owner of everything in a broker. Raises what stands in the way; then nothing is owned."""
+    """Become the owner of a shard of a broker. Raises what stands in the way; then nothing is owned."""
+    shard = identity.shard
+    if standing is None:
+        prepare(broker, shard)
     pool = ThreadPoolExecutor(AT_ONCE if isinstance(broker, GuardedBroker) else 1, "txnbuffer-recovery")
-    keeper = BufferKeeper(broker, clock=clock, policy=policy, each=pool.map)
-    writer, log = standing or fence(broker)
+    snapshots = shard.topic(SNAPSHOT_TOPIC)
+    keeper = BufferKeeper(broker, clock=clock, policy=policy, snapshot_topic=snapshots, each=pool.map)
+    writer, log = standing or fence(broker, shard.topic(DECISIONS))
     try:
         at = acquire_decisions(log, writer, identity)
-        _note(broker, Whereabouts(log.history.epoch, identity.address))
+        _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address))
+        letters = _end_of_letters(broker, shard)
         keeper.recover()
-        keeper.expect(log.history.topics)
+        keeper.expect(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
         log.close()
-    coordinator = Coordinator(SHARD, log.history.epoch, config, log.history, clock.now_ms() / 1000)
-    return Opened(coordinator, writer, keeper, at)
+    coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, clock.now_ms() / 1000)
+    return Opened(coordinator, writer, keeper, at, letters)
 
 
-def fence(broker: Broker) -> Standing:
-    """Take the decision log from whoever has it."""
-    writer = open_or_make(broker, TOPIC, lambda: broker.writer(TOPIC, exclusive=True))
+def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:
+    """Those that came before were for the owner before: whoever waits for an answer writes again."""
+    if shard.of == 1:
+        return None
+    broker.create_topic(shard.topic(LETTERS))
+    return broker.last_position(shard.topic(LETTERS))
+
+
+def prepare(broker: Broker, shard: Shard) -> None:
+    """Make the partitions of our own topics where there are several shards.
+
+    Raises InvalidConfiguration where the namespace has another number of them, which is fixed by its first service.
+    """
+    several = shard.of > 1
+    if several and not isinstance(broker, PartitionedBroker):
+        raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
+    if not isinstance(broker, PartitionedBroker):
+        return
+    there = {*broker.topics()} if several else set()
+    for topic in (DECISIONS, SNAPSHOT_TOPIC, LETTERS) if several else (DECISIONS,):
+        found = broker.partitions(topic)
+        if several and not found and topic not in there:
+            broker.partition(topic, shard.of)
+            found = broker.partitions(topic)  # another service may have been first
+        if found != (shard.of if several else 0):
+            raise InvalidConfiguration(
+                f"this namespace has {max(found, 1)} shards, which was settled when it was first served, not "
+                f"{shard.of}: give --shards {max(found, 1)}"
+            )
+
+
+def fence(broker: Broker, topic: str = DECISIONS) -> Standing:
+    """Take a decision log from whoever has it."""
+    writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True))
     try:
-        return Standing(writer, DecisionLog(broker))
+        return Standing(writer, DecisionLog(broker, topic))
     except BaseException:
         writer.close()
         raise
 
 
-def _note(broker: Broker, whereabouts: Whereabouts) -> None:
+def _note(broker: Broker, topic: str, whereabouts: Whereabouts) -> None:
     """Clients need not read the whole log then; without the note they do."""
     if isinstance(broker, NotingBroker):
         with contextlib.suppress(Error):
-            broker.note(TOPIC, encode_note(whereabouts))
+            broker.note(topic, encode_note(whereabouts))
 
 
 def acquire_decisions(log: DecisionLog, writer: Writer, identity: Identity) -> Position:

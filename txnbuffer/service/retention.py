@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from broker_io.environment import Clock
@@ -15,6 +15,7 @@ from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
+from txnbuffer.shards import LETTERS
 
 COMPACT_BYTES = 32 * MIB
 """The decision log is compacted when it is this long, and twice as long as after the last time."""
@@ -23,6 +24,7 @@ COMPACT_BYTES = 32 * MIB
 class Retention:
     """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does.
 
+    `others` tells it of groups of other shards; where it can't be had nothing goes.
     `cursors` tells that of durable cursors, of a topic's ledgers of which those from one on are to stay anyway.
     """
 
@@ -34,6 +36,7 @@ class Retention:
         clock: Clock,
         floor: Callable[[str], int | None],
         cursors: Callable[[str, Sequence[Ledger], int], int | None] | None = None,
+        others: Callable[[str], Awaitable[int | None]] | None = None,
     ) -> None:
         self.trimmed = 0
         self.problem: Error | None = None
@@ -43,6 +46,9 @@ class Retention:
         self._clock = clock
         self._floor = floor
         self._cursors = cursors
+        self._others = others
+        self._decisions = topics.shard.topic(DECISIONS)
+        self._letters = topics.shard.topic(LETTERS) if topics.shard.of > 1 else None
         self._compacted = 0
 
     async def run(self) -> None:
@@ -67,20 +73,24 @@ class Retention:
         if topic.tail is not None:
             await self._keeping.snapshot([name])
             first = min(first, await self._topics.apart([name], topic.tail.floor))
-        for needed in (self._floor(name), held):
+        far = None if self._others is None or first <= oldest else await self._others(name)
+        for needed in (self._floor(name), held, far):
             first = first if needed is None else min(first, needed)
         if first > oldest:
             async with self._topics.keeping:
                 self.trimmed += await self._topics.work(self._trim, name, first)
 
     async def compact(self) -> None:
-        """Compact the decision log if that is worth it."""
+        """Compact the decision log if that is worth it, and let go of letters that were read."""
         await asyncio.to_thread(self._compact, self._topics.broker)
 
     def _compact(self, broker: Broker) -> None:
-        if _size(broker.ledgers(DECISIONS)) >= max(COMPACT_BYTES, 2 * self._compacted):
-            broker.compact(DECISIONS)
-            self._compacted = _size(broker.ledgers(DECISIONS))
+        decisions = self._decisions
+        if _size(broker.ledgers(decisions)) >= max(COMPACT_BYTES, 2 * self._compacted):
+            broker.compact(decisions)
+            self._compacted = _size(broker.ledgers(decisions))
+        if self._letters is not None and len(ledgers := broker.ledgers(self._letters)) > 2:
+            broker.trim(self._letters, ledgers[-2].ledger)  # the last but one may not be read to its end
 
     def _trim(self, name: str, first: int) -> int:
         """Drop ledgers; how many are gone."""

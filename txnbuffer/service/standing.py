@@ -10,9 +10,10 @@ import threading
 
 from broker_io.errors import Error, StillHeld
 from broker_io.port import Broker, Writer
-from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.decision_log import DecisionLog
-from txnbuffer.service.opening import Standing
+from txnbuffer.service.opening import Standing, prepare
+from txnbuffer.shards import ONLY, Shard
 
 SLICE = 1.0
 """Seconds that are waited for the owner in one go; so long it takes to stop standing by."""
@@ -24,9 +25,11 @@ PAUSE = 1.0
 class Standby:
     """`problem`: what keeps it from reading or waiting at the moment; it is tried again."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, shard: Shard = ONLY) -> None:
         self.problem: Error | None = None
         self._broker = broker
+        self._shard = shard
+        self._topic = shard.topic(DECISIONS)
         self._log: DecisionLog | None = None
         self._stopping = threading.Event()
 
@@ -35,7 +38,8 @@ class Standby:
 
         Raises what waiting longer can't help against.
         """
-        await asyncio.to_thread(self._broker.create_topic, TOPIC)
+        await asyncio.to_thread(prepare, self._broker, self._shard)
+        await asyncio.to_thread(self._broker.create_topic, self._topic)
         reading = asyncio.ensure_future(asyncio.to_thread(self._read_on))
         writer: Writer | None = None
         try:
@@ -53,14 +57,16 @@ class Standby:
             return None
         try:
             log = self._log
-            return Standing(writer, await asyncio.to_thread(DecisionLog, self._broker) if log is None else log)
+            return Standing(
+                writer, await asyncio.to_thread(DecisionLog, self._broker, self._topic) if log is None else log
+            )
         except BaseException:
             await asyncio.to_thread(writer.close)
             raise
 
     def _acquire(self) -> Writer | None:
         try:
-            return self._broker.writer(TOPIC, exclusive=True, wait=SLICE)
+            return self._broker.writer(self._topic, exclusive=True, wait=SLICE)
         except StillHeld:
             return None
         except Error as error:
@@ -75,7 +81,7 @@ class Standby:
         while not self._stopping.is_set():
             try:
                 if self._log is None:
-                    self._log = DecisionLog(self._broker)
+                    self._log = DecisionLog(self._broker, self._topic)
                 self._log.read(READ_SECONDS)
                 self.problem = None
             except Error as error:

@@ -24,9 +24,11 @@ from snapshots.keys import INTERNAL_PREFIX, is_internal
 from snapshots.losing import was_deleted
 from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
+from txnbuffer.errors import ForeignTopic
 from txnbuffer.service.following import Following
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, can_pass, placed_runs
+from txnbuffer.shards import ONLY, Shard, shard_of
 
 T = TypeVar("T")
 
@@ -46,6 +48,15 @@ def check_name(name: str) -> None:
         )
 
 
+def check_owned(shard: Shard, kind: str, name: str) -> None:
+    """Raises ForeignTopic for a topic, a producer or a group of another shard."""
+    if not shard.owns(name):
+        owner = shard_of(name, shard.of)
+        raise ForeignTopic(
+            f"{kind} {name!r} belongs to shard {owner} of {shard.of}, this is shard {shard.number}: ask that one"
+        )
+
+
 class Topics:
     """`applied` is told what the buffer of a topic made of what its log got; `following` where the log is shared."""
 
@@ -58,10 +69,12 @@ class Topics:
         create: bool,
         executor: ThreadPoolExecutor,
         following: Following | None = None,
+        shard: Shard = ONLY,
     ) -> None:
         self.broker = broker
         self.keeper = keeper
         self.following = following
+        self.shard = shard
         self.by_name: dict[str, Topic] = {}
         self.keeping = asyncio.Lock()
         self.registered = 0
@@ -99,7 +112,7 @@ class Topics:
                 topic.held = False
             self._follow(topic)
         if self.following is not None:
-            for name in {*registered} - {*self.by_name, *self.keeper.problems}:
+            for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.keeper.problems}:
                 self.keeper.stop(name, was_deleted(name))
         for name, problem in self.keeper.problems.items():
             topic = self.by_name[name] = Topic(name, shared=self.following is not None)
@@ -111,9 +124,14 @@ class Topics:
     def get(self, name: str) -> Topic | None:
         return self.by_name.get(name)
 
-    def make(self, name: str) -> Topic:
-        """The entry of a topic that `open` is to be called for. Raises InvalidTopicName."""
+    def check(self, name: str) -> None:
+        """Raises InvalidTopicName for what can't be a data topic, ForeignTopic for one of another shard."""
         check_name(name)
+        check_owned(self.shard, "topic", name)
+
+    def make(self, name: str) -> Topic:
+        """The entry of a topic that `open` is to be called for. Raises as `check`."""
+        self.check(name)
         topic = self.by_name[name] = Topic(name, shared=self.following is not None)
         return topic
 

@@ -23,7 +23,7 @@ from txnbuffer.service.streaming.backfills import Backfills
 from txnbuffer.service.streaming.connection import StreamConnection
 from txnbuffer.service.streaming.cursors import Cursors
 from txnbuffer.service.streaming.feed import Feed, oldest_seqno
-from txnbuffer.service.topics import Topics, check_name
+from txnbuffer.service.topics import Topics
 from txnbuffer.streams.messages import EndReason
 from txnbuffer.streams.registry import Connections
 from txnbuffer.streams.requests import TopicFacts
@@ -218,7 +218,7 @@ class Streams:
     async def _tail(self, name: str) -> Tail:
         topic = self._topics.get(name)
         if topic is None or (topic.tail is None and topic.problem is None):
-            check_name(name)
+            self._topics.check(name)
             if name not in await self._topics.work(self._topics.broker.topics):
                 raise await self._missing(name)
             await self._register(name)
@@ -249,7 +249,7 @@ class Streams:
     async def _facts_of(self, tail: Tail, name: str) -> TopicFacts:
         broker = self._topics.broker
         if not self._cluster:
-            self._cluster = await self._topics.work(broker.incarnation, DECISIONS)
+            self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
         trimmed = oldest_seqno(tail, ledgers[0].ledger) - 1
         high = tail.numbering.sequencer.next_seqno - 1

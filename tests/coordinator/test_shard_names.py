@@ -1,0 +1,94 @@
+"""Which shard a name belongs to, and the letters between shards: pinned, since others' state hangs on it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from golden_files import committed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io.batch import Message
+from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter
+from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.shards import ONLY, Shard, check_shard, shard_of
+
+NAMES = ["orders", "orders-partition-0", "orders-partition-1", "a", "", "größe", "注文", "x" * 400]
+LETTER = Letter(
+    1,
+    ("a",),
+    ("b", "c"),
+    (("d", "a policy is in the way"),),
+    ("e",),
+    ("f", "größe"),
+    (("g", (7, 8, 12)), ("h", (1,))),
+    (("i", (3,)),),
+    (("j", (2**40,)),),
+    (("k", 5),),
+    (("l", 6, 77), ("m", 7, -1)),
+)
+
+
+def test_golden_shards_of_names() -> None:
+    vectors = {name: [shard_of(name, shards) for shards in (1, 2, 3, 7, 256)] for name in NAMES}
+    made = json.dumps(vectors, ensure_ascii=False, indent=1).encode() + b"\n"
+    assert committed("shards/shard-of.json", made) == made
+
+
+def test_names_spread_over_shards() -> None:
+    counts = Counter(shard_of(f"topic-{number}", 4) for number in range(4000))
+    assert all(900 < counts[shard] < 1100 for shard in range(4))
+
+
+@given(st.text(max_size=50), st.integers(1, 256))
+def test_a_name_belongs_to_one_shard(name: str, shards: int) -> None:
+    assert [Shard(number, shards).owns(name) for number in range(shards)].count(True) == 1
+
+
+def test_one_shard_has_the_topics_of_old() -> None:
+    assert ONLY.topic("__txnbuffer_decisions") == "__txnbuffer_decisions"
+    assert Shard(1, 2).topic("__txnbuffer_decisions") == "__txnbuffer_decisions-partition-1"
+    assert [other.number for other in Shard(1, 3).others()] == [0, 2]
+
+
+@pytest.mark.parametrize("shard", [Shard(2, 2), Shard(-1, 2), Shard(0, 0), Shard(0, 257)])
+def test_shards_that_are_none(shard: Shard) -> None:
+    with pytest.raises(InvalidConfiguration, match="shard"):
+        check_shard(shard)
+
+
+def test_golden_letter() -> None:
+    message = encode_letter(LETTER)
+    assert (message.key, dict(message.properties)) == (None, {"tb.v": "1", "tb.kind": "letter"})
+    assert message.value is not None
+    stored = committed("shards/letter.avro", message.value)
+    assert stored == message.value
+    assert decode_letter(message._replace(value=stored)) == LETTER
+
+
+ids = st.lists(st.tuples(st.text(max_size=5), st.lists(st.integers(0, 2**62)).map(tuple))).map(tuple)
+numbers = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 2**62))).map(tuple)
+floors = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 2**62), st.integers(-1, 2**62))).map(tuple)
+pairs = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5))).map(tuple)
+texts = st.lists(st.text(max_size=5)).map(tuple)
+
+
+@given(st.builds(Letter, st.integers(0, 255), texts, texts, pairs, texts, texts, ids, ids, ids, numbers, floors))
+def test_letters_come_as_they_went(letter: Letter) -> None:
+    assert decode_letter(encode_letter(letter)) == letter
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(value=b""),
+        encode_letter(LETTER)._replace(value=None),
+        encode_letter(LETTER)._replace(value=b"\xff" * 20),
+        encode_letter(LETTER)._replace(properties={"tb.v": "2", "tb.kind": "letter"}),
+        encode_letter(LETTER)._replace(properties={"tb.v": "1", "tb.kind": "group"}),
+    ],
+)
+def test_what_is_no_letter_counts_for_nothing(message: Message) -> None:
+    assert decode_letter(message) is None

@@ -1,0 +1,282 @@
+"""Several shards share a namespace: transactions across them, what is asked between them, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from raw_session import InProcess, RawSession
+from service_setup import eventually, on_a_loop
+from shard_world import App, Shards, shards_on, topics_of
+
+from broker_io.memory import MemoryBroker
+from snapshots.verify import Level, verify
+from txnbuffer.config import RetentionConfig
+from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
+from txnbuffer.errors import (
+    Error,
+    ForeignTopic,
+    InvalidConfiguration,
+    RegistrationFailed,
+    ServiceUnavailable,
+    UnregisteredTopic,
+)
+from txnbuffer.frames import NamedRequest
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service import letters
+from txnbuffer.service.engine import BESIDE, Engine
+from txnbuffer.service.opening import prepare
+from txnbuffer.service.retention import Retention
+from txnbuffer.shards import Shard, shard_of
+
+(HERE,), (THERE,) = topics_of(2)
+BOTH = (HERE, THERE)
+QUICK = replace(BESIDE, transaction_timeout=0.3, max_transaction_timeout=60.0, session_timeout=0.3)
+
+ONE = Counter({b"v": 1})
+NONE: Counter[bytes | None] = Counter()
+
+
+async def written(world: Shards, *ids: int) -> App:
+    """An application of shard 0 that has written a record of each transaction to the topics of both shards."""
+    app = await App.on(world, 0, *BOTH)
+    for topic in BOTH:
+        await app.write(topic, ids)
+    return app
+
+
+@on_a_loop
+async def test_a_transaction_across_shards_is_seen_whole() -> None:
+    async with shards_on() as world:
+        app = await written(world, 1, 2)
+        assert await app.commit(1, *BOTH, wait_visible=True) is Outcome.COMMIT
+        assert await app.abort(2, *BOTH) is Outcome.ABORT
+        assert world.buffer(1, THERE).outcome(TxnId(0, 1)) is Outcome.COMMIT
+        await eventually(lambda: world.visible(*BOTH) == [ONE, ONE])
+        assert [[*engine.topics.by_name] for engine in map(world.engine, (0, 1))] == [[HERE], [THERE]]
+        await eventually(lambda: not [*world.engine(0).coordinator.transactions()])
+    assert [found for found in verify(world.cluster) if found.level is not Level.OK] == []
+    assert {name for name in world.cluster.topics() if name.startswith("__")} == {
+        f"__txnbuffer_{kind}-partition-{number}" for kind in ("decisions", "snapshots", "letters") for number in (0, 1)
+    }
+
+
+@on_a_loop
+async def test_both_coordinators_end_transactions_on_one_topic() -> None:
+    async with shards_on() as world:
+        first, second = await written(world, 1), await App.on(world, 1, THERE)
+        await second.write(THERE, [1], b"of the second")
+        assert await second.commit(1, THERE) is Outcome.COMMIT
+        assert await first.commit(1, *BOTH) is Outcome.COMMIT
+        await eventually(lambda: world.visible(THERE) == [Counter({b"v": 1, b"of the second": 1})])
+        buffer = world.buffer(1, THERE)
+        await eventually(lambda: [buffer.outcome(TxnId(most, 1)) for most in (0, 1)] == [Outcome.COMMIT] * 2)
+
+
+@on_a_loop
+async def test_what_a_crashed_coordinator_had_decided_is_told_by_its_successor() -> None:
+    async with shards_on() as world:
+        app = await written(world, 1)
+        world.broker(0).faults.hold(topic=THERE, landing=False)
+        assert await app.commit(1, *BOTH) is Outcome.COMMIT
+        await eventually(lambda: world.visible(HERE) == [ONE])
+        await world.kill(0)
+        assert world.visible(THERE) == [NONE]
+        await world.start(0)
+        await eventually(lambda: world.visible(*BOTH) == [ONE, ONE])
+
+
+@on_a_loop
+async def test_records_of_a_client_that_died_are_ended_by_their_coordinator() -> None:
+    async with shards_on(config=QUICK) as world:
+        await written(world, 1)
+        world.engine(0).connections[0].lost()
+        last = await App.on(world, 1, THERE)
+        await last.write(THERE, [1])
+        assert await last.commit(1, THERE) is Outcome.COMMIT
+        await eventually(lambda: world.visible(THERE) == [ONE])
+
+
+@on_a_loop
+async def test_nobody_decides_for_a_coordinator_that_is_away() -> None:
+    async with shards_on(config=QUICK) as world:
+        await written(world, 1)
+        await world.kill(0)
+        last = await App.on(world, 1, THERE)
+        await last.write(THERE, [1])
+        assert await last.commit(1, THERE, wait_visible=True) is Outcome.COMMIT
+        for _ in range(3):
+            world.engine(1).carrying.ask_again()
+            world.engine(1).wake()
+            await asyncio.sleep(0.05)
+        assert world.visible(THERE) == [NONE]
+        await world.start(0)
+        await eventually(lambda: world.visible(THERE) == [ONE])
+
+
+@on_a_loop
+async def test_commits_stand_while_the_owner_of_a_topic_is_away() -> None:
+    async with shards_on() as world:
+        app = await written(world, 1, 2)
+        await world.kill(1)
+        assert await app.commit(1, *BOTH) is Outcome.COMMIT
+        await eventually(lambda: world.visible(*BOTH) == [ONE, ONE])
+        waiting = asyncio.ensure_future(app.commit(2, *BOTH, wait_visible=True))
+        await eventually(lambda: world.visible(*BOTH) == [Counter({b"v": 2})] * 2)
+        assert not waiting.done()
+        await world.start(1)
+        assert await waiting is Outcome.COMMIT
+
+
+@on_a_loop
+async def test_a_topic_is_registered_once_its_owner_is_there() -> None:
+    async with shards_on() as world:
+        await world.kill(1)
+        registering = asyncio.ensure_future(App.on(world, 0, THERE))
+        await eventually(lambda: world.letters(0).sent > 0)
+        assert not registering.done()
+        await world.start(1)
+        app = await registering
+        await app.write(THERE, [1])
+        assert await app.commit(1, THERE) is Outcome.COMMIT
+        await eventually(lambda: world.visible(THERE) == [ONE])
+
+
+@on_a_loop
+async def test_a_registration_is_given_up_where_the_owner_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "PATIENCE", 1.0)
+    async with shards_on() as world:
+        await world.kill(1)
+        with pytest.raises(RegistrationFailed, match="the service of shard 1 does not answer"):
+            await App.on(world, 0, THERE)
+        app = await App.on(world, 0, HERE)
+        await app.write(HERE, [1])
+        assert await app.commit(1, HERE) is Outcome.COMMIT
+
+
+@on_a_loop
+async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shards_on() as world:
+        monkeypatch.setattr(world.engine(1).topics.keeper, "register", _refuse)
+        with pytest.raises(RegistrationFailed, match="nobody may"):
+            await App.on(world, 0, THERE)
+
+
+def _refuse(topic: str) -> None:
+    raise InvalidConfiguration("nobody may")
+
+
+@on_a_loop
+async def test_what_is_registered_elsewhere_is_known_to_the_next_coordinator() -> None:
+    async with shards_on() as world:
+        app = await written(world, 1)
+        await world.kill(0)
+        await world.kill(1)
+        await world.start(0)
+        session = RawSession(InProcess(world.engine(0)))
+        await session.hello(app.session.session, [TxnId(0, 1)])
+        app.session = session
+        assert await app.commit(1, *BOTH) is Outcome.COMMIT
+        await eventually(lambda: world.visible(*BOTH) == [ONE, ONE])
+
+
+@on_a_loop
+async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_registered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(letters, "KNOWN_TICKS", 1)
+    async with shards_on() as world:
+        app = await written(world, 1)
+        world.cluster.delete_topic(THERE)
+        await eventually(lambda: not world.engine(0).coordinator.is_registered(THERE))
+        assert isinstance(await app.commit(1, *BOTH), UnregisteredTopic)
+        await app.session.register(THERE)
+        await app.write(THERE, [2])
+        assert await app.commit(2, THERE, wait_visible=True) is Outcome.COMMIT
+        assert world.visible(THERE) == [ONE]
+
+
+@on_a_loop
+async def test_a_topic_that_is_gone_needs_no_markers() -> None:
+    async with shards_on() as world:
+        app = await written(world, 1)
+        world.cluster.delete_topic(THERE)
+        assert await app.commit(1, *BOTH) is Outcome.COMMIT
+        await eventually(lambda: not [*world.engine(0).coordinator.transactions()])
+        assert world.visible(HERE) == [ONE]
+
+
+@on_a_loop
+async def test_what_a_group_of_another_shard_needs_stays() -> None:
+    async with shards_on() as world:
+        app = await App.on(world, 0, THERE)
+        await app.write(THERE, [1])
+        world.cluster.roll(THERE)
+        assert await app.commit(1, THERE, wait_visible=True) is Outcome.COMMIT
+        group = next(name for name in "abcdef" if shard_of(name, 2) == 0)
+        joined = await app.session.ask(joins=lambda request: (NamedRequest(request, group),))
+        assert isinstance(joined, Joined)
+        end = world.cluster.last_position(THERE)
+        assert end is not None
+        moved = ConsumerPosition(group, THERE, joined.generation, end, end)
+        plan = (TxnId(0, 2), (), (), False, None, (), (), (moved,))
+        assert await app.session.ask(commits=lambda request: (Commit(request, *plan),)) is Outcome.COMMIT
+        owner = world.engine(1)
+        for _ in range(2):
+            world.cluster.roll(THERE)
+            await app.write(THERE, [3])
+        floors = owner.group_floor, None, world.letters(1).floor
+        retention = Retention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, *floors)
+        assert await app.abort(3, THERE) is Outcome.ABORT
+        await eventually(lambda: not len(world.buffer(1, THERE).ongoing))
+        for _ in range(2):
+            await owner.keeping.snapshot([THERE])
+        await retention.check(owner.topics.by_name[THERE])
+        assert retention.trimmed == 1
+        assert world.cluster.ledgers(THERE)[0].ledger == end.ledger
+        await world.kill(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(letters, "PATIENCE", 1.0)
+            with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
+                await world.letters(1).floor(THERE)
+
+
+@on_a_loop
+async def test_names_groups_and_streams_belong_to_a_shard() -> None:
+    async with shards_on() as world:
+        app = await App.on(world, 0)
+        name = next(name for name in "abcdef" if shard_of(name, 2) == 1)
+        for field in ("open_names", "delete_names", "joins"):
+            refused = await app.session.ask(**{field: lambda request: (NamedRequest(request, name),)})
+            assert isinstance(refused, ForeignTopic), field
+        with pytest.raises(ForeignTopic, match=f"topic '{THERE}' belongs to shard 1 of 2, this is shard 0"):
+            world.engine(0).topics.make(THERE)
+
+
+def test_a_namespace_keeps_the_number_of_its_shards() -> None:
+    cluster = MemoryBroker()
+    prepare(cluster, Shard(1, 3))
+    prepare(cluster, Shard(0, 3))
+    for other in (Shard(0, 1), Shard(0, 2)):
+        with pytest.raises(InvalidConfiguration, match="has 3 shards"):
+            prepare(cluster, other)
+    plain = MemoryBroker()
+    plain.create_topic("__txnbuffer_decisions")
+    with pytest.raises(InvalidConfiguration, match="has 1 shards"):
+        prepare(plain, Shard(0, 2))
+    prepare(plain, Shard())
+    assert plain.topics() == ["__txnbuffer_decisions"]
+
+
+@on_a_loop
+async def test_counts_of_others_topics_are_not_promised() -> None:
+    config = replace(BESIDE, verify_counts=True)
+    with pytest.raises(InvalidConfiguration, match="verify_counts"):
+        await Engine.start(MemoryBroker(), shard=Shard(0, 2), shared=True, config=config)
+
+
+def test_errors_of_shards_are_the_callers() -> None:
+    assert issubclass(ForeignTopic, Error)
+    assert not ForeignTopic("x").retryable

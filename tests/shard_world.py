@@ -1,0 +1,131 @@
+"""Shards over one cluster in memory: an engine each, applications whose transactions go across, and readers of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from raw_session import InProcess, RawSession, transactional
+from service_setup import visible
+
+from broker_io.memory import MemoryBroker
+from txnbuffer.buffer import TransactionBuffer
+from txnbuffer.coordinator.messages import Commit
+from txnbuffer.frames import Abort
+from txnbuffer.model import TxnId
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.letters import Letters
+from txnbuffer.shards import Shard, shard_of
+
+
+def topics_of(shards: int, each: int = 1) -> list[list[str]]:
+    """Names of topics by the shard that they belong to."""
+    found: list[list[str]] = [[] for _ in range(shards)]
+    number = 0
+    while any(len(names) < each for names in found):
+        name = f"topic-{number}"
+        number += 1
+        names = found[shard_of(name, shards)]
+        if len(names) < each:
+            names.append(name)
+    return found
+
+
+class Shards:
+    """`engines` by shard; one that was killed is None. `options` go to every engine."""
+
+    def __init__(self, count: int, **options: Any) -> None:
+        self.count = count
+        self.cluster = MemoryBroker()
+        self.engines: list[Engine | None] = [None] * count
+        self.brokers: list[MemoryBroker | None] = [None] * count
+        self._options = options
+
+    async def start(self, number: int) -> Engine:
+        """An engine of a shard, which fences the one before."""
+        broker = self.cluster.connect()
+        engine = await Engine.start(broker, shard=Shard(number, self.count), shared=True, **self._options)
+        self.engines[number], self.brokers[number] = engine, broker
+        return engine
+
+    async def kill(self, number: int) -> None:
+        """End an engine as a crash does: nothing of what it has under way lands any more."""
+        engine, broker = self.engine(number), self.broker(number)
+        self.engines[number] = self.brokers[number] = None
+        broker.close()
+        engine.fail(RuntimeError("killed"))
+        await engine.stop()
+
+    def engine(self, number: int) -> Engine:
+        engine = self.engines[number]
+        assert engine is not None, f"shard {number} is away"
+        return engine
+
+    def buffer(self, number: int, topic: str) -> TransactionBuffer:
+        """What an engine knows of a topic of its own."""
+        tail = self.engine(number).topics.by_name[topic].tail
+        assert tail is not None, f"{topic} is not followed"
+        return tail.buffer
+
+    def letters(self, number: int) -> Letters:
+        letters = self.engine(number).carrying.letters
+        assert letters is not None
+        return letters
+
+    def broker(self, number: int) -> MemoryBroker:
+        """The connection of an engine, for faults."""
+        broker = self.brokers[number]
+        assert broker is not None, f"shard {number} is away"
+        return broker
+
+    async def close(self) -> None:
+        for number, engine in enumerate(self.engines):
+            if engine is not None:
+                await engine.stop()
+                self.broker(number).close()
+
+    def visible(self, *topics: str) -> list[Counter[bytes | None]]:
+        return [visible(self.cluster, topic) for topic in topics]
+
+
+@asynccontextmanager
+async def shards_on(count: int = 2, **options: Any) -> AsyncIterator[Shards]:
+    world = Shards(count, **options)
+    try:
+        for number in range(count):
+            await world.start(number)
+        yield world
+    finally:
+        await world.close()
+
+
+class App:
+    """An application whose transactions coordinator `most` decides."""
+
+    def __init__(self, world: Shards, most: int, session: RawSession, ids: range) -> None:
+        self.world = world
+        self.most = most
+        self.session = session
+        self.ids = iter(ids)
+
+    @classmethod
+    async def on(cls, world: Shards, most: int, *topics: str, ids: int = 100) -> App:
+        session = RawSession(InProcess(world.engine(most)))
+        await session.hello()
+        await session.register(*topics)
+        return cls(world, most, session, await session.lease(ids))
+
+    async def write(self, topic: str, ids: Sequence[int], value: bytes = b"v", seq: int = 1) -> None:
+        writer = self.world.cluster.writer(topic)
+        await asyncio.wrap_future(writer.append(transactional(ids, value, seq, most=self.most)))
+        writer.close()
+
+    async def commit(self, txn: int, *topics: str, wait_visible: bool = False) -> Any:
+        plan = (TxnId(self.most, txn), topics, (1,) * len(topics), wait_visible)
+        return await self.session.ask(commits=lambda request: (Commit(request, *plan),))
+
+    async def abort(self, txn: int, *topics: str) -> Any:
+        return await self.session.ask(aborts=lambda request: (Abort(request, TxnId(self.most, txn), topics),))

@@ -1,0 +1,263 @@
+"""Letters to and from the services of other shards; what they are stands in `coordinator/letters.py`.
+
+All that a turn of the loop has for one shard goes into one letter. Whoever waits for an answer asks again every
+second, so nothing is kept of a letter that could not be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from broker_io.batch import PlacedBatch
+from broker_io.errors import Error, ServiceUnavailable
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter
+from txnbuffer.coordinator.messages import Result
+from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.elsewhere import Elsewhere
+from txnbuffer.service.marking import MarkerWriters
+from txnbuffer.service.parts import MessagesPart
+from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import Topics
+from txnbuffer.shards import LETTERS, Shard, shard_of
+
+PATIENCE = 30.0
+"""Seconds after which a registration at another shard is given up."""
+KNOWN_TICKS = 10
+"""Ticks between two questions whether topics of others are still registered."""
+MAX_WAITING = 100
+"""Letters that wait for a shard's partition to be written to; beyond them none is kept."""
+MAX_TOPICS = 1000
+"""Topics in one question whether they are known."""
+MAX_IDS = 10_000
+"""Transactions of a topic that are asked about at once."""
+
+Ask = Callable[[Callable[[int], None]], Coroutine[Any, Any, Result]]
+
+
+class Letters:
+    """`ask` gives the coordinator's answer to a request; `floor` the lowest ledger of a topic that a group needs."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        coordinator: Coordinator,
+        topics: Topics,
+        elsewhere: Elsewhere,
+        appends: Appends,
+        marking: MarkerWriters,
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        ask: Ask,
+        floor: Callable[[str], int | None],
+        now: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self.sent = self.received = 0
+        self.inboxes = {other.number: Topic(other.topic(LETTERS), shared=True) for other in shard.others()}
+        self._shard = shard
+        self._coordinator = coordinator
+        self._topics = topics
+        self._elsewhere = elsewhere
+        self._appends = appends
+        self._marking = marking
+        self._run = run
+        self._ask = ask
+        self._floor = floor
+        self._now = now
+        self._wake = wake
+        self._out: dict[int, dict[str, list[Any]]] = {}
+        self._registering: dict[str, float] = {}
+        self._serving: set[tuple[int, str]] = set()
+        self._awaited: dict[str, set[TxnId]] = {}
+        self._number = 0
+        self._floors: dict[int, dict[int, int]] = {}
+        self._ticks = 0
+
+    # What we want of others
+
+    def register(self, topic: str) -> None:
+        """Have the owner of a topic register it; the coordinator is told what came of it."""
+        self._registering[topic] = self._now() + PATIENCE
+        self._put(self._owner(topic), "register", topic)
+
+    def ask(self, topic: str, txns: Iterable[TxnId]) -> None:
+        """Ask the coordinators of other shards about transactions that are ongoing in a topic of ours."""
+        found: dict[int, list[int]] = {}
+        for txn in txns:
+            if txn.most in self.inboxes:
+                found.setdefault(txn.most, []).append(txn.least)
+        for number, ids in found.items():
+            self._put(number, "asked", (topic, tuple(sorted(ids)[:MAX_IDS])))
+
+    def await_applied(self, topic: str, least: int) -> None:
+        """Have the owner of a topic tell when a transaction of ours has ended there."""
+        self._put(self._owner(topic), "awaited", (topic, (least,)))
+
+    async def floor(self, topic: str) -> int | None:
+        """The lowest ledger of a topic of ours that groups of other shards need. Raises ServiceUnavailable."""
+        self._number += 1
+        number = self._number
+        answers: dict[int, int] = {}
+        self._floors[number] = answers
+        try:
+            for _ in range(int(PATIENCE)):
+                missing = [other for other in self.inboxes if other not in answers]
+                if not missing:
+                    return min((ledger for ledger in answers.values() if ledger >= 0), default=None)
+                for other in missing:
+                    self._put(other, "floors_wanted", (topic, number))
+                self._wake()
+                await self._answered(answers, 1.0)
+        finally:
+            del self._floors[number]
+        raise ServiceUnavailable(
+            f"the service of shard {missing[0]} does not tell what its groups need of {topic!r}: nothing is trimmed"
+        )
+
+    def applied(self, topic: str, ended: Iterable[TxnId]) -> None:
+        """A buffer of ours has applied markers."""
+        awaited = self._awaited.get(topic)
+        if awaited:
+            done = awaited.intersection(ended)
+            awaited -= done
+            self._tell_applied(topic, done)
+
+    def tick(self) -> None:
+        """About every second: ask again."""
+        now = self._now()
+        self._ticks += 1
+        for topic, deadline in [*self._registering.items()]:
+            if now > deadline:
+                del self._registering[topic]
+                why = f"the service of shard {self._owner(topic)} does not answer"
+                self._coordinator.registration_failed(topic, why, now)
+            else:
+                self._put(self._owner(topic), "register", topic)
+        if self._ticks % KNOWN_TICKS == 0:
+            self._awaited.clear()
+            for topic in self._coordinator.topics():
+                if not self._shard.owns(topic):
+                    self._put(self._owner(topic), "known", topic)
+
+    def send(self) -> None:
+        """Write what there is for others."""
+        out, self._out = self._out, {}
+        for number, rows in out.items():
+            inbox = self.inboxes[number]
+            known = rows.pop("known", [])
+            letters = (
+                [Letter(self._shard.number, **{name: tuple(found) for name, found in rows.items()})] if rows else []
+            )
+            letters += [
+                Letter(self._shard.number, known=tuple(known[start : start + MAX_TOPICS]))
+                for start in range(0, len(known), MAX_TOPICS)
+            ]
+            if len(inbox.waiting) < MAX_WAITING:
+                self.sent += len(letters)
+                messages = [encode_letter(letter) for letter in letters]
+                self._appends.add(inbox, MessagesPart(messages, _nothing, _nothing))
+            self._marking.need(inbox)
+
+    # What others want of us
+
+    def take(self, placed: PlacedBatch) -> None:
+        """Letters that have come."""
+        for message in placed.messages:
+            letter = decode_letter(message)
+            if letter is not None and letter.sender in self.inboxes:
+                self.received += 1
+                self._questions(letter)
+                self._answers(letter)
+
+    def _questions(self, letter: Letter) -> None:
+        sender = letter.sender
+        for topic in letter.register:
+            if (sender, topic) not in self._serving:
+                self._serving.add((sender, topic))
+                self._run(self._register_for(sender, topic))
+        for topic in letter.known:
+            if not (self._shard.owns(topic) and self._coordinator.is_registered(topic)):
+                self._put(sender, "missing", topic)
+        for topic, ids in letter.asked:
+            if self._owner(topic) == sender and len(self._elsewhere.topic(topic).waiting) < MAX_WAITING:
+                self._coordinator.ask(topic, [TxnId(self._shard.number, least) for least in ids], self._now())
+        for topic, ids in letter.awaited:
+            self._await(topic, {TxnId(sender, least) for least in ids})
+        for topic, number in letter.floors_wanted:
+            floor = self._floor(topic)
+            self._put(sender, "floors", (topic, number, -1 if floor is None else floor))
+
+    def _answers(self, letter: Letter) -> None:
+        now, coordinator, sender = self._now(), self._coordinator, letter.sender
+        for topic in letter.registered:
+            if self._owner(topic) == sender and self._registering.pop(topic, None) is not None:
+                coordinator.topic_snapshotted(topic, now)
+        for topic, why in letter.refused:
+            if self._owner(topic) == sender and self._registering.pop(topic, None) is not None:
+                coordinator.registration_failed(topic, why, now)
+        for topic in letter.missing:
+            if self._owner(topic) == sender and coordinator.is_registered(topic):
+                coordinator.topic_missing(topic, now)
+        for topic, ids in letter.applied:
+            if self._owner(topic) == sender:
+                coordinator.ended(topic, [(TxnId(self._shard.number, least), Outcome.COMMIT) for least in ids], now)
+        for _, number, ledger in letter.floors:
+            if number in self._floors:
+                self._floors[number][sender] = ledger
+
+    async def _register_for(self, sender: int, name: str) -> None:
+        try:
+            result: Result = await self._registered(name)
+        except CoordinatorStopped:
+            return
+        except Error as error:
+            result = error
+        finally:
+            self._serving.discard((sender, name))
+        if isinstance(result, Error):
+            self._put(sender, "refused", (name, str(result)))
+        else:
+            self._put(sender, "registered", name)
+        self._wake()
+
+    async def _registered(self, name: str) -> Result:
+        """What the coordinator says of a registration. Raises what is wrong with the name, or has stopped the topic."""
+        self._topics.check(name)
+        topic = self._topics.get(name)
+        if topic is not None and topic.problem is not None and not topic.missing:
+            raise topic.problem
+        return await self._ask(lambda request: self._coordinator.register_elsewhere(request, name, self._now()))
+
+    def _await(self, topic: str, txns: set[TxnId]) -> None:
+        known = self._topics.get(topic)
+        if known is None or known.tail is None:
+            return
+        buffer = known.tail.buffer
+        done = {txn for txn in txns if buffer.has_ended(txn)}
+        self._tell_applied(topic, done)
+        if len(done) < len(txns):
+            self._awaited.setdefault(topic, set()).update(txns - done)
+
+    def _tell_applied(self, topic: str, done: set[TxnId]) -> None:
+        for number in {txn.most for txn in done}:
+            ids = sorted(txn.least for txn in done if txn.most == number)
+            self._put(number, "applied", (topic, tuple(ids)))
+
+    async def _answered(self, answers: dict[int, int], seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while len(answers) < len(self.inboxes) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _owner(self, topic: str) -> int:
+        return shard_of(topic, self._shard.of)
+
+    def _put(self, number: int, field: str, row: Any) -> None:
+        self._out.setdefault(number, {}).setdefault(field, []).append(row)
+
+
+def _nothing(*_: object) -> None:
+    """What became of a letter is seen by what is answered."""
