@@ -11,6 +11,7 @@ from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import Done, Leased, NameOpened, Naming
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
+    AlreadyCommitted,
     CoordinatorStopped,
     OutcomeForgotten,
     OutcomeUnknown,
@@ -72,6 +73,18 @@ def test_what_the_service_lost_is_an_abort_that_says_run_again() -> None:
     frame = core.take_frame()
     assert frame is not None
     assert [name for _, name in frame.registers] == ["a"]
+
+
+def test_why_a_begin_was_refused_counts_before_all_else_that_a_frame_answers() -> None:
+    core = welcomed()
+    transaction = core.begin(None, Naming("n", 1, 3))
+    core.end(transaction, Plan(False, "w"))
+    frame = core.take_frame()
+    assert frame is not None
+    refused = (frame.begins[0].request, AlreadyCommitted("n", 1, 1))
+    core.receive(ServerFrame(answers=((frame.aborts[0].request, Outcome.ABORT), refused)))
+    assert isinstance(transaction.failure, AlreadyCommitted)
+    assert core.take_results() == [("w", Outcome.ABORT)]
 
 
 def test_a_commit_whose_answer_was_lost_is_asked_again() -> None:

@@ -13,6 +13,7 @@ QUICK_START = {
     "spark.network.timeout": "600s",
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -34,7 +35,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from txnbuffer.pipeline.spark.session import open_session
 
     settings = {**QUICK_START, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
-    session = open_session("local[2]", settings=settings)
+    session = open_session("local[2,3]", settings=settings)
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()

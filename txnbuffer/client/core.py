@@ -15,6 +15,8 @@ Whoever asks for something gives a *waiter*, and gets it back with the result fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker_io.batch import Batch
 from txnbuffer.client.ids import Ids
 from txnbuffer.client.outbox import Flight, OpenTransaction, Rows, Waiter
@@ -32,6 +34,7 @@ from txnbuffer.errors import (
 )
 from txnbuffer.frames import (
     SESSION_VERSION,
+    Abort,
     ClientFrame,
     Failure,
     Hello,
@@ -98,7 +101,8 @@ class SessionCore:
             self._sending.credits = frame.credits
         self.draining = self.draining or frame.draining
         # Answers come first: why a begin was refused says more than why its sends failed then.
-        for number, result in frame.answers:
+        # Among them refusals do: a frame keeps no order, and why a begin was refused is told by that answer alone.
+        for number, result in _refusals_first(frame.answers):
             self._answer(number, result)
         for failure in frame.failures:
             self._fail(failure)
@@ -204,6 +208,11 @@ class SessionCore:
     def query(self, txn: TxnId, waiter: Waiter) -> None:
         """How a transaction ended, or how far it has come."""
         self._requests.ask("queries", Query(self._requests.number(), txn), waiter)
+
+    def abort_foreign(self, txn: TxnId, topics: tuple[str, ...], waiter: Waiter) -> None:
+        """Abort what another session began as one of many for a number. The waiter gets the outcome."""
+        subject = OpenTransaction(txn, 0, None, None)
+        self._requests.ask("aborts", Abort(self._requests.number(), txn, topics), waiter, subject)
 
     def forget(self, waiter: Waiter) -> None:
         """Nobody waits any more for ids or room."""
@@ -313,3 +322,10 @@ class SessionCore:
     def _wake(self, waiting: list[Waiter], result: Result | None = None) -> None:
         self._results += [(waiter, result) for waiter in waiting]
         waiting.clear()
+
+
+def _refusals_first(answers: tuple[tuple[int, Result], ...]) -> Sequence[tuple[int, Result]]:
+    refusals = [answer for answer in answers if isinstance(answer[1], Error)]
+    if not refusals or len(refusals) == len(answers):
+        return answers
+    return [*refusals, *(answer for answer in answers if not isinstance(answer[1], Error))]

@@ -7,6 +7,7 @@ count; every other one of that number, however late it is, stays invisible for e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker_io.batch import Batch
@@ -105,6 +106,13 @@ class Share:
         if self._open is None:
             raise InvalidRequest("the share was not begun: await begin()")
         return self._open
+
+
+async def abort_shares(client: Client, shares: Sequence[Branch]) -> None:
+    """Abort shares that others wrote; of those that have ended nothing changes."""
+    core = client.session.core
+    for txn, topics, _ in shares:
+        await client.session.result(partial(core.abort_foreign, txn, topics))
 
 
 async def commit_shares(client: Client, name: str, number: int, shares: Sequence[Branch]) -> bool:

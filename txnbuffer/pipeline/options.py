@@ -75,7 +75,7 @@ class ReadOptions:
             raise InvalidRequest("include_aborted tells outcomes, which only isolation read_committed knows")
         return cls(
             broker=broker,
-            broker_options=_broker_options(broker, given.get("config"), settings),
+            broker_options=broker_options(broker, given.get("config"), settings),
             topics=topics,
             pattern=_pattern(pattern),
             isolation=isolation,
@@ -103,7 +103,7 @@ class ReadOptions:
         return self.end.get(topic, self.end.get("", END))
 
 
-def _broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -> dict[str, Any]:
+def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -> dict[str, Any]:
     """What opening a cluster takes, by a configuration file, the environment and settings `pulsar.…`."""
     if not is_cluster(broker):
         return {}

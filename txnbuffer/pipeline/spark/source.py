@@ -28,8 +28,10 @@ from pyspark.sql.types import (
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import Plan, plan
 from txnbuffer.pipeline.reading import Judge
+from txnbuffer.pipeline.spark.sink import BatchWriter, StreamWriter
 from txnbuffer.pipeline.spark.stream import StreamReader
 from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
+from txnbuffer.pipeline.write_options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +74,12 @@ class TxnbufferSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # named by Spark
         return StreamReader(self._read_options())
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # called so by Spark
+        return BatchWriter(WriteOptions.of(self.options, streaming=False), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802  # as above
+        return StreamWriter(WriteOptions.of(self.options, streaming=True), schema, overwrite=overwrite)
 
     def _read_options(self) -> ReadOptions:
         return ReadOptions.of({name: text for name, text in self.options.items() if name.lower() != "path"})

@@ -1,0 +1,138 @@
+"""Attempts of tasks and drivers in orders that Spark brings about rarely: late ones, zombies, ones that die."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+from service_process import ServiceProcess
+
+from txnbuffer import connect
+from txnbuffer.errors import TransactionAborted
+from txnbuffer.pipeline.spark.sink import BatchWriter, Written, abort_messages, commit_messages, write_share
+from txnbuffer.pipeline.write_options import WriteOptions
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ServiceProcess(tmp_path_factory.mktemp("log")) as service:
+        yield f"txnbuf://127.0.0.1:{service.port}"
+
+
+def options(address: str, topic: str, **more: str) -> WriteOptions:
+    return WriteOptions.of({"broker": address, "topic": topic, **more}, streaming=False)
+
+
+def rows(*texts: str) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pydict({"value": [text.encode()]}) for text in texts])
+
+
+def read(address: str, topic: str) -> list[bytes | None]:
+    """What readers see, once what was committed before is there; whoever still holds them up lets this fail."""
+    found: list[bytes | None] = []
+    with connect(address) as client:
+        with client.transaction() as txn:
+            txn.send(topic, b"end")
+            txn.commit(wait_visible=True)
+        with client.reader(topic) as reader:
+            while not found or found[-1] != b"end":
+                batch = reader.read(timeout=60)
+                assert batch is not None
+                found += [record.value for record in batch]
+    return [value for value in found if value != b"end"]
+
+
+def test_a_driver_that_runs_a_batch_again_finds_it_committed(address: str) -> None:
+    sink = options(address, "again")
+    first = [write_share(sink, "again", 1, rows("a", "b")), write_share(sink, "again", 1, rows())]
+    commit_messages(sink, first)
+    second = [write_share(sink, "again", 1, rows("a", "b")), write_share(sink, "again", 1, rows())]
+    assert second[0].committed
+    commit_messages(sink, second)
+    assert read(address, "again") == [b"a", b"b"]
+
+
+def test_of_two_drivers_one_commits_and_the_other_goes_on(address: str) -> None:
+    sink = options(address, "twice")
+    zombie, other = ([write_share(sink, "twice", 1, rows("a"))] for _ in range(2))
+    commit_messages(sink, other)
+    commit_messages(sink, zombie)
+    commit_messages(sink, [write_share(sink, "twice", 2, rows("b"))])
+    commit_messages(sink, zombie)
+    assert read(address, "twice") == [b"a", b"b"]
+
+
+def test_an_attempt_that_is_late_is_never_seen(address: str) -> None:
+    sink = options(address, "late")
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        yield from rows("late")
+        commit_messages(sink, [write_share(sink, "late", 1, rows("on time"))])
+        yield from rows("later")
+
+    with pytest.raises(TransactionAborted, match="transaction_timeout"):
+        write_share(sink, "late", 1, slow())
+    assert read(address, "late") == [b"on time"]
+
+
+def test_what_failed_is_aborted_at_once(address: str) -> None:
+    sink = options(address, "failed")
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from rows("never")
+        raise ArithmeticError("planned")
+
+    with pytest.raises(ArithmeticError, match="planned"):
+        write_share(sink, "failed", 1, failing())
+    abort_messages(sink, [write_share(sink, "failed", 1, rows("never")), None])
+    assert read(address, "failed") == []
+
+
+def test_a_batch_that_takes_too_long_is_aborted_and_says_so(address: str) -> None:
+    sink = options(address, "long", transaction_timeout="0.05")
+    with pytest.raises(TransactionAborted, match=r"transaction_timeout = 0.05 s"):
+        written = write_share(sink, "long", 1, rows("never"))
+        with connect(address) as client:
+            while client.outcome(written.share.txn) is None:  # type: ignore[union-attr]  # it wrote a row
+                Event().wait(0.05)
+        commit_messages(sink, [written])
+    assert read(address, "long") == []
+
+
+def test_a_job_without_a_name_leaves_none(address: str) -> None:
+    writer = BatchWriter(
+        options(address, "nameless"), StructType([StructField("value", BinaryType())]), overwrite=False
+    )
+    written = writer.write(rows("a"))
+    writer.commit([written])
+    assert isinstance(written, Written)
+    with connect(address) as client:
+        assert client.committed_number(written.name) == 0
+    failed = writer.write(rows("b"))
+    writer.abort([failed, None])
+    assert read(address, "nameless") == [b"a"]
+
+
+def test_a_service_that_is_started_again_goes_on_with_what_tasks_wrote(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service:
+        sink = options(f"txnbuf://127.0.0.1:{service.port}", "t")
+        done = write_share(sink, "query", 1, rows("a"))
+
+        def interrupted() -> Iterator[pa.RecordBatch]:
+            yield from rows("b")
+            service.kill()
+            services.append(ServiceProcess(tmp_path, port=service.port).wait_serving())
+            yield from rows("c")
+
+        services: list[ServiceProcess] = []
+        try:
+            messages = [done, write_share(sink, "query", 1, interrupted())]
+            commit_messages(sink, messages)
+            assert read(sink.broker, "t") == [b"a", b"b", b"c"]
+        finally:
+            for restarted in services:
+                restarted.__exit__()

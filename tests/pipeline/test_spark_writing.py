@@ -1,0 +1,157 @@
+"""The sink `txnbuffer`: data frames and streaming queries become transactions, each once whatever fails meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from service_process import ServiceProcess
+from spark_frames import assert_same_rows
+
+from txnbuffer import connect
+
+SCHEMA = "topic string, key binary, value binary, properties map<string,string>, time string"
+COLUMNS = ("topic", "key", "value", "properties", "CAST(time AS timestamp) event_time")
+ROWS = [
+    ("rows", b"a", b"1", {"p": "x", "n": "7"}, "2026-01-31 12:00:00.123"),
+    ("other", b"a", b"2", {}, None),
+    ("rows", None, b"", {}, "1970-01-01 00:00:01"),
+    ("rows", b"a", None, {"p": "y"}, None),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service that takes what queries write."""
+    with ServiceProcess(tmp_path_factory.mktemp("log")) as service:
+        yield f"txnbuf://127.0.0.1:{service.port}"
+
+
+def read(spark: Any, address: str, topics: str) -> Any:
+    return spark.read.format("txnbuffer").option("broker", address).option("topics", topics).load()
+
+
+def texts(frame: Any) -> Any:
+    return frame.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)")
+
+
+def numbered(spark: Any, count: int) -> Any:
+    """Rows in two partitions, which come in batches of 10."""
+    return spark.range(0, count, 1, 2).selectExpr("CAST(id % 7 AS STRING) key", "CAST(id AS STRING) value")
+
+
+def write(frame: Any, address: str, **options: str) -> None:
+    frame.write.format("txnbuffer").mode("append").option("broker", address).options(**options).save()
+
+
+def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Passes rows on, but fails behind the first ones in so many attempts of the task."""
+
+    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+        yield next(batches)
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() < attempts:
+            raise ArithmeticError("planned")
+        yield from batches
+
+    return pass_on
+
+
+def test_all_that_a_record_has_is_written_and_read_back(spark: Any, address: str) -> None:
+    frame = spark.createDataFrame(ROWS, SCHEMA).selectExpr(*COLUMNS).coalesce(1)
+    write(frame, address)
+    found = read(spark, address, "rows,other")
+    assert_same_rows(found.select("topic", "key", "value", "properties", "event_time"), frame)
+    assert found.select("txn").distinct().count() == 1
+
+
+def test_a_job_with_a_name_and_a_number_is_done_once(spark: Any, address: str) -> None:
+    frame = numbered(spark, 40)
+    write(frame, address, topic="many", name="import", number="1")
+    write(frame, address, topic="many", name="import", number="1")
+    assert_same_rows(texts(read(spark, address, "many")), frame)
+    assert read(spark, address, "many").select("txn").distinct().count() == 2
+    write(frame, address, topic="many", name="import", number="2")
+    assert read(spark, address, "many").count() == 80
+
+
+def test_a_task_that_fails_and_is_run_again_leaves_one_copy(spark: Any, address: str) -> None:
+    frame = numbered(spark, 40)
+    write(frame.mapInArrow(failing(1), frame.schema), address, topic="retried")
+    assert_same_rows(texts(read(spark, address, "retried")), frame)
+
+
+def test_a_job_that_fails_leaves_nothing_and_holds_nobody_up(spark: Any, address: str) -> None:
+    frame = numbered(spark, 40)
+    with pytest.raises(PySparkException, match="planned"):
+        write(frame.mapInArrow(failing(99), frame.schema), address, topic="failed")
+    with connect(address) as client:
+        with client.transaction() as txn:
+            txn.send("failed", b"after")
+            txn.commit(wait_visible=True)
+        with client.reader("failed") as reader:
+            found = reader.read(timeout=60)
+    assert found is not None
+    assert [record.value for record in found] == [b"after"]
+
+
+def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
+    spark: Any, address: str, tmp_path: Path
+) -> None:
+    def run() -> None:
+        source = spark.readStream.format("txnbuffer").options(
+            broker=address, topics="source", columns="key,value", max_messages_per_trigger="10"
+        )
+        query = (
+            source.load()
+            .mapInArrow(failing(1), "key binary, value binary")
+            .writeStream.format("txnbuffer")
+            .options(broker=address, topic="target", checkpointLocation=str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(400)
+
+    expected = numbered(spark, 25)
+    write(expected, address, topic="source")
+    run()
+    assert_same_rows(texts(read(spark, address, "target")), expected)
+    commits = sorted((int(found.name), found) for found in (tmp_path / "commits").iterdir() if found.name.isdigit())
+    assert len(commits) == 3
+    for _, found in commits[1:]:  # as if the driver had been killed between the commits of the sink and these
+        for file in (found, found.with_name(f".{found.name}.crc")):
+            file.unlink(missing_ok=True)
+    write(numbered(spark, 3), address, topic="source")
+    run()
+    assert_same_rows(texts(read(spark, address, "target")), expected.union(numbered(spark, 3)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ("value", {}, "one of the option topic and the column topic"),
+        ("value, key topic", {"topic": "t"}, "one of the option topic and the column topic"),
+        ("key", {"topic": "t"}, "no column value"),
+        ("value, key kye", {"topic": "t"}, "column kye is none of a record"),
+        ("1 value", {"topic": "t"}, "column value is int, not binary or string: cast it"),
+        ("value", {"topic": "t", "tpoic": "t"}, "option tpoic is unknown"),
+        ("value", {"topic": "t", "broker": "file:log"}, "txnbuf serve file:log"),
+        ("CAST(NULL AS STRING) value", {"topic": "t"}, "neither key nor value"),
+    ],
+)
+def test_what_cannot_be_written_is_told(
+    spark: Any, address: str, columns: str, options: dict[str, str], message: str
+) -> None:
+    frame = numbered(spark, 4).selectExpr(*columns.split(", "))
+    with pytest.raises(PySparkException, match=message):
+        write(frame, **{"address": address, **options})  # type: ignore[arg-type]  # broker among the options wins
+
+
+def test_a_topic_is_not_overwritten(spark: Any, address: str) -> None:
+    frame = numbered(spark, 4).write.format("txnbuffer").options(broker=address, topic="t")
+    with pytest.raises(PySparkException, match="mode append"):
+        frame.mode("overwrite").save()

@@ -1,0 +1,146 @@
+"""Arrow columns as records: each row is the record that it says, whatever slices, nulls and types they come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from broker_io.batch import Message
+from broker_io.errors import CallerError
+from txnbuffer.pipeline.spark.records import batches_of, check_schema
+from txnbuffer.pipeline.write_options import TRANSACTION_TIMEOUT, WriteOptions
+
+TYPES = {
+    "topic": [pa.string(), pa.large_string()],
+    "key": [pa.binary(), pa.string(), pa.large_binary()],
+    "value": [pa.binary(), pa.string(), pa.large_string()],
+    "properties": [pa.map_(pa.string(), pa.string())],
+    "event_time": [pa.timestamp("us", tz="UTC")],
+}
+SERVICE = {"broker": "txnbuf://h:1"}
+
+
+def rows() -> st.SearchStrategy[list[dict[str, Any]]]:
+    texts = st.sampled_from(["", "a", "b", "7", "-3", "ü"])
+    properties = st.dictionaries(st.sampled_from(["p", "q", "r"]), texts | st.none())
+    row = st.fixed_dictionaries(
+        {
+            "topic": st.sampled_from(["one", "two"]),
+            "key": texts,
+            "value": texts | st.none(),
+            "properties": properties | st.none(),
+            "event_time": st.integers(0, 2**50) | st.none(),
+        }
+    )
+    return st.lists(row, min_size=1, max_size=12)
+
+
+def record(row: dict[str, Any]) -> Message:
+    texts = {name: text for name, text in (row["properties"] or {}).items() if text is not None}
+    value = None if row["value"] is None else row["value"].encode()
+    return Message(row["key"].encode(), value, texts, (row["event_time"] or 0) // 1000)
+
+
+@given(rows=rows(), skipped=st.integers(0, 3), data=st.data())
+def test_rows_become_the_records_that_they_say(rows: list[dict[str, Any]], skipped: int, data: st.DataObject) -> None:
+    columns = {}
+    for name, kinds in TYPES.items():
+        kind = data.draw(st.sampled_from(kinds))
+        cells = [row[name] for row in rows]
+        if name in ("key", "value") and "binary" in str(kind):
+            cells = [None if cell is None else cell.encode() for cell in cells]
+        if name == "properties":
+            cells = [None if cell is None else [*cell.items()] for cell in cells]
+        columns[name] = pa.array(cells, kind)
+    found: dict[str, list[Message]] = {}
+    for topic, batch in batches_of(pa.RecordBatch.from_pydict(columns).slice(skipped), None):
+        found.setdefault(topic, []).extend(batch)
+    expected: dict[str, list[Message]] = {}
+    for row in rows[skipped:]:
+        expected.setdefault(row["topic"], []).append(record(row))
+    assert found == expected
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array([b"v"]), **columns})
+
+
+def test_one_topic_for_all_and_no_more_than_a_value() -> None:
+    ((topic, records),) = batches_of(batch(), "t")
+    assert (topic, [*records]) == ("t", [Message(None, b"v")])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"topic": pa.array([None], pa.string())}, "column topic of a row is null"),
+        ({"value": pa.array([None], pa.binary())}, "neither key nor value"),
+        ({"event_time": pa.array([-1], pa.timestamp("us", tz="UTC"))}, "before 1970"),
+        ({"properties": pa.array([[("tb.txn", "0:1")]], TYPES["properties"][0])}, "the log's own"),
+        ({"properties": pa.array([[(str(n), "") for n in range(501)]], TYPES["properties"][0])}, "501 different"),
+    ],
+)
+def test_rows_that_are_no_records_are_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        list(batches_of(batch(**columns), None if "topic" in columns else "t"))
+
+
+def test_types_of_columns() -> None:
+    kinds: dict[str, DataType] = {
+        "topic": StringType(),
+        "key": StringType(),
+        "value": BinaryType(),
+        "event_time": TimestampType(),
+    }
+    kinds["properties"] = MapType(StringType(), StringType())
+    check_schema(StructType([StructField(name, kind) for name, kind in kinds.items()]), None)
+    local = StructType([StructField("value", BinaryType()), StructField("event_time", TimestampNTZType())])
+    with pytest.raises(CallerError, match="event_time is timestamp_ntz, not timestamp: cast it"):
+        check_schema(local, "t")
+
+
+def test_options() -> None:
+    options = WriteOptions.of({**SERVICE, "Topic": "t", "checkpointLocation": "/c", "path": "x"}, streaming=True)
+    assert (options.topic, options.naming, options.batching) == ("t", None, "messages")
+    assert options.timeout == TRANSACTION_TIMEOUT
+    cluster = {"broker": "pulsar://h:6650/t/n", "service": "h:1", "batching": "records", "pulsar.admin_url": "http://h"}
+    options = WriteOptions.of({**cluster, "name": "n", "number": "7", "transaction_timeout": "5"}, streaming=False)
+    assert (options.service, options.batching, options.naming, options.timeout) == ("h:1", "records", ("n", 7), 5.0)
+    assert options.cluster is not None
+    assert options.cluster["admin_url"] == "http://h"
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "message"),
+    [
+        ({"broker": "file:log"}, False, "txnbuf serve file:log"),
+        ({"topics": "t"}, False, "option topics is unknown"),
+        ({"topic": ""}, False, "topic"),
+        ({"name": "n"}, False, "both of the options name and number"),
+        ({"name": "n", "number": "1"}, True, "for batch jobs"),
+        ({"name": "n", "number": "x"}, False, "option number is a whole number"),
+        ({"name": "n", "number": "0"}, False, "whole one from 1 on"),
+        ({"transaction_timeout": "long"}, False, "option transaction_timeout is a number of seconds"),
+        ({"transaction_timeout": "-1"}, False, "option transaction_timeout is a number of seconds"),
+        ({"batching": "sets"}, False, "batching is messages or records"),
+        ({"service": "h:1"}, False, "option service is for clusters"),
+        ({"pulsar.token": "x"}, False, "option pulsar.token is for clusters"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, str], streaming: bool, message: str) -> None:  # a row
+    with pytest.raises(CallerError, match=message):
+        WriteOptions.of({**SERVICE, **options}, streaming=streaming)
