@@ -171,6 +171,10 @@ class AppendUnknown(PeerError):
     retryable = True
 
 
+class EntryTooLarge(AppendUnknown):
+    """Of messages that were sent together one is too large for the cluster: each may stand in the log or not."""
+
+
 class Damaged(StorageError):
     """Bytes that are not what was written; names the file and the offset."""
 

@@ -59,8 +59,9 @@ class PulsarBroker:
     are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
     certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
     others are compacted by nobody. While the cluster is away, questions wait up to `patience` seconds; opening the
-    broker does not. `hashing` is how keys choose partitions (see `broker_io.partitions`). `client_log` is a file for
-    what the client library has to say.
+    broker does not. A writer that is closed waits `goodbye` seconds for what is under way (None: `patience`). `hashing`
+    is how keys choose partitions (see `broker_io.partitions`). `client_log` is a file for what the client library has
+    to say.
 
     Raises InvalidAddress, ServiceUnavailable if nobody answers, NotAuthorized.
     """
@@ -77,6 +78,7 @@ class PulsarBroker:
         tls_cert: str | None = None,
         tls_key: str | None = None,
         patience: float = 60.0,
+        goodbye: float | None = None,
         compacted_prefix: str = OWN_PREFIX,
         batching: bool = True,
         max_message_bytes: int = MAX_MESSAGE_BYTES - OVERHEAD_BYTES,
@@ -87,10 +89,9 @@ class PulsarBroker:
             raise InvalidAddress(f"hashing is {' or '.join(HASHINGS)}, not {hashing!r}")
         place = parse_address(address)
         credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key)
-        self._cluster = Cluster(place, admin_url, credentials, patience, client_log)
+        self._cluster = Cluster(place, admin_url, credentials, patience, goodbye, max_message_bytes, client_log)
         self._compacted_prefix = compacted_prefix
         self._batching = batching
-        self.max_message_bytes = max_message_bytes
         self.hashing = hashing
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -111,6 +112,10 @@ class PulsarBroker:
             raise InvalidAddress(
                 f"{address!r}: {error.reason}; run `pulsar-admin namespaces create {self._cluster.namespace}`"
             ) from None
+
+    @property
+    def max_message_bytes(self) -> int:
+        return self._cluster.max_message_bytes
 
     def topics(self) -> list[str]:
         self._cluster.check()

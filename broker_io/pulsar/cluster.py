@@ -37,14 +37,27 @@ LAST = "txnbuffer.last"
 
 
 class Cluster:
-    """Belongs to one broker. `patience`: seconds for which the cluster may be away before who asks it is told."""
+    """Belongs to one broker. `patience`: seconds for which the cluster may be away before who asks it is told.
+
+    `goodbye`: seconds that it has for what is under way when a writer is closed; None: the same. `max_message_bytes`
+    becomes less when the cluster refuses less.
+    """
 
     def __init__(
-        self, address: ClusterAddress, admin_url: str | None, credentials: Credentials, patience: float, log: str | None
+        self,
+        address: ClusterAddress,
+        admin_url: str | None,
+        credentials: Credentials,
+        patience: float,
+        goodbye: float | None,
+        max_message_bytes: int,
+        log: str | None,
     ) -> None:
         self.service = address.service
         self.namespace = address.namespace
         self.closed = False
+        self.max_message_bytes = max_message_bytes
+        self.goodbye = patience if goodbye is None else goodbye
         self.patiently = Patience(patience, self.check)
         self.admin = Admin(admin_url or address.admin, credentials, self.patiently)
         self.acks = Resolver()

@@ -7,6 +7,7 @@ import pulsar
 from broker_io.errors import (
     AppendUnknown,
     ClusterRefused,
+    EntryTooLarge,
     Error,
     Fenced,
     MessageTooLarge,
@@ -64,7 +65,7 @@ def too_large(topic: str) -> Error:
 
 def behind_too_large(topic: str) -> Error:
     """Why all other appends of a writer fail where the cluster refused a message of one as too large."""
-    return AppendUnknown(
+    return EntryTooLarge(
         f"the cluster refused an entry of topic {topic!r} as too large, and whatever else was under way may stand in "
         "the log or not: lower max_message_bytes to the cluster's limit, and open another writer"
     )

@@ -71,7 +71,7 @@ class PulsarWriter(Handle):
         return future
 
     def _send(self, messages: list[Any], size: int, unseen: int, future: Future[Positions]) -> None:
-        append = _Append(self, future, len(messages), whole=self._fits_one_entry(len(messages), size))
+        append = _Append(self, future, len(messages), size, whole=self._fits_one_entry(len(messages), size))
         self._sent.begun += 1
         send = self._producer.send_async
         if append.whole:
@@ -93,14 +93,14 @@ class PulsarWriter(Handle):
         return self._sent.under_way < ENTRIES and not self._loose.under_way
 
     def close(self) -> None:
-        patience = self._cluster.patiently.seconds
-        taken = self._lock.acquire(timeout=patience)  # a sender may wait for room
+        goodbye = self._cluster.goodbye
+        taken = self._lock.acquire(timeout=goodbye)  # a sender may wait for room
         alive = self._dead is None
         self._dead = self._dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
         if taken:
             self._lock.release()
-        if alive:  # closing alone would drop what is under way
-            flusher.within(self._producer.flush, patience)
+        if alive and goodbye:  # closing alone would drop what is under way
+            flusher.within(self._producer.flush, goodbye)
         self._close_producer()
 
     def end(self, error: Error) -> None:
@@ -134,6 +134,8 @@ class PulsarWriter(Handle):
         if result == pulsar.Result.MessageTooBig:
             if append.count == 1:  # of more, some may stand in other entries
                 append.refused = too_large(self.topic)
+                if append.size > BATCH_BYTES:  # else it may have been sent together with others
+                    self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, append.size - 1)
             self._fail(behind_too_large(self.topic))
         elif result == pulsar.Result.AlreadyClosed and isinstance(self._dead, Closed):
             self._fail(
@@ -220,10 +222,11 @@ class _Count:
 class _Append:
     """Called by the client library once for each message, in order; `whole`: for the last one only."""
 
-    __slots__ = ("_expected", "_future", "_ids", "_over", "_writer", "count", "refused", "whole")
+    __slots__ = ("_expected", "_future", "_ids", "_over", "_writer", "count", "refused", "size", "whole")
 
-    def __init__(self, writer: PulsarWriter, future: Future[Positions], count: int, *, whole: bool) -> None:
+    def __init__(self, writer: PulsarWriter, future: Future[Positions], count: int, size: int, *, whole: bool) -> None:
         self.count = count
+        self.size = size
         self.whole = whole
         self.refused: Error | None = None
         self._ids: list[Any] = []

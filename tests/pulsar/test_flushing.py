@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pulsar_cluster import Cluster
@@ -99,6 +101,30 @@ def test_an_append_that_was_split_on_its_way_is_no_success(
             assert isinstance(error, AppendUnknown)
             assert "split" in str(error)
             assert writer.append(values(1)).exception(SECONDS) is error
+
+
+def test_who_does_not_wait_at_the_end_flushes_nothing(cluster: Cluster, namespace: str) -> None:
+    """A client has waited before. While a broker hangs flushing would take as long as its patience."""
+    calls: list[str] = []
+
+    class Hanging:
+        def __init__(self, producer: Any) -> None:
+            self._producer = producer
+
+        def flush(self) -> None:
+            calls.append("flush")
+
+        def close(self) -> None:
+            calls.append("close")
+            self._producer.close()
+
+    for goodbye, wanted in ((0.0, ["close"]), (None, ["flush", "close"])):
+        calls.clear()
+        with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, goodbye=goodbye) as broker:
+            broker.create_topic("t")
+            with broker.writer("t") as writer:
+                writer._producer = Hanging(writer._producer)  # type: ignore[attr-defined]  # one that tells
+        assert calls == wanted
 
 
 def test_who_leaves_waits_longer_than_the_library_may_take_to_close() -> None:

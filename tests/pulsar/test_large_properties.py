@@ -10,7 +10,7 @@ from pulsar_cluster import Cluster
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.checking import check_batch
-from broker_io.errors import AppendUnknown, MessageTooLarge
+from broker_io.errors import EntryTooLarge, MessageTooLarge
 from broker_io.position import Position
 from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, Batching, Recent, measure
 from broker_io.testing.contract.base import read_all, values
@@ -124,14 +124,15 @@ def test_a_large_append_and_many_at_once_are_taken(cluster: Cluster, namespace: 
 
 def test_only_what_stands_nowhere_is_refused_as_too_large(cluster: Cluster, namespace: str) -> None:
     """A cluster with a lower limit than ours: what was under way beside may stand, also other parts of an append."""
-    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, max_message_bytes=2 * LARGE) as broker:
         broker.create_topic("t")
-        for batch, kind in ((with_property(1, LARGE), MessageTooLarge), (with_property(2, LARGE), AppendUnknown)):
+        for batch, kind in ((with_property(1, LARGE), MessageTooLarge), (with_property(2, LARGE), EntryTooLarge)):
             with broker.writer("t") as writer:
                 writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster has to refuse it
                 assert type(writer.append(batch).exception(SECONDS)) is kind
                 acknowledged = writer.outcome([pulsar.MessageId(-1, 7, 1, 0)])  # type: ignore[attr-defined]  # see above
                 later = writer.append(with_property(1, 1)).exception(SECONDS)
-            assert type(acknowledged) is type(later) is AppendUnknown
+            assert type(acknowledged) is type(later) is EntryTooLarge
             assert "max_message_bytes" in str(later)
         assert values(read_all(broker, "t")) == []
+        assert LARGE <= broker.max_message_bytes < LARGE + 1000  # what was refused alone

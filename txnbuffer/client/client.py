@@ -284,7 +284,10 @@ class Client:
     def max_message_bytes(self) -> int:
         """The largest record that may be sent; 0 while that is not known."""
         known = self.session.core.max_message_bytes
-        return known if known or self._ordinary is None else self._ordinary.max_message_bytes
+        if self._ordinary is None:
+            return known
+        own = self._ordinary.max_message_bytes
+        return min(known, own) if known else own
 
     def batched(self, rows: Rows, batching: Batching | None) -> Rows:
         """The rows with what they are to become in the log. Raises InvalidRequest."""

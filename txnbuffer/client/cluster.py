@@ -45,7 +45,7 @@ async def client_on(
 
     session = Session(direct, patience, apart=True)
     session.begin()
-    client = Client(session, lambda: broker, serializer, OrdinarySends(writers, broker.max_message_bytes))
+    client = Client(session, lambda: broker, serializer, OrdinarySends(writers, broker))
     if isinstance(broker, PartitionedBroker):
         client.routes = Routes(broker)
     return client

@@ -93,7 +93,7 @@ class Opening:
         async def dial(target: str) -> Link:
             return await GrpcLink.open(target, trusted, self._timeout)
 
-        broker = await asyncio.to_thread(open_broker, self.address, **options)
+        broker = await asyncio.to_thread(open_broker, self.address, **{"goodbye": 0.0, **options})
         resources.push_async_callback(asyncio.to_thread, broker.close)
         way = dial_at(service, dial) if service is not None else finding(Finder(broker, self.address), dial)
         client = await client_on(broker, way, self._serializer, self._patience, resources)

@@ -54,7 +54,8 @@ IDLE_TICKS = 5
 class SessionCore:
     """`broken`: why the connection is of no use any more; open another one.
 
-    `apart`: topics do not wait for one another; else sends are acknowledged in their order.
+    `apart`: topics do not wait for one another; else sends are acknowledged in their order. `progress` grows as answers
+    and acknowledgements come.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
@@ -74,6 +75,7 @@ class SessionCore:
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
         self._idle = 0
+        self.progress = 0
 
     # The connection
 
@@ -100,6 +102,7 @@ class SessionCore:
         if frame.credits is not None:
             self._sending.credits = frame.credits
         self.draining = self.draining or frame.draining
+        self.progress += bool(frame.answers or frame.settled or frame.acknowledged)
         # Answers come first: why a begin was refused says more than why its sends failed then.
         # Among them refusals do: a frame keeps no order, and why a begin was refused is told by that answer alone.
         for number, result in _refusals_first(frame.answers):
@@ -144,6 +147,22 @@ class SessionCore:
         self._requests.drop_all()
         self._transactions.give_up(error)
         self._leasing = False
+        self._wake(self._for_ids, error)
+        self._wake(self._for_room, error)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for anything."""
+        waiting = bool(self._for_ids or self._for_room)
+        return waiting or self._transactions.waited_for or self._requests.waited_for
+
+    def stop_waiting(self, error: Error, *, visible: bool) -> None:
+        """Nothing moves: whoever waits is told. What is on its way may still happen; `visible`: be it seen or not."""
+        for request in self._requests.stop_waiting(visible=visible):
+            unknown = request.field == "commits"
+            result = OutcomeUnknown(request.subject.txn, str(error)) if unknown else error
+            self._results.append((request.waiter, result))
+        self._transactions.stop_waiting(error)
         self._wake(self._for_ids, error)
         self._wake(self._for_room, error)
 

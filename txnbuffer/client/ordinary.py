@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 
 from broker_io.errors import InvalidTopicName
+from broker_io.port import Broker
 from snapshots.keys import INTERNAL_PREFIX, is_internal
 from txnbuffer.client.outbox import Flight, Outbox, Rows
 from txnbuffer.client.writers import Writers
@@ -17,19 +18,21 @@ ROOM = 8 * 1024 * 1024
 
 
 class OrdinarySends:
-    """All that tasks send to a topic in one turn of the loop is appended together.
+    """All that tasks send to a topic in one turn of the loop is appended together."""
 
-    `max_message_bytes`: the cluster's limit of one message.
-    """
-
-    def __init__(self, writers: Writers, max_message_bytes: int) -> None:
-        self.max_message_bytes = max_message_bytes
+    def __init__(self, writers: Writers, broker: Broker) -> None:
         self._writers = writers
+        self._broker = broker
         self._loop = asyncio.get_running_loop()
         self._outboxes: dict[str, Outbox] = {}
         self._scheduled = False
         self._unacknowledged = 0
         self._for_room: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The cluster's limit of one message, as far as it is known."""
+        return self._broker.max_message_bytes
 
     async def send(self, topic: str, rows: Rows) -> None:
         """Return when the records are durable. Raises SendUnknown where they may stand in the log or not."""

@@ -61,6 +61,16 @@ class Requests:
         for request in self.unanswered.values():
             self._queue(request.field, request.row)
 
+    def stop_waiting(self, *, visible: bool) -> list[Request]:
+        """Nobody waits any more, as if none had been given; those who did. `visible`: for visibility neither."""
+        told = []
+        for number, request in self.unanswered.items():
+            patient = request.field == "commits" and request.row.wait_visible and not visible
+            if request.waiter is not None and not patient:
+                told.append(request)
+                self.unanswered[number] = request._replace(waiter=None)
+        return told
+
     def drop_all(self) -> None:
         self.unanswered.clear()
         self._queued.clear()

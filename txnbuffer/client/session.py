@@ -18,15 +18,24 @@ from txnbuffer.frames import ClientFrame
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""
 TICK = 1.0
+VISIBLE = 120.0
+"""Seconds that the service itself waits until a commit is visible."""
 GOODBYE = 5.0
 """Seconds that a closing client waits for the service to end the connection."""
 
 
 class Session:
-    """`patience`: seconds without a connection after which whoever waits is told so. `apart` as of its core."""
+    """`patience`: seconds without a connection after which whoever waits is told so. `apart` as of its core.
+
+    Where that is so records go to a cluster, which may be away while the service is there; then seconds without an
+    answer or an acknowledgement count as well.
+    """
 
     def __init__(self, dial: Dial, patience: float, *, apart: bool = False) -> None:
         self.core = SessionCore(apart=apart)
+        self._apart = apart
+        self._seen = 0
+        self._still = 0.0
         self.forked_from = forking.generation()
         self._dial = dial
         self.patience = patience
@@ -164,7 +173,22 @@ class Session:
         while True:
             await asyncio.sleep(TICK)
             self.core.tick()
+            if self._apart:
+                self._watch_progress()
             self._news.set()
+
+    def _watch_progress(self) -> None:
+        core = self.core
+        if core.progress != self._seen or not core.waited_for or not core.welcomed:
+            self._seen, self._still = core.progress, 0.0
+            return
+        self._still += TICK
+        if self._still >= self.patience:
+            text = (
+                f"the cluster acknowledged nothing for {self.patience:g} s, nor did its service answer: are they well?"
+            )
+            core.stop_waiting(ServiceUnavailable(text), visible=self._still >= self.patience + VISIBLE)
+            self._deliver()
 
     def _connected(self) -> None:
         self._unreachable = None

@@ -131,6 +131,20 @@ class Transactions:
         if transaction.announced:
             self._requests.unanswered.pop(transaction.announced, None)
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for an end that can't be asked for yet."""
+        return any(one.then is not None and one.then.waiter is not None for one in self._open.values())
+
+    def stop_waiting(self, error: Error) -> None:
+        """Nobody waits any more for sends to be settled: whatever was to come, they abort then."""
+        for transaction in self._open.values():
+            plan: Plan | None = transaction.then
+            if plan is not None and plan.waiter is not None:
+                self.fail(transaction, error)
+                self._results.append((plan.waiter, transaction.failure if plan.commit else error))
+                transaction.then = Plan(commit=False, waiter=None)
+
     def give_up(self, error: Error) -> None:
         """No end can be asked for any more: the service will abort them all."""
         for transaction in list(self._open.values()):

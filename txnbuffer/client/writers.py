@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from broker_io.batch import Batch
-from broker_io.errors import Error, TopicNotFound, as_error
-from broker_io.port import Broker, Writer
+from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, TopicNotFound, as_error
+from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
 from txnbuffer.protocol import RECORDS
 
@@ -49,10 +49,20 @@ class Append:
         self.slices = 0
         self.error: Error | None = None
 
-    def next_slice(self) -> Batch:
-        """The next messages that are to be handed over."""
+    def next_slice(self, suspect: int | None) -> Batch:
+        """The next messages that are to be handed over; one of `suspect` bytes or more goes alone."""
         first, self.at = self.at, min(self.at + SLICE, len(self.batch))
+        if suspect is not None and self.at - first > 1:
+            large = (self.batch.take(slice(first, self.at)).sizes() >= suspect).nonzero()[0]
+            if len(large):
+                self.at = first + max(int(large[0]), 1)
         return self.batch if self.at - first == len(self.batch) else self.batch.take(slice(first, self.at))
+
+    def failed(self, error: Error) -> None:
+        """Some of it failed. That one message was refused as too large says nothing of the others."""
+        if isinstance(error, MessageTooLarge) and len(self.batch) > 1:
+            error = EntryTooLarge(f"one of {len(self.batch)} messages that were sent together was refused ({error})")
+        self.error = self.error or error
 
     @property
     def handed_over(self) -> bool:
@@ -69,7 +79,7 @@ class TopicWriter:
 
     `writer` writes what is `alone` as that says, `other` what is not so. `under_way` counts messages. `given_up`:
     writers that failed and are to be closed; `not_before`: no other one is opened until then. `scheduled`: more is
-    handed over in the loop's next turn.
+    handed over in the loop's next turn. `suspect`: a message of so many bytes may be too large for the cluster.
     """
 
     __slots__ = (
@@ -81,6 +91,7 @@ class TopicWriter:
         "opening",
         "other",
         "scheduled",
+        "suspect",
         "under_way",
         "waiting",
         "writer",
@@ -96,6 +107,7 @@ class TopicWriter:
         self.opening = False
         self.scheduled = False
         self.under_way = 0
+        self.suspect: int | None = None
         self.failures = 0
         self.not_before = 0.0
 
@@ -115,7 +127,7 @@ class Writers:
         self._executor = ThreadPoolExecutor(THREADS, "txnbuffer-writers")
         self._topics: dict[str, TopicWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._done: deque[tuple[TopicWriter, Append, int, Future[Positions]]] = deque()
+        self._done: deque[tuple[TopicWriter, Append, Batch, Future[Positions]]] = deque()
         self._woken = False
         self._idle = asyncio.Event()
         self._unsettled = 0
@@ -181,23 +193,23 @@ class Writers:
                 self._loop.call_soon(self._hand_over, topic)
                 return
             append = topic.waiting[0]
-            batch = append.next_slice()
+            batch = append.next_slice(topic.suspect)
             try:
                 future = topic.writer.append(batch)
             except Exception as error:  # nothing of this slice was written; the writer goes on
-                append.error = as_error(error)
+                append.failed(as_error(error))
             else:
                 append.slices += 1
                 topic.under_way += len(batch)
-                future.add_done_callback(partial(self._tell, topic, append, len(batch)))
+                future.add_done_callback(partial(self._tell, topic, append, batch))
             handed += len(batch)
             if append.handed_over:
                 topic.waiting.popleft()
                 append.settle()
 
-    def _tell(self, topic: TopicWriter, append: Append, count: int, future: Future[Positions]) -> None:
+    def _tell(self, topic: TopicWriter, append: Append, batch: Batch, future: Future[Positions]) -> None:
         """In whichever thread the future was done."""
-        self._done.append((topic, append, count, future))
+        self._done.append((topic, append, batch, future))
         if not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
@@ -207,11 +219,13 @@ class Writers:
         self._woken = False
         touched: dict[TopicWriter, None] = {}
         while self._done:
-            topic, append, count, future = self._done.popleft()
-            topic.under_way -= count
+            topic, append, batch, future = self._done.popleft()
+            topic.under_way -= len(batch)
             append.slices -= 1
             if (error := future.exception()) is not None:
-                append.error = append.error or as_error(error)
+                if isinstance(error, EntryTooLarge):
+                    topic.suspect = min(topic.suspect or MAX_MESSAGE_BYTES, int(batch.sizes().max()))
+                append.failed(as_error(error))
                 self._give_up(topic)
                 if topic.waiting and topic.waiting[0] is append:
                     topic.waiting.popleft()
