@@ -7,12 +7,11 @@ import sys
 import click
 
 from broker_io.port import Broker
-from snapshots.errors import SnapshotError
 from snapshots.keys import check_data_topic
-from snapshots.loading import load
+from snapshots.rebuilding import from_snapshot
 from snapshots.shards import snapshot_topic_of
 from snapshots.verify import diff_states, rebuild
-from txnbuffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer import PART_SIZE
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
@@ -36,12 +35,11 @@ def command(address: str, topic: str, write: bool, tls_ca: str | None, config: C
     """
     check_data_topic(topic)
     with open_for_reading(address, config, tls_ca) as broker:
-        restored, problem = _from_snapshot(broker, topic)
+        restored, problem = from_snapshot(broker, topic)
         part_size = PART_SIZE if restored is None else restored.parts.part_size
         rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=broker.last_position(topic))
         if restored is not None:
             rebuilt.trim(restored.first_ledger)
-            restored.take_sealed()
         differences = [problem] if restored is None else diff_states(restored, rebuilt)
     show_record(
         {
@@ -61,20 +59,6 @@ def command(address: str, topic: str, write: bool, tls_ca: str | None, config: C
     with open_for_writing(address, config) as broker:
         _write(broker, topic)
     narrate(f"the rebuilt state is now the snapshot of {topic}")
-
-
-def _from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:
-    """The buffer by way of its snapshot, or why there is none."""
-    try:
-        loaded = load(broker, topic)
-    except SnapshotError as error:
-        return None, str(error)
-    if not loaded.registered:
-        return None, "the topic has no snapshot"
-    with broker.reader(topic, loaded.resume, inclusive=False) as reader:
-        while (placed := reader.read()) is not None:
-            loaded.buffer.apply_batch(placed)
-    return loaded.buffer, ""
 
 
 def _write(broker: Broker, topic: str) -> None:

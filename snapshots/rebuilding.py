@@ -1,0 +1,136 @@
+"""A topic's snapshot made anew from its log: folded anywhere, in any process, then written by the owner.
+
+`folded` reads the log from its first ledger to its end and writes nothing; what it returns is bytes, which can be sent.
+`write` puts that in the place of the topic's snapshot, whatever state this is in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from broker_io.errors import StorageError, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import Position
+from snapshots.entries import chain_start
+from snapshots.envelope import FORMAT_VERSION, PART, Stored
+from snapshots.errors import SnapshotError
+from snapshots.loading import load
+from snapshots.owner import Ownership
+from snapshots.parts import PartEntry, decode_part, encode_part
+from snapshots.recovery import before_ledger, fresh, kept_history
+from snapshots.states import TopicState, decode_state, encode_state
+from snapshots.table import SnapshotTable, TopicEntries
+from snapshots.verify import diff_states
+from snapshots.writer import SnapshotWriter, commit
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.items import Part
+from txnbuffer.buffer.sequencer import Sequencer
+
+PATIENCE = 60.0
+"""Seconds in which a message that is known to be there must come."""
+
+_ANY_EPOCH = 1
+"""Parts on their way have no epoch yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """A topic as its log tells it, up to the log's end when it was read.
+
+    `state` and `parts` are in their written form. `differences` from the snapshot that there is, a line each; `problem`
+    is why that can't be used, "" if it can. `transactional` is False for a log that needs no snapshot.
+    """
+
+    topic: str
+    incarnation: str
+    transactional: bool
+    applied: str
+    aborts: int
+    open_transactions: int
+    visible_records: int
+    state: bytes
+    parts: tuple[bytes, ...]
+    problem: str
+    differences: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the snapshot says what the log says."""
+        return not self.differences and (not self.problem or not self.transactional)
+
+
+def folded(broker: Broker, topic: str) -> Folded:
+    """Fold the log of a topic. Raises TopicNotFound, ProtocolStopped, PositionTrimmed, Damaged."""
+    incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
+    end = broker.last_position(topic)
+    restored, problem = from_snapshot(broker, topic)
+    part_size = PART_SIZE if restored is None else restored.parts.part_size
+    buffer, sequencer, parts = TransactionBuffer(part_size), Sequencer(), []
+    start = before_ledger(origin)
+    with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
+        while end is not None and (buffer.applied is None or buffer.applied < end):
+            placed = reader.read(timeout=PATIENCE)
+            if placed is None:
+                raise StorageError(f"topic {topic}: its log ends at {end}, but nothing came behind {buffer.applied}")
+            buffer.apply_batch(placed)
+            parts += buffer.take_sealed()
+        while (placed := second.read()) is not None:
+            if sequencer.advance(placed, buffer).stop < len(placed):
+                break
+    state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
+    written = encode_state(state), tuple(_encoded(topic, part) for part in parts)
+    differences: list[str] = []
+    if restored is not None:
+        buffer.trim(restored.first_ledger)
+        differences = diff_states(restored, buffer)
+    return Folded(
+        topic, incarnation, buffer.transactional, str(buffer.applied), len(buffer.aborted), len(buffer.ongoing),
+        sequencer.next_seqno - 1, *written, problem, tuple(differences),
+    )  # fmt: skip
+
+
+def from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:
+    """The buffer of a topic at the end of its log by way of its snapshot, or why there is none."""
+    try:
+        loaded = load(broker, topic)
+    except SnapshotError as error:
+        return None, str(error)
+    if not loaded.registered:
+        return None, "the topic has no snapshot"
+    with broker.reader(topic, loaded.resume, inclusive=False) as reader:
+        while (placed := reader.read()) is not None:
+            loaded.buffer.apply_batch(placed)
+    loaded.buffer.take_sealed()
+    return loaded.buffer, ""
+
+
+def write(broker: Broker, ownership: Ownership, table: SnapshotTable, found: Folded, now_ms: int) -> None:
+    """Make what was folded the topic's snapshot, as the owner.
+
+    Raises TopicNotFound if the topic was made anew since, OwnershipLost, and what the broker raises.
+    """
+    topic, ledgers = found.topic, broker.ledgers(found.topic)
+    if broker.incarnation(topic) != found.incarnation:
+        raise TopicNotFound(f"topic {topic} was deleted and made anew while its log was read: try again")
+    entries = table.topics.get(topic, TopicEntries())
+    state = decode_state(found.state)
+    branch = f"{ownership.epoch}-{now_ms}"  # seqnos begin anew: nobody goes on from older ones
+    failover = fresh(topic, found.incarnation, ledgers, state.buffer.part_size, branch).failover
+    cursors: dict[str, int] = {}
+    sequencer = Sequencer.restore(state.sequencer)
+    kept = kept_history(topic, found.incarnation, entries, ledgers, sequencer, failover.current.uuid)
+    if kept is not None:
+        failover, cursors = kept
+    state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
+    writer = SnapshotWriter(topic, found.incarnation)
+    writer.found(entries)
+    writer.add(_decoded(topic, number, part) for number, part in enumerate(found.parts, 1))
+    commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])
+
+
+def _encoded(topic: str, part: Part) -> bytes:
+    return encode_part(PartEntry(topic, _ANY_EPOCH, chain_start(topic, ""), part))
+
+
+def _decoded(topic: str, number: int, data: bytes) -> Part:
+    return decode_part(topic, number, Stored(Position(0, 0), FORMAT_VERSION, PART, _ANY_EPOCH, data)).part
