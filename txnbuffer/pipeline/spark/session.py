@@ -18,16 +18,18 @@ PARTITIONS = 8
 
 
 def open_session(
-    master: str = "local[*]", name: str = "txnbuffer", settings: Mapping[str, str] | None = None
+    master: str | None = "local[*]", name: str = "txnbuffer", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of this process, or a new one; `settings` are Spark's."""
+    """The session of this process, or a new one; `settings` are Spark's, and `master` None is what they say."""
     from pyspark.sql import SparkSession
 
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, sys.executable)  # else tasks run on an interpreter without our packages
-    if master.startswith("local"):
+    if master is not None and master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # one machine needs none of its names
-    builder = SparkSession.builder.master(master).appName(name)
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
     usual = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(PARTITIONS),

@@ -1,0 +1,46 @@
+"""`txnbuf pipeline`: what is refused before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "txnbuffer", "pipeline", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_help_tells_the_jobs() -> None:
+    listing = pipeline("--help").stdout
+    for name in ("export", "audit", "recover", "profile"):
+        assert f"  {name}" in listing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "memory:", "DIR"], "memory: lives in one process"),
+        (["export", "file:log", "s3://bucket/table"], "s3://bucket/table is no directory"),
+        (["export", "file:log", "DIR", "--pattern", "["], "option pattern is no regular expression"),
+        (["export", "file:log", "DIR", "--topic", "a", "--pattern", "b"], "one of the options topics and pattern"),
+        (["export", "file:log", "DIR", "--set", "log.fsync=1"], "section pulsar only"),
+        (["export", "file:log", "DIR", "--conf", "x"], "write KEY=VALUE"),
+        (["audit", "file:log", "DIR"], "there is no export at"),
+        (["profile", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = pipeline(*[str(tmp_path / "export") if text == "DIR" else text for text in arguments])
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_format_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    done = pipeline("export", f"file:{tmp_path}/log", str(tmp_path / "export"), "--format", "delta")
+    assert done.returncode == 5, done.stderr
+    assert "delta-spark, which is not installed" in done.stderr

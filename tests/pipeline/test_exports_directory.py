@@ -1,0 +1,136 @@
+"""Where exports stand: a run counts whole or not at all, wherever the process that writes it is killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_files import committed
+
+from broker_io.errors import Error, InvalidAddress
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline import exports
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportLocked, Run, UnreadableExport
+from txnbuffer.pipeline.offsets import Offset, Reached
+
+
+def run_of(number: int, kind: str) -> Run:
+    return Run(number, kind, ("topic", "position"), Offset({"orders": Reached(Position(1, number), "9f")}), number)
+
+
+def export(directory: ExportDirectory) -> None:
+    """One run, whose data is its number."""
+    with directory.locked():
+        directory.clear()
+        last = directory.last()
+        run = run_of(1 if last is None else last.number + 1, directory.kind)
+        os.makedirs(directory.writing)
+        Path(directory.writing, "part-0").write_text(str(run.number))
+        directory.publish(run)
+
+
+def data_of(directory: ExportDirectory) -> list[str]:
+    """What a reader of the table is given."""
+    if directory.kind == LATEST:
+        return [Path(directory.table, "part-0").read_text()] if os.path.exists(directory.table) else []
+    return sorted(path.read_text() for path in Path(directory.table).glob("run=*/part-*"))
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(step: int, patch: pytest.MonkeyPatch) -> None:
+    """End the process, as it were, at so many calls that change something or sync it."""
+    left = [step]
+    for name in ("rename", "replace", "symlink", "fsync", "makedirs", "remove"):
+        whole = getattr(os, name)
+
+        def step_or_die(*arguments: Any, _whole: Any = whole, **named: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return _whole(*arguments, **named)
+
+        patch.setattr(exports.os, name, step_or_die)
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_a_run_counts_once_wherever_it_is_killed(kind: str, tmp_path: Path) -> None:
+    for step in range(100):
+        directory = ExportDirectory(str(tmp_path / str(step)), kind)
+        export(directory)
+        export(directory)
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(step, patch)
+            try:
+                export(directory)
+                ended = True
+            except Killed:
+                ended = False
+        last = directory.last()
+        assert last is not None
+        assert last.number in (2, 3)
+        runs = [str(number + 1) for number in range(last.number)]
+        assert data_of(directory) == (runs if kind == VERSIONS else runs[-1:])
+        while last.number < 4:
+            export(directory)
+            last = directory.last() or last
+        assert data_of(directory) == (["1", "2", "3", "4"] if kind == VERSIONS else ["4"])
+        assert not os.path.exists(directory.writing)
+        if ended:
+            assert step > 5
+            return
+    raise AssertionError("a run never ends")
+
+
+def test_those_who_read_the_latest_values_may_go_on_reading_them(tmp_path: Path) -> None:
+    directory = ExportDirectory(str(tmp_path), LATEST)
+    for _ in range(4):
+        export(directory)
+    assert sorted(os.listdir(tmp_path / "runs")) == ["3", "4"]
+    assert exports.find(str(tmp_path)).kind == LATEST
+
+
+def test_one_process_exports_at_a_time(tmp_path: Path) -> None:
+    directory = ExportDirectory(f"file:{tmp_path}/a", VERSIONS)
+    with directory.locked(), pytest.raises(ExportLocked, match="another process exports"):
+        export(ExportDirectory(str(tmp_path / "a"), VERSIONS))
+    export(directory)
+
+
+def test_what_is_no_export_of_its_kind_is_refused(tmp_path: Path) -> None:
+    versions, latest = ExportDirectory(str(tmp_path / "v"), VERSIONS), ExportDirectory(str(tmp_path / "l"), LATEST)
+    with pytest.raises(InvalidRequest, match="there is no export"):
+        exports.find(str(tmp_path / "v"))
+    export(versions)
+    export(latest)
+    with pytest.raises(InvalidRequest, match="holds all versions"):
+        ExportDirectory(versions.path, LATEST).last()
+    with pytest.raises(InvalidRequest, match="holds latest values"):
+        ExportDirectory(latest.path, VERSIONS).last()
+    os.rename(tmp_path / "v" / "run=1" / "_run.json", tmp_path / "run.json")
+    with pytest.raises(UnreadableExport, match=r"_run\.json is missing"):
+        versions.last()
+    for address in ("s3a://bucket/table", "hdfs://host/table", ""):
+        with pytest.raises(InvalidAddress, match="export"):
+            ExportDirectory(address, VERSIONS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{", b'{"version": 2}', b'{"version": 1, "kind": "both"}',
+     b'{"version": 1, "kind": "latest", "offset": {}, "run": 1, "columns": [], "records": 1}'],
+)  # fmt: skip
+def test_a_run_that_cannot_be_read_is_told(data: bytes) -> None:
+    with pytest.raises(Error, match="x can't be read"):
+        Run.decode("x", data)
+
+
+def test_golden_run() -> None:
+    offset = Offset({"orders": Reached(Position(3, 17), "9f3c"), "flüge": Reached(Position(1, 0), "00aa")})
+    run = Run(2, VERSIONS, ("topic", "position", "key"), offset, 4711)
+    assert Run.decode("run", committed("pipeline/run-1.json", run.encode())) == run

@@ -1,0 +1,159 @@
+"""Jobs that export and audit, on a log whose topics have lives of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_world import Life, records_of
+
+from broker_io import open_broker
+from broker_io.errors import TopicNotFound
+from broker_io.port import Broker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline import exports
+from txnbuffer.pipeline.digests import MASK, record_digest
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory
+from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
+from txnbuffer.pipeline.jobs.auditing import audit, key_digests
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.running import JobFailed, reading_options, source, told
+
+TOPICS = ("orders", "stock")
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with open_broker(f"file:{tmp_path}/log") as broker:
+        yield broker
+
+
+@pytest.fixture
+def lives(broker: Broker) -> Iterator[list[Life]]:
+    with BufferKeeper(broker, part_size=3) as keeper:
+        keeper.recover()
+        lives = [Life(broker, keeper, topic, seed) for seed, topic in enumerate(TOPICS)]
+        for life in lives:
+            life.run(40)
+        yield lives
+
+
+def options(tmp_path: Path) -> dict[str, str]:
+    return {**reading_options(f"file:{tmp_path}/log"), "partition_bytes": "4000"}
+
+
+def expected(broker: Broker, kind: str) -> list[tuple[Any, ...]]:
+    records = [record for topic in TOPICS for record in records_of(broker, topic)]
+    rows = [(record.topic, record.position, record.key, record.value) for record in records]
+    if kind == LATEST:
+        newest = {row[0::2][:2]: row for row in rows if row[2] is not None}
+        rows = [row for row in newest.values() if row[3] is not None]
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def exported(spark: Any, directory: ExportDirectory) -> list[tuple[Any, ...]]:
+    rows = spark.read.parquet(directory.table).select("topic", "position", "key", "value").collect()
+    plain = [(row[0], Position(*row[1]), *(None if item is None else bytes(item) for item in row[2:])) for row in rows]
+    return sorted(plain, key=lambda row: row[:2])
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_an_export_goes_on_where_it_ended(
+    spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = ExportDirectory(str(tmp_path / "export"), kind)
+    said: list[str] = []
+    job = Export(spark, options(tmp_path), directory, tell=said.append)
+    with directory.locked():
+        first = job.run()
+        assert first is not None
+        assert exported(spark, directory) == expected(broker, kind)
+        assert f"run 1: {first.records:,} records" in said[-1]
+        for life in lives:
+            life.run(25)
+        with monkeypatch.context() as patch:
+            patch.setattr(exports.os, "rename", killed)
+            with pytest.raises(KeyboardInterrupt):
+                job.run()
+        assert directory.last() == first
+        second = Export(spark, options(tmp_path), directory).run()
+        assert second is not None
+        assert second.number == 2
+        assert exported(spark, directory) == expected(broker, kind)
+        assert job.run() is None
+    found = audit(spark, options_of_audit(tmp_path), directory, tell=said.append)
+    assert (found.same, found.differences, found.unproven) == (True, (), 0)
+    assert sum(one.export.records for one in found.ranges) == len(expected(broker, kind))
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def options_of_audit(tmp_path: Path) -> dict[str, str]:
+    return {"broker": f"file:{tmp_path}/log"}
+
+
+def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+    directory = ExportDirectory(str(tmp_path / "export"), LATEST)
+    with directory.locked():
+        run = Export(spark, options(tmp_path), directory).run()
+        assert run is not None
+        table = spark.read.parquet(directory.table)
+        wrong = "CASE WHEN key = X'61' AND topic = 'orders' THEN X'00' ELSE value END value"
+        named = [wrong if name == "value" else name for name in table.columns]
+        changed = table.where("topic = 'orders' OR key != X'62'").selectExpr(*named)
+        changed.coalesce(1).write.parquet(directory.writing)
+        directory.publish(exports.Run(2, LATEST, run.columns, run.offset, run.records))
+    found = audit(spark, options_of_audit(tmp_path), directory)
+    there = {(row[0], row[2]) for row in expected(broker, LATEST)}
+    lost = [("orders", b"a", "different"), ("stock", b"b", "in the log only")]
+    assert [(one.topic, one.key, one.what) for one in found.differences] == [one for one in lost if one[:2] in there]
+    assert found.different == len(found.differences) > 0
+    report = as_json(found)
+    assert (report["same"], report["run"]) == (False, 2)
+    assert len(report["topics"]) == 2
+    shown = as_page(found, directory.path, "<log>")
+    assert "&lt;log&gt;" in shown
+    assert "<svg" in shown
+    with pytest.raises(TopicNotFound, match="not the one that was exported"):
+        broker.delete_topic("stock")
+        audit(spark, options_of_audit(tmp_path), directory)
+
+
+def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+    sums: dict[tuple[str, bytes | None], int] = {}
+    for record in (record for topic in TOPICS for record in records_of(broker, topic)):
+        digest = record_digest(record.topic, record.key, record.value, record.position)
+        sums[record.topic, record.key] = (sums.get((record.topic, record.key), 0) + digest) & MASK
+    rows = key_digests(source(spark, options(tmp_path)), versions=True).collect()
+    found = {
+        (row.topic, None if row.key is None else bytes(row.key)): (row.low + (row.high << 32)) & MASK for row in rows
+    }
+    assert found == sums
+
+
+def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+    directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
+    with pytest.raises(InvalidRequest, match="no columns colour"):
+        Export(spark, options(tmp_path), directory, columns=("colour",))
+    with directory.locked():
+        assert Export(spark, options(tmp_path), directory, columns=("key",), messages=5).run()
+        with pytest.raises(InvalidRequest, match="has the columns topic, position, key"):
+            Export(spark, options(tmp_path), directory).run()
+        with pytest.raises(InvalidRequest, match="has no value"):
+            audit(spark, options_of_audit(tmp_path), directory)
+        for life in lives:
+            broker.delete_topic(life.topic)
+            broker.create_topic(life.topic)
+        with pytest.raises(TopicNotFound, match="was deleted and made anew"):
+            Export(spark, options(tmp_path), directory, columns=("key",)).run()
+    with pytest.raises(JobFailed, match="there is no topic 'missing' to read") as failed, told(spark, "", print):
+        source(spark, {"broker": f"file:{tmp_path}/log", "topics": "missing"}).count()
+    assert failed.value.exit_code == 2
+    assert os.listdir(tmp_path / "export" / "run=1")

@@ -1,0 +1,131 @@
+"""Jobs that look at all of a log: the profile, and snapshots that are recovered from it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_frames import assert_frames_equal
+from pipeline_world import Life, records_of
+
+from broker_io import open_broker
+from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.verify import Level, verify
+from txnbuffer.cli.pipeline import command
+from txnbuffer.pipeline.jobs import running
+from txnbuffer.pipeline.jobs.latest import latest
+from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
+from txnbuffer.pipeline.jobs.profiling import OUTCOMES, profile, slice_of
+from txnbuffer.pipeline.jobs.recovering import recover
+from txnbuffer.pipeline.jobs.running import reading_options
+
+TOPICS = ("orders", "stock")
+
+
+def write(tmp_path: Path, steps: int = 60) -> dict[str, str]:
+    """Two topics whose owner has ended; the options to read them."""
+    with open_broker(f"file:{tmp_path}/log") as broker, BufferKeeper(broker, part_size=3) as keeper:
+        keeper.recover()
+        for seed, topic in enumerate(TOPICS):
+            Life(broker, keeper, topic, seed).run(steps)
+    return reading_options(f"file:{tmp_path}/log")
+
+
+def test_a_profile_tells_where_everything_is(spark: Any, tmp_path: Path) -> None:
+    found = profile(spark, write(tmp_path), tell=lambda _: None)
+    with open_broker(f"file:{tmp_path}/log", read_only=True) as broker:
+        visible = {topic: records_of(broker, topic) for topic in TOPICS}
+        last = {topic: visible[topic][-1].position for topic in TOPICS}
+        there = {
+            topic: [r for r in records_of(broker, topic, isolation="read_uncommitted") if r.position <= last[topic]]
+            for topic in TOPICS
+        }
+    for row in found.topics:
+        records = visible[row["topic"]]
+        assert row["committed"] == len(records)
+        assert row["committed_bytes"] == sum(len(r.key or b"") + len(r.value or b"") for r in records)
+        assert sum(row[outcome] for outcome in OUTCOMES) >= len(there[row["topic"]])
+        assert row["aborted"] > 0
+        assert row["transactions"] >= len({r.txn for r in there[row["topic"]] if r.txn})
+    weight = sum(row[f"{outcome}_bytes"] for row in found.topics for outcome in OUTCOMES)
+    assert sum(row[outcome] for row in found.over_time for outcome in OUTCOMES) == weight
+    by_txn = {row["txn"]: row for row in found.large_transactions}
+    largest, count = Counter(str(r.txn) for topic in TOPICS for r in there[topic] if r.txn).most_common(1)[0]
+    assert by_txn[largest]["records"] >= count
+    assert [row["records"] for row in found.hot_keys] == sorted(
+        (row["records"] for row in found.hot_keys), reverse=True
+    )
+    assert {row["key"] for row in found.hot_keys} <= {b"", b"a", b"b", b"\xff"}
+    assert sum(row["entries"] for row in found.ledgers) > 0
+    assert as_json(found)["topics"] == found.topics
+    assert as_page(found, "<log>").count("<svg") >= 4
+
+
+def test_the_profile_of_nothing_is_a_page_too(spark: Any, tmp_path: Path) -> None:
+    found = profile(spark, write(tmp_path, 0), tell=lambda _: None)
+    assert (found.topics, found.over_time, found.hot_keys) == ([], [], [])
+    assert "0 records" in as_page(found, "log")
+
+
+def test_slices_are_round_and_few() -> None:
+    assert [slice_of(0, last) for last in (0, 60, 61, 60_000, 3_600_000)] == [1, 1, 10, 1000, 60_000]
+    assert slice_of(0, 2**62) == 168 * 3_600_000
+
+
+def test_lost_snapshots_are_made_anew(spark: Any, tmp_path: Path) -> None:
+    options = write(tmp_path)
+    said: list[str] = []
+    assert [row["snapshot"] for row in recover(spark, options, tell=said.append)] == ["equal", "equal"]
+    with open_broker(f"file:{tmp_path}/log") as broker:
+        before = {topic: records_of(broker, topic) for topic in TOPICS}
+        broker.delete_topic(SNAPSHOT_TOPIC)
+    rows = recover(spark, options, wanted=True, tell=said.append)
+    assert [(row["topic"], row["written"]) for row in rows] == [(topic, True) for topic in TOPICS]
+    assert said[-1] == "2 of 2: the snapshot of stock is what its log tells"
+    with open_broker(f"file:{tmp_path}/log", read_only=True) as broker:
+        assert [one for one in verify(broker) if one.level is Level.ERROR] == []
+        assert {topic: records_of(broker, topic) for topic in TOPICS} == before
+        assert [row["visible_records"] for row in rows] == [len(before[topic]) for topic in TOPICS]
+
+
+def test_the_latest_record_of_each_key(spark: Any) -> None:
+    schema = "topic string, position struct<ledger: long, entry: long, batch: long>, key binary, value binary"
+    rows = [
+        ("a", (1, 2, -1), b"k", b"old"), ("a", (2, 0, 3), b"k", b"new"), ("a", (2, 0, 2), b"k", b"between"),
+        ("b", (1, 0, -1), b"k", b"other"), ("a", (3, 0, -1), None, b"none"), ("a", (1, 0, -1), b"gone", b"1"),
+        ("a", (4, 0, -1), b"gone", None),
+    ]  # fmt: skip
+    frame = spark.createDataFrame(rows, schema)
+    assert_frames_equal(latest(frame), spark.createDataFrame([rows[1], rows[3]], schema))
+    assert_frames_equal(latest(frame, deleted=True), spark.createDataFrame([rows[1], rows[3], rows[6]], schema))
+
+
+def test_jobs_are_commands(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    log, table = f"file:{tmp_path}/log", str(tmp_path / "table")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "session", lambda *_: nullcontext(spark))
+
+        def run(*arguments: str) -> tuple[int, Any, str]:
+            with pytest.raises(SystemExit) as ended:
+                command([*arguments, "--output", "json"])
+            out, told = capsys.readouterr()
+            return int(ended.value.code or 0), json.loads(out), told
+
+        code, rows, told = run("export", log, table, "--topic", "stock", "--columns", "key,value")
+        assert (code, [row["topic"] for row in rows]) == (0, ["stock"])
+        assert "run 1: " in told
+        assert "nothing is new" in run("export", log, table, "--topic", "stock", "--columns", "key,value")[2]
+        code, report, _ = run("audit", log, table, "--html", str(tmp_path / "audit.html"))
+        assert (code, report["same"], report["kind"]) == (0, True, "versions")
+        code, found, _ = run("profile", log, "--html", str(tmp_path / "profile.html"))
+        assert code == 0
+        assert {row["topic"] for row in found["topics"]} == {*TOPICS}
+        assert (tmp_path / "profile.html").read_text().startswith("<!doctype html>")
+        assert "log says" in (tmp_path / "audit.html").read_text()
+        assert run("recover", log)[0] == 0

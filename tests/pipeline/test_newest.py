@@ -1,0 +1,60 @@
+"""The latest record of each key, in Arrow columns: against a dictionary."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txnbuffer.pipeline.arrow import TYPES
+from txnbuffer.pipeline.jobs import latest
+
+Place = tuple[int, int, int]
+Row = tuple[str, bytes, Place, int]
+
+axes = st.one_of(st.integers(-1, 4), st.sampled_from([2**62, -(2**62)]))
+rows = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([b"", b"x", b"\xff"]), st.tuples(axes, axes, axes)))
+
+
+def batch(found: list[Row]) -> pa.RecordBatch:
+    topics, keys, places, numbers = zip(*found, strict=True) if found else ((), (), (), ())
+    names = ("ledger", "entry", "batch")
+    position = pa.array([dict(zip(names, place, strict=True)) for place in places], TYPES["position"])
+    columns = [pa.array(topics, pa.string()), pa.array(keys, pa.binary()), position, pa.array(numbers, pa.int64())]
+    return pa.RecordBatch.from_arrays(columns, names=["topic", "key", "position", "number"])
+
+
+def numbers_of(batches: list[pa.RecordBatch]) -> list[int]:
+    return [number for one in batches for number in one["number"].to_pylist()]
+
+
+@given(rows, st.lists(st.integers(0, 40), max_size=3), st.sampled_from([None, 0]), st.sampled_from([1, 5, 500_000]))
+def test_only_what_nothing_supersedes_is_left(
+    places: list[tuple[str, bytes, Place]], cuts: list[int], held: int | None, first_rows: int
+) -> None:
+    # A position is one record's, so no two have the same.
+    found: list[Row] = [(*row, number) for number, row in enumerate({row[2]: row for row in places}.values())]
+    borders = sorted({0, len(found), *(cut for cut in cuts if cut < len(found))})
+    batches = [batch(found[low:high]) for low, high in itertools.pairwise(borders)]
+    newest: dict[tuple[str, bytes], Row] = {}
+    for row in sorted(found, key=lambda row: row[2]):
+        newest[row[0], row[1]] = row
+    wanted = sorted(row[3] for row in newest.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latest, "FIRST_ROWS", first_rows)
+        thinned = numbers_of([*latest.newest(batches, held)])
+        assert set(wanted) <= set(thinned)
+        assert len(set(thinned)) == len(thinned)
+        if held is None:
+            assert sorted(thinned) == wanted
+    assert sorted(numbers_of([*latest.newest([batch([found[number] for number in thinned])])])) == wanted
+
+
+def test_ordered_records_keep_their_order_and_nothing_is_sorted() -> None:
+    found: list[Row] = [("a", b"%d" % (number % 3), (1, number, -1), number) for number in range(9)]
+    table = pa.Table.from_batches([batch(found)])
+    assert latest.order_of(table) is None
+    assert numbers_of(latest.thinned(table).to_batches()) == [6, 7, 8]

@@ -1,0 +1,217 @@
+"""`txnbuf pipeline`: jobs on Spark over committed records."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+
+from txnbuffer.cli.opening import address_argument
+from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run, find
+
+
+@click.group("pipeline")
+def command() -> None:
+    """Jobs on Spark: what outgrows one process.
+
+    They run on all cores of this machine, on a cluster with --master, or under spark-submit. They need
+    txnbuffer[spark] and Java 17.
+    """
+
+
+class Job(NamedTuple):
+    """How a job runs: Spark's master and settings, and the options by which its data source opens the broker."""
+
+    master: str | None
+    settings: dict[str, str]
+    source: dict[str, str]
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that every job has, as one argument `job`."""
+
+    @functools.wraps(function)
+    def with_job(
+        *arguments: Any, master: str | None, conf: tuple[str, ...], config_path: str | None, flags: tuple[str, ...],
+        **named: Any,
+    ) -> Any:  # fmt: skip
+        settings = dict(_pair("--conf", text) for text in conf)
+        source = dict(_pair("--set", text) for text in flags)
+        if strange := sorted(name for name in source if not name.startswith("pulsar.")):
+            raise InvalidRequest(f"--set {strange[0]}: jobs take settings of the section pulsar only")
+        if config_path is not None:
+            source["config"] = config_path
+        return function(*arguments, job=Job(master, settings, source), **named)
+
+    for option in (
+        click.option("--set", "flags", multiple=True, metavar="pulsar.KEY=VALUE", help="One setting of the cluster."),
+        click.option("--config", "config_path", metavar="FILE", help="Settings as TOML."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="One setting of Spark's."),
+        click.option("--master", metavar="URL", help="Spark's master; without it local[*], or spark-submit's."),
+    ):
+        with_job = option(with_job)
+    return with_job
+
+
+def topics_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option("--pattern", metavar="REGEX", help="Topics whose whole name matches.")(function)
+    return click.option("--topic", "topics", multiple=True, metavar="NAME", help="One topic; without it all.")(function)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InvalidRequest(f"{option} {text}: write KEY=VALUE")
+    return name, value
+
+
+@command.command("export")
+@address_argument
+@click.argument("directory", metavar="DIR")
+@topics_options
+@click.option("--latest", is_flag=True, help="The latest value of each key, instead of all records.")
+@click.option("--columns", metavar="NAMES", help="Columns with commas between them; topic and position always.")
+@click.option("--messages", type=click.IntRange(1), metavar="N", help="Messages of the log that one run reads at most.")
+@click.option("--continuous", is_flag=True, help="Go on until SIGTERM or SIGINT.")
+@click.option("--every", type=click.FloatRange(0.1), default=60.0, show_default=True, metavar="SECONDS",
+              help="With --continuous: so long from one run to the next.")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
+@job_options
+@output_option
+def export(
+    address: str, directory: str, topics: tuple[str, ...], pattern: str | None, latest: bool, columns: str | None,
+    messages: int | None, continuous: bool, every: float, form: str, job: Job, output: str,
+) -> None:  # fmt: skip
+    """Write committed records of ADDRESS to DIR, each once.
+
+    A run goes on where the last one ended and counts as a whole: killed, it has never been. Without --latest DIR is a
+    table of Parquet files that grows by a directory each run; with it DIR/latest is the table, replaced each run. Keys
+    that were deleted, and records without a key, are not among the latest values.
+    """
+    from txnbuffer.pipeline.jobs.exporting import COLUMNS, Export
+    from txnbuffer.pipeline.jobs.running import need_format, reading_options, session
+
+    need_format(form)
+    options = reading_options(address, topics, pattern, job.source)
+    target = ExportDirectory(directory, LATEST if latest else VERSIONS)
+    wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
+    stop = threading.Event()
+    if continuous:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+    with target.locked(), session(job.master, job.settings) as spark:
+        work = Export(spark, options, target, columns=wanted, messages=messages, tell=narrate)
+        run = work.follow(stop, every) if continuous else work.run()
+    if run is None:
+        narrate("nothing is new")
+    show_rows(_reached(run or target.last()), output, title=target.table, empty="nothing is exported")
+
+
+def _reached(run: Run | None) -> list[dict[str, Any]]:
+    if run is None:
+        return []
+    return [
+        {"topic": topic, "exported_to": str(reached.at), "run": run.number, "records_of_run": run.records}
+        for topic, reached in sorted(run.offset.topics.items())
+    ]
+
+
+@command.command("audit")
+@address_argument
+@click.argument("directory", metavar="DIR")
+@click.option("--html", metavar="FILE", help="Write the report as a page with plots.")
+@job_options
+@output_option
+def audit(address: str, directory: str, html: str | None, job: Job, output: str) -> None:
+    """Compare what the export in DIR says of every key with what the log of ADDRESS says, up to where it goes.
+
+    Exit code 1 if they differ: then the first keys are named. What is trimmed from the log is not compared.
+    """
+    from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
+    from txnbuffer.pipeline.jobs.auditing import audit as compare
+    from txnbuffer.pipeline.jobs.running import reading_options, session
+
+    target = find(directory)
+    options = reading_options(address, (), None, job.source)
+    with session(job.master, job.settings) as spark:
+        found = compare(
+            spark, {name: text for name, text in options.items() if name != "pattern"}, target, tell=narrate
+        )
+    _write(html, as_page(found, target.path, address))
+    report = as_json(found)
+    if output == "json":
+        show_record(report, output)
+    else:
+        show_rows(report["topics"], output, title=target.path)
+        show_rows(report["differences"], output, title="first different keys", empty="none")
+    sys.exit(0 if found.same else 1)
+
+
+def _write(path: str | None, page: str) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(page)
+    except OSError as error:
+        raise InvalidRequest(f"the report can't be written to {path}: {error.strerror}") from None
+    narrate(f"report: {path}")
+
+
+@command.command("profile")
+@address_argument
+@topics_options
+@click.option("--html", metavar="FILE", help="Write the report as a page with plots.")
+@job_options
+@output_option
+def profile(
+    address: str, topics: tuple[str, ...], pattern: str | None, html: str | None, job: Job, output: str
+) -> None:
+    """Show where the bytes of ADDRESS are, its aborts, late records, long transactions and hot keys."""
+    from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
+    from txnbuffer.pipeline.jobs.profiling import profile as look
+    from txnbuffer.pipeline.jobs.running import reading_options, session
+
+    options = reading_options(address, topics, pattern, job.source)
+    with session(job.master, job.settings) as spark:
+        found = look(spark, options, tell=narrate)
+    _write(html, as_page(found, address))
+    report = as_json(found)
+    if output == "json":
+        show_record(report, output)
+        return
+    for name in ("topics", "long_transactions", "late", "hot_keys"):
+        show_rows(report[name], output, title=name.replace("_", " "), empty="none")
+
+
+@command.command("recover")
+@address_argument
+@topics_options
+@click.option("--write", "wanted", is_flag=True, help="Write what is lost or differs (needs the log to itself).")
+@click.option("--all", "everything", is_flag=True, help="With --write: write every snapshot anew.")
+@job_options
+@output_option
+def recover(
+    address: str, topics: tuple[str, ...], pattern: str | None, wanted: bool, everything: bool, job: Job, output: str
+) -> None:
+    """Rebuild the buffer snapshots of many topics from their logs, side by side.
+
+    Each log is folded from its first ledger to its end, and compared with the topic's snapshot. With --write what is
+    lost or differs is replaced; where ledgers were trimmed, what only they told is given up. Without it exit code 1
+    if anything is. No service may own the log meanwhile.
+    """
+    from txnbuffer.pipeline.jobs.recovering import recover as rebuild
+    from txnbuffer.pipeline.jobs.running import reading_options, session
+
+    options = reading_options(address, topics, pattern, job.source)
+    with session(job.master, job.settings) as spark:
+        rows = rebuild(spark, options, everything=everything, wanted=wanted, tell=narrate)
+    show_rows(rows, output, empty="no topic has transactions")
+    sys.exit(0 if all(row["written"] or row["snapshot"] == "equal" for row in rows) else 1)

@@ -1,0 +1,57 @@
+"""Digests of records by key: equal where two tables say the same of every key, in whatever order they stand.
+
+A record's digest is 64 bits: XXH64 over its topic (seed 42), over its key with that as the seed, over ledger, entry and
+batch of its position where versions are compared (8 bytes each, little-endian), and over its value, in this order; a
+key or value that is null is left out. It is what Spark's `xxhash64` makes of the same columns. Digests of many
+records are added, modulo 2^64; so they can be added up in parts, by key, by range of keys, by topic.
+
+A range of keys holds those from one cut point on, below the next, as unsigned bytes; the first one holds what has no
+key as well.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+SEED = 42
+MASK = 2**64 - 1
+
+
+class Tally(NamedTuple):
+    """So many keys, their records, and the sum of the digests of these."""
+
+    keys: int = 0
+    records: int = 0
+    digest: int = 0
+
+    def plus(self, other: Tally) -> Tally:
+        return Tally(self.keys + other.keys, self.records + other.records, (self.digest + other.digest) & MASK)
+
+
+def record_digest(topic: str, key: bytes | None, value: bytes | None, position: Sequence[int] | None = None) -> int:
+    digest = xxhash.xxh64_intdigest(topic.encode(), SEED)
+    if key is not None:
+        digest = xxhash.xxh64_intdigest(key, digest)
+    for axis in position or ():
+        digest = xxhash.xxh64_intdigest((axis & MASK).to_bytes(8, "little"), digest)
+    return digest if value is None else int(xxhash.xxh64_intdigest(value, digest))
+
+
+def added(low: int, high: int) -> int:
+    """The sum of digests of which the lower and the upper halves were added up."""
+    return (low + (high << 32)) & MASK
+
+
+def cut_points(sample: Iterable[bytes], ranges: int) -> list[bytes]:
+    """Where to cut keys into at most so many ranges of about as many keys, by a sample of them."""
+    keys = sorted(set(sample))
+    places = [len(keys) * number // ranges for number in range(1, ranges)]
+    return [keys[place] for place in dict.fromkeys(places) if place]
+
+
+def range_of(cuts: Sequence[bytes], key: bytes | None) -> int:
+    return 0 if key is None else bisect_right(cuts, key)

@@ -1,0 +1,216 @@
+"""A directory of exported records: what it holds, and how far that goes.
+
+An export of all versions is a table that grows by one directory a run, which any reader of Parquet understands:
+
+    DIR/run=1/part-….parquet, _run.json
+    DIR/run=2/…
+
+An export of the latest values is replaced as a whole; who reads reads DIR/latest:
+
+    DIR/latest              symbolic link to the run that counts
+    DIR/runs/7/part-….parquet, _run.json
+    DIR/runs/6/…            the one before, for those who read it still
+
+In DIR/_export stand `lock`, held by the process that exports, and `writing`, what a run has written that has not
+ended. A run is written there, synced, and counts by one rename: of its directory to `run=N`, or of the link. So the
+records and how far they go are there together, or neither is.
+
+`_run.json` is a JSON object whose keys are sorted:
+
+    {"columns": ["topic", "position", …], "kind": "versions", "offset": {…}, "records": 4711, "run": 2, "version": 1}
+
+`kind` is versions or latest; `offset` is how far each topic is exported, in the form of `pipeline.offsets`; `records`
+is how many the run holds; `run` counts from 1.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from broker_io.errors import EnvironmentFault, InvalidAddress, StorageError
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.pipeline.offsets import Offset
+
+VERSION = 1
+VERSIONS, LATEST = "versions", "latest"
+RUN_FILE = "_run.json"
+
+_RUN = re.compile(r"run=([1-9][0-9]{0,17})")
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+
+
+class UnreadableExport(StorageError):
+    """What a directory holds is no export that this release understands."""
+
+
+class ExportLocked(EnvironmentFault):
+    """Another process exports to the same directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an export: see the head of this module."""
+
+    number: int
+    kind: str
+    columns: tuple[str, ...]
+    offset: Offset
+    records: int
+
+    def encode(self) -> bytes:
+        found = {
+            "columns": [*self.columns],
+            "kind": self.kind,
+            "offset": self.offset.to_json(),
+            "records": self.records,
+            "run": self.number,
+            "version": VERSION,
+        }
+        return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Run:
+        """Raises UnreadableExport that names the file."""
+        try:
+            found = json.loads(data)
+            if found["version"] != VERSION:
+                raise ValueError(f"it is of version {found['version']!r}")
+            if found["kind"] not in (VERSIONS, LATEST):
+                raise ValueError(f"it is of kind {found['kind']!r}")
+            offset = Offset.of_json(found["offset"])
+            return cls(int(found["run"]), found["kind"], tuple(found["columns"]), offset, int(found["records"]))
+        except (InvalidRequest, KeyError, TypeError, ValueError) as error:
+            raise UnreadableExport(
+                f"{path} can't be read ({error}): use the release that wrote it, or export to another directory"
+            ) from None
+
+
+class ExportDirectory:
+    """An export of one kind at a path; nothing is made before `locked`."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        self.path = local_path(path)
+        self.kind = kind
+        self.writing = os.path.join(self.path, "_export", "writing")
+
+    def last(self) -> Run | None:
+        """The last run that counts; None if there is none. Raises UnreadableExport, InvalidRequest for another kind."""
+        if self.kind == VERSIONS and os.path.lexists(os.path.join(self.path, LATEST)):
+            raise InvalidRequest(f"{self.path} holds latest values: export all versions to another directory")
+        numbers = self._numbers()
+        if self.kind == LATEST and numbers:
+            raise InvalidRequest(f"{self.path} holds all versions: export latest values to another directory")
+        where = self.table if self.kind == LATEST else self._run_path(max(numbers, default=1))
+        run = read_run(where) if os.path.isdir(where) else None
+        if run is not None and run.kind != self.kind:
+            raise UnreadableExport(f"{where} is no export of {self.kind}, which its place says")
+        return run
+
+    @property
+    def table(self) -> str:
+        """What a reader reads."""
+        return self.path if self.kind == VERSIONS else os.path.join(self.path, LATEST)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the directory and keep other exporters out. Raises ExportLocked."""
+        os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
+        with open(os.path.join(self.path, "_export", "lock"), "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ExportLocked(f"another process exports to {self.path}: wait for it, or end it") from None
+            yield
+
+    def clear(self) -> None:
+        """Remove what runs left that never counted."""
+        shutil.rmtree(self.writing, ignore_errors=True)
+        if self.kind == LATEST:
+            last = self.last()
+            for number in self._replaced() - ({last.number} if last else set()):
+                shutil.rmtree(os.path.join(self.path, "runs", str(number)))
+
+    def publish(self, run: Run) -> None:
+        """What stands in `writing` counts from here on, as a run."""
+        with open(os.path.join(self.writing, RUN_FILE), "wb") as file:
+            file.write(run.encode())
+        for directory, _, files in os.walk(self.writing, topdown=False):
+            for name in files:
+                _sync(os.path.join(directory, name))
+            _sync(directory)
+        if self.kind == VERSIONS:
+            os.rename(self.writing, self._run_path(run.number))
+            _sync(self.path)
+            return
+        runs = os.path.join(self.path, "runs")
+        os.makedirs(runs, exist_ok=True)
+        os.rename(self.writing, os.path.join(runs, str(run.number)))
+        _sync(runs)
+        link = os.path.join(self.path, "_export", "link")
+        if os.path.lexists(link):
+            os.remove(link)
+        os.symlink(os.path.join("runs", str(run.number)), link)
+        os.replace(link, self.table)
+        _sync(self.path)
+
+    def _numbers(self) -> list[int]:
+        names = os.listdir(self.path) if os.path.isdir(self.path) else []
+        return [int(found[1]) for found in map(_RUN.fullmatch, names) if found]
+
+    def _replaced(self) -> set[int]:
+        runs = os.path.join(self.path, "runs")
+        names = os.listdir(runs) if os.path.isdir(runs) else []
+        return {int(name) for name in names if _NUMBER.fullmatch(name)}
+
+    def _run_path(self, number: int) -> str:
+        return os.path.join(self.path, f"run={number}")
+
+
+def read_run(directory: str) -> Run:
+    """The run that a directory holds. Raises UnreadableExport."""
+    path = os.path.join(directory, RUN_FILE)
+    try:
+        with open(path, "rb") as file:
+            return Run.decode(path, file.read())
+    except FileNotFoundError:
+        raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
+
+
+def find(path: str) -> ExportDirectory:
+    """The export at a path, of whichever kind. Raises InvalidRequest if there is none."""
+    path = local_path(path)
+    kind = LATEST if os.path.lexists(os.path.join(path, LATEST)) else VERSIONS
+    found = ExportDirectory(path, kind)
+    if found.last() is None:
+        raise InvalidRequest(f"there is no export at {path}: `txnbuf pipeline export` makes one")
+    return found
+
+
+def local_path(path: str) -> str:
+    """A path of this machine. Raises InvalidAddress for what is none."""
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme == "file":
+        path = "/" + rest.lstrip("/")
+    elif colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
+        raise InvalidAddress(
+            f"{path} is no directory: exports go to one that all tasks have under the same name, as they count by a "
+            f"rename, which {scheme}: does not have"
+        )
+    if not path:
+        raise InvalidAddress("an export needs the name of a directory")
+    return os.path.abspath(path)
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,253 @@
+"""Audit: whether an export says of every key what the log says, up to where the export goes.
+
+Both sides become one row a key: how many records, and the sum of their digests (see `pipeline.digests`). An export of
+all versions has to have every record at its position, one of the latest values the latest value of each key. What is
+trimmed from the log can't be told: what an export has from before is left out, and counted where a key is all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+from broker_io.errors import TopicNotFound
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import EARLIEST, Position
+from txnbuffer.pipeline.digests import Tally, added, cut_points
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run
+from txnbuffer.pipeline.jobs.latest import latest
+from txnbuffer.pipeline.jobs.running import Tell, places, source, told
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.spark.tasks import open_for_reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RANGES = 32
+SAMPLE = 10_000
+"""Keys by which ranges are cut, about."""
+FIRST_DIFFERENCES = 20
+COLUMNS = ("topic", "position", "key", "value")
+KEY = ["topic", "key"]
+LOG, EXPORT = "log", "export"
+SUMS = ("records", "low", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The keys of a topic from `first` on (None: from the beginning), as both sides have them."""
+
+    topic: str
+    number: int
+    first: bytes | None
+    log: Tally
+    export: Tally
+    different: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key of which the two sides don't say the same."""
+
+    topic: str
+    key: bytes | None
+    what: str
+    log_records: int
+    export_records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """`unproven`: keys of the export that the log holds nothing of any more, so that nothing tells."""
+
+    run: Run
+    ranges: tuple[Range, ...]
+    differences: tuple[Difference, ...]
+    unproven: int
+
+    @property
+    def same(self) -> bool:
+        return not self.different
+
+    @property
+    def different(self) -> int:
+        """Keys of which the two sides don't say the same."""
+        return sum(one.different for one in self.ranges)
+
+    def topics(self) -> list[Range]:
+        """All ranges of each topic in one."""
+        found: dict[str, Range] = {}
+        for one in self.ranges:
+            so_far = found.get(one.topic, Range(one.topic, 0, None, Tally(), Tally(), 0))
+            both = so_far.log.plus(one.log), so_far.export.plus(one.export), so_far.different + one.different
+            found[one.topic] = Range(one.topic, 0, None, *both)
+        return [found[topic] for topic in sorted(found)]
+
+
+def key_digests(frame: DataFrame, *, versions: bool) -> DataFrame:
+    """One row for each topic and key: `records`, and the `low` and `high` halves of their digests added up.
+
+    `frame` has the columns topic, position, key and value.
+    """
+    from pyspark.sql import functions as f
+
+    place = [f"position.{axis}" for axis in ("ledger", "entry", "batch")] if versions else []
+    digest = f.xxhash64("topic", "key", *place, "value")
+    hashed = frame.select("topic", "key", digest.alias("digest"))
+    return hashed.groupBy(*KEY).agg(
+        f.count(f.lit(1)).alias("records"),
+        f.sum(f.col("digest").bitwiseAND(f.lit(0xFFFFFFFF))).alias("low"),
+        f.sum(f.shiftrightunsigned("digest", 32)).alias("high"),
+    )
+
+
+def compared(log: DataFrame, export: DataFrame) -> DataFrame:
+    """One row for each key that either side has: both sides' digests, and whether they are `different`."""
+    from pyspark.sql import functions as f
+
+    left = log.select(*KEY, *(f.col(name).alias(f"{LOG}_{name}") for name in SUMS))
+    right = export.select(
+        f.col("topic").alias("topic_"),
+        f.col("key").alias("key_"),
+        *(f.col(name).alias(f"{EXPORT}_{name}") for name in SUMS),
+    )
+    same_key = left["topic"].eqNullSafe(right["topic_"]) & left["key"].eqNullSafe(right["key_"])
+    both = left.join(right, same_key, "full_outer")
+    here = f.col("topic").isNotNull()
+    equal = reduce(and_, (f.col(f"{LOG}_{name}").eqNullSafe(f.col(f"{EXPORT}_{name}")) for name in SUMS))
+    numbers = [
+        f.coalesce(f"{side}_{name}", f.lit(0)).alias(f"{side}_{name}") for side in (LOG, EXPORT) for name in SUMS
+    ]
+    return both.select(
+        f.coalesce("topic", "topic_").alias("topic"),
+        f.when(here, f.col("key")).otherwise(f.col("key_")).alias("key"),
+        *numbers,
+        (~equal).alias("different"),
+    )
+
+
+def in_ranges(both: DataFrame, cuts: Mapping[str, Sequence[bytes]]) -> DataFrame:
+    """What `compared` gives, added up by topic and range of keys, which stand between a topic's cut points."""
+    from pyspark.sql import functions as f
+
+    spark = both.sparkSession
+    table = spark.createDataFrame(
+        [(topic, [bytearray(cut) for cut in found]) for topic, found in sorted(cuts.items())],
+        "cut_topic string, cuts array<binary>",
+    )
+    placed = both.join(f.broadcast(table), f.col("topic") == f.col("cut_topic"))
+    number = f.size(f.filter("cuts", lambda cut: cut <= f.col("key")))
+    sides = [f.sum((f.col(f"{side}_records") > 0).cast("long")).alias(f"{side}_keys") for side in (LOG, EXPORT)]
+    sums = [f.sum(f"{side}_{name}").alias(f"{side}_{name}") for side in (LOG, EXPORT) for name in SUMS]
+    different = f.sum(f.col("different").cast("long")).alias("different")
+    return (
+        placed.withColumn("range", f.coalesce(number, f.lit(0)))
+        .groupBy("topic", "range")
+        .agg(*sides, *sums, different)
+        .orderBy("topic", "range")
+    )
+
+
+def first_different(both: DataFrame, count: int = FIRST_DIFFERENCES) -> DataFrame:
+    """The first keys of which the two sides don't say the same."""
+    return both.where("different").orderBy("topic", "key").limit(count)
+
+
+def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, tell: Tell = print) -> Audit:
+    """Compare a log, named by the option `broker`, with an export of it.
+
+    Raises TopicNotFound if a topic is gone or another one now, InvalidRequest if the export lacks what it takes.
+    """
+    run = directory.last()
+    if run is None or (missing := {*COLUMNS} - {*run.columns}):
+        raise InvalidRequest(
+            f"{directory.path} has no {', '.join(sorted(missing)) if run else 'run'}: nothing to audit there"
+        )
+    topics = [topic for topic, (at, *_) in run.offset.topics.items()]
+    origins = _origins(options, run)
+    tell(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(topics)}")
+    log, export, unproven = _sides(spark, options, directory, run, origins)
+    both = compared(log, export).persist()
+    try:
+        with told(spark, "comparing", tell):
+            total = both.count()
+        with told(spark, "adding up", tell):
+            sample = both.where(f"pmod(xxhash64(topic, key), {max(total // SAMPLE, 1)}) = 0").select(*KEY)
+            keys: dict[str, list[bytes]] = {topic: [] for topic in topics}
+            for topic, key in sample.collect():
+                keys.setdefault(topic, []).extend([] if key is None else [bytes(key)])
+            cuts = {topic: cut_points(found, RANGES) for topic, found in keys.items()}
+            ranges = tuple(_range(row, cuts) for row in in_ranges(both, cuts).collect())
+            differences = tuple(map(_difference, first_different(both).collect()))
+            return Audit(run, ranges, differences, unproven.count())
+    finally:
+        both.unpersist()
+
+
+def _origins(options: Mapping[str, str], run: Run) -> dict[str, Position]:
+    """Where the log of each topic begins. Raises TopicNotFound."""
+    wanted = ReadOptions.of({**options, "topics": "any"})
+    origins = {}
+    with open_for_reading(wanted) as broker:
+        there = set(broker.topics())
+        for topic, reached in run.offset.topics.items():
+            if topic not in there or broker.incarnation(topic) != reached.incarnation:
+                raise TopicNotFound(f"topic {topic} is not the one that was exported: it was deleted since")
+            origins[topic] = Position(broker.ledgers(topic)[0].ledger, 0)
+    return origins
+
+
+def _sides(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    directory: ExportDirectory,
+    run: Run,
+    origins: Mapping[str, Position],
+) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """Digests by key of the log and of the export, as far as they can be compared; and the keys that can't be."""
+    from pyspark.sql import functions as f
+
+    ends = places({topic: reached.at for topic, reached in run.offset.topics.items() if reached.at > EARLIEST})
+    table = spark.read.parquet(directory.table)
+    if run.kind == VERSIONS:
+        table = table.where(f.col("run") <= run.number)
+    old = ~table["topic"].isin([*origins])
+    for topic, origin in origins.items():
+        old = old | ((table["topic"] == topic) & (table["position.ledger"] < origin.ledger))
+    log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends)
+    rows, kept = table.select(*COLUMNS, old.alias("old")), run.kind == LATEST
+    if not kept:
+        nothing = rows.where(f.lit(False)).select(*KEY)
+        return key_digests(log, versions=True), key_digests(rows.where(~f.col("old")), versions=True), nothing
+    newest = latest(log, deleted=True).persist()
+    known = newest.select(*KEY)
+    unproven = rows.where("old").join(known, KEY, "left_anti").select(*KEY)
+    proven = rows.where(~f.col("old")).unionByName(rows.where("old").join(known, KEY, "left_semi").select(rows.columns))
+    return (
+        key_digests(newest.where(f.col("value").isNotNull()), versions=False),
+        key_digests(proven, versions=False),
+        unproven,
+    )
+
+
+def _range(row: Any, cuts: Mapping[str, Sequence[bytes]]) -> Range:
+    first = cuts[row.topic][row.range - 1] if row.range else None
+    log, export = (
+        Tally(row[f"{side}_keys"], row[f"{side}_records"], added(row[f"{side}_low"], row[f"{side}_high"]))
+        for side in (LOG, EXPORT)
+    )
+    return Range(row.topic, row.range, first, log, export, row.different)
+
+
+def _difference(row: Any) -> Difference:
+    what = "different"
+    if not row.log_records:
+        what = "in the export only"
+    elif not row.export_records:
+        what = "in the log only"
+    key = None if row.key is None else bytes(row.key)
+    return Difference(row.topic, key, what, row.log_records, row.export_records)

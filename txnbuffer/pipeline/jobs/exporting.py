@@ -1,0 +1,156 @@
+"""Export: committed records to Parquet, each once, from where the run before ended.
+
+A run reads from the positions that the last one stored up to where everything is decided now, writes, and counts by
+one rename (see `pipeline.exports`). A run that is killed has never been; the next one does its work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from broker_io.errors import TopicNotFound
+from broker_io.port import Broker
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline.exports import LATEST, ExportDirectory, Run
+from txnbuffer.pipeline.fixing import Fixed, fix
+from txnbuffer.pipeline.jobs.latest import latest
+from txnbuffer.pipeline.jobs.running import Tell, places, source, told
+from txnbuffer.pipeline.offsets import Offset, Reached, Stretch, limited
+from txnbuffer.pipeline.options import BEGINNING, READ_COMMITTED, ReadOptions
+from txnbuffer.pipeline.options import COLUMNS as KNOWN
+from txnbuffer.pipeline.planning import first_wanted, names
+from txnbuffer.pipeline.spark.tasks import open_for_reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ALWAYS = ("topic", "position")
+COLUMNS = ("topic", "position", "key", "value", "properties", "event_time", "publish_time")
+"""What is exported unless columns are named; seqno is not there, for it makes long ledgers tasks of one core."""
+
+
+def replaced(table: DataFrame, news: DataFrame) -> DataFrame:
+    """The latest values of a table, once newer records are counted in."""
+    return latest(table.unionByName(news))
+
+
+class Export:
+    """Exports topics to a directory, run by run.
+
+    `options` are those of the data source, without `columns`, `start` and `end`. `messages` of the log at most are read
+    in one run; None: all that there are.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str],
+        directory: ExportDirectory,
+        *,
+        columns: tuple[str, ...] = COLUMNS,
+        messages: int | None = None,
+        tell: Tell = print,
+    ) -> None:
+        self._spark = spark
+        self._options = dict(options)
+        self._directory = directory
+        self.columns = columns_of(columns, directory.kind)
+        self._wanted = ReadOptions.of({**options, "columns": ",".join(self.columns)})
+        self._messages = messages
+        self._tell = tell
+
+    def run(self) -> Run | None:
+        """Export what is new; None if nothing is. The directory is locked by whoever calls.
+
+        Raises PositionTrimmed if some of it is gone, TopicNotFound if a topic is another one now, JobFailed.
+        """
+        began = time.monotonic()
+        self._directory.clear()
+        last = self._directory.last()
+        if last is not None and last.columns != self.columns:
+            raise InvalidRequest(
+                f"{self._directory.path} has the columns {', '.join(last.columns)}: name these, or another directory"
+            )
+        with open_for_reading(self._wanted) as broker:
+            offset, firsts = self._next(broker, None if last is None else last.offset)
+        if last is not None and offset == last.offset:
+            return None
+        records = self._write(offset, firsts, last)
+        run = Run(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
+        self._directory.publish(run)
+        self._tell(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s")
+        return run
+
+    def follow(self, stop: threading.Event, every: float) -> Run | None:
+        """Export what is new every so many seconds until told to stop; the last run of all."""
+        last = None
+        while not stop.is_set():
+            last = self.run() or last
+            stop.wait(every)
+        return last
+
+    def _next(self, broker: Broker, last: Offset | None) -> tuple[Offset, dict[str, Position]]:
+        """How far to go now; from where, for each topic of which there is anything to read."""
+        begun = {} if last is None else last.topics
+        stretches, incarnations = [], {}
+        for topic in names(broker, self._wanted):
+            before, one = begun.get(topic), self._look(broker, topic)
+            if before is not None and before.incarnation != one.incarnation:
+                raise TopicNotFound(
+                    f"topic {topic} was deleted and made anew since it was exported: export it to another directory"
+                )
+            start = self._wanted.start_of(topic) if before is None else before.at
+            first = first_wanted(broker, one, start, fail_on_data_loss=self._wanted.fail_on_data_loss)
+            stretches.append(Stretch(topic, one.extents, first, max(first, one.stop)))
+            incarnations[topic] = one.incarnation
+        ends = limited(stretches, self._messages)
+        firsts = {one.topic: one.first for one in stretches if ends[one.topic] > one.first}
+        reached = dict(begun)
+        for topic, incarnation in incarnations.items():
+            if topic in firsts or topic not in begun:
+                reached[topic] = Reached(ends[topic], incarnation)
+        return Offset(reached), firsts
+
+    def _look(self, broker: Broker, topic: str) -> Fixed:
+        isolated = self._wanted.isolation == READ_COMMITTED
+        return fix(broker, topic, isolated=isolated, numbered=False)
+
+    def _write(self, offset: Offset, firsts: Mapping[str, Position], last: Run | None) -> int:
+        frame = self._news(offset, firsts)
+        if self._directory.kind == LATEST:
+            kept = None if last is None else self._spark.read.parquet(self._directory.table)
+            frame = latest(frame) if kept is None else replaced(kept, frame)
+        with told(self._spark, "exporting", self._tell):
+            frame.write.mode("overwrite").parquet(self._directory.writing)
+        return rows_in(self._directory.writing)
+
+    def _news(self, offset: Offset, firsts: Mapping[str, Position]) -> DataFrame:
+        options = {name: text for name, text in self._options.items() if name not in ("topics", "pattern")}
+        columns = ",".join(self.columns)
+        if not firsts:
+            return source(self._spark, self._options, columns=columns, end=BEGINNING)
+        ends = places({topic: offset.topics[topic].at for topic in firsts})
+        return source(
+            self._spark, options, topics=json.dumps([*firsts]), columns=columns, start=places(firsts), end=ends
+        )
+
+
+def columns_of(names: Iterable[str], kind: str) -> tuple[str, ...]:
+    """The columns of an export in the order that they always have; what it can't be without is added."""
+    wanted = {*names, *ALWAYS, *(("key", "value") if kind == LATEST else ())}
+    if strange := sorted(wanted - {*KNOWN}):
+        raise InvalidRequest(f"an export has no columns {', '.join(strange)}: there are {', '.join(KNOWN)}")
+    return tuple(name for name in KNOWN if name in wanted)
+
+
+def rows_in(directory: str) -> int:
+    """How many rows the Parquet files of a directory say they hold."""
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(entry.path).num_rows for entry in os.scandir(directory) if entry.name[0] not in "._")

@@ -1,0 +1,131 @@
+"""The latest record of each key, without a sort and without a value in an aggregation.
+
+Each task drops what a later record of its own supersedes, in Arrow columns, before anything is shuffled: of a key a
+task sends one record at most. Behind the shuffle the same is done once more, then with all records of a key there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KEY = ("topic", "key")
+ORDER = "position"
+
+FIRST_ROWS = 500_000
+"""Records that a task gathers before it looks for the first time which of them are superseded."""
+
+HELD_BYTES = 256 * 1024 * 1024
+"""What a task holds before the shuffle; what is more goes on as it is, and a later record may follow it."""
+
+Rows = NDArray[np.intp]
+
+
+def latest(frame: DataFrame, *, deleted: bool = False) -> DataFrame:
+    """The record of each topic and key that stands last; those without a key are left out.
+
+    `frame` has the columns topic, key and position, and any others. A key whose latest value is null is gone: it is
+    there with `deleted` only.
+    """
+    from pyspark.sql import functions as f
+
+    cores = frame.sparkSession.sparkContext.defaultParallelism
+    keyed = frame.where(f.col("key").isNotNull()).coalesce(cores)  # of few large tasks a key leaves fewer records
+    schema = frame.schema
+    thinned = keyed.mapInArrow(partial(newest, held_bytes=HELD_BYTES), schema)
+    found = thinned.repartition(*KEY).mapInArrow(newest, schema)
+    return found if deleted or "value" not in frame.columns else found.where(f.col("value").isNotNull())
+
+
+def newest(batches: Iterable[pa.RecordBatch], held_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+    """The latest of the records of each key; of all of them, or while at most so many bytes are held."""
+    gathered: list[pa.RecordBatch] = []
+    rows, due = 0, FIRST_ROWS
+    for batch in batches:
+        gathered.append(batch)
+        rows += len(batch)
+        if rows < due:
+            continue
+        kept = thinned(pa.Table.from_batches(gathered))
+        gathered, rows = kept.to_batches(), len(kept)
+        if held_bytes is not None and kept.nbytes > held_bytes:
+            yield from gathered
+            gathered, rows = [], 0
+        due = 2 * rows + FIRST_ROWS
+    if gathered:
+        yield from thinned(pa.Table.from_batches(gathered)).to_batches()
+
+
+def thinned(table: pa.Table) -> pa.Table:
+    """The records of a table that no later one of the same key supersedes, in their order."""
+    wanted = np.zeros(len(table), np.bool_)
+    wanted[last_rows(codes_of(table), order_of(table))] = True
+    bits = pa.py_buffer(np.packbits(wanted, bitorder="little"))
+    return table.filter(pa.Array.from_buffers(pa.bool_(), len(table), [None, bits]))
+
+
+def last_rows(codes: NDArray[np.int64], order: Rows | None) -> Rows:
+    """Of each code the row that comes last in an order; None: that of the rows."""
+    last = np.full(int(codes.max()) + 1 if len(codes) else 0, -1, np.intp)
+    if order is None:
+        last[codes] = np.arange(len(codes))
+    else:
+        last[codes[order]] = order
+    return last[last >= 0]
+
+
+def codes_of(table: pa.Table) -> NDArray[np.int64]:
+    """A number for each topic and key, from 0 on."""
+    topics, keys = (_codes(table[name]) for name in KEY)
+    if not len(topics) or (topics[0] == topics[-1] and not topics.any()):
+        return keys
+    codes: NDArray[np.int64] = np.unique(topics * (int(keys.max()) + 1) + keys, return_inverse=True)[1]
+    return codes
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    chunks = column.dictionary_encode().chunks
+    return np.concatenate([_numbers(chunk.indices) for chunk in chunks] or [np.zeros(0, np.int64)])
+
+
+def order_of(table: pa.Table) -> Rows | None:
+    """The rows in the order of their positions; None if that is the order they have."""
+    axes = (
+        [np.concatenate([_numbers(chunk) for chunk in _axis(table, axis)]) for axis in range(3)] if len(table) else []
+    )
+    if not axes:
+        return None
+    packed = _packed(axes)
+    if packed is None:
+        return np.lexsort(axes[::-1])
+    return None if (packed[1:] >= packed[:-1]).all() else np.argsort(packed, kind="stable")
+
+
+def _axis(table: pa.Table, axis: int) -> list[pa.Array]:
+    return [chunk.field(axis) for chunk in table[ORDER].chunks if len(chunk)]
+
+
+def _packed(axes: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """Numbers that are ordered as the positions are; None if 63 bits are too few."""
+    packed = np.zeros(len(axes[0]), np.int64)
+    room = 1
+    for axis in axes:
+        low, high = int(axis.min()), int(axis.max())
+        room *= high - low + 1
+        if room >= 2**63:
+            return None
+        packed = packed * (high - low + 1) + (axis - low)
+    return packed
+
+
+def _numbers(array: Any) -> NDArray[np.int64]:
+    """An Arrow column of whole numbers without nulls."""
+    return np.asarray(array.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)

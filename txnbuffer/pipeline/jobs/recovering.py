@@ -1,0 +1,124 @@
+"""Recover: the buffer snapshots of many topics made anew from their logs, side by side, where they are lost or wrong.
+
+Tasks fold one log each and send what came out; the driver, as the fenced owner, writes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from broker_io import open_broker
+from snapshots.keys import is_internal
+from snapshots.owner import acquire
+from snapshots.rebuilding import Folded, folded, write
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.pipeline.jobs.running import Tell, told
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.planning import names
+from txnbuffer.pipeline.spark.tasks import anywhere, open_for_reading
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FIELDS = {
+    "topic": pa.string(),
+    "incarnation": pa.string(),
+    "transactional": pa.bool_(),
+    "applied": pa.string(),
+    "aborts": pa.int64(),
+    "open_transactions": pa.int64(),
+    "visible_records": pa.int64(),
+    "state": pa.binary(),
+    "parts": pa.list_(pa.binary()),
+    "problem": pa.string(),
+    "differences": pa.list_(pa.string()),
+}
+"""The columns of `folds`, as `Folded` has them."""
+
+SCHEMA = (
+    "topic string, incarnation string, transactional boolean, applied string, aborts long, open_transactions long, "
+    "visible_records long, state binary, parts array<binary>, problem string, differences array<string>"
+)
+
+
+def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
+    """What logs tell, one row for each of the topics: see `snapshots.rebuilding.Folded`."""
+    return topics.select("topic").mapInArrow(partial(_folds, options), SCHEMA)
+
+
+def _folds(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema(list(FIELDS.items()))
+    with open_for_reading(options) as broker:
+        for batch in batches:
+            for topic in batch["topic"].to_pylist():
+                found = folded(broker, topic)
+                row = {name: getattr(found, name) for name in FIELDS}
+                yield pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def recover(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    *,
+    everything: bool = False,
+    wanted: bool = False,
+    tell: Tell = print,
+) -> list[Row]:
+    """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all.
+
+    One row for each topic that has transactions. Raises OwnershipLost, Locked while a service has the log, and what
+    reading a log raises.
+    """
+    chosen = anywhere(ReadOptions.of(options))
+    with open_for_reading(chosen) as broker:
+        topics = [topic for topic in names(broker, chosen) if not is_internal(topic)]
+    if not topics:
+        return []
+    tell(f"folding the logs of {len(topics)} topics")
+    frame = spark.createDataFrame([(topic,) for topic in topics], "topic string").repartition(len(topics))
+    with told(spark, "folding", tell):
+        found = [_folded(row) for row in folds(frame, chosen).collect()]
+    found = sorted((one for one in found if one.transactional or one.differences), key=lambda one: one.topic)
+    due = [one for one in found if everything or not one.sound]
+    if wanted and due:
+        _write(chosen, due, tell)
+    written = {one.topic for one in due} if wanted else set()
+    return [_row(one, written=one.topic in written) for one in found]
+
+
+Row = dict[str, Any]
+
+
+def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
+    if options.broker.startswith("txnbuf:"):
+        raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
+    with open_broker(options.broker, **options.broker_options) as broker:
+        ownership, table = acquire(broker)
+        with ownership:
+            for number, one in enumerate(found, 1):
+                write(broker, ownership, table, one, time.time_ns() // 1_000_000)
+                tell(f"{number} of {len(found)}: the snapshot of {one.topic} is what its log tells")
+
+
+def _folded(row: Any) -> Folded:
+    columns = row.asDict()
+    columns |= {"state": bytes(row.state), "parts": tuple(map(bytes, row.parts)), "differences": tuple(row.differences)}
+    return Folded(**columns)
+
+
+def _row(one: Folded, *, written: bool) -> Row:
+    return {
+        "topic": one.topic,
+        "snapshot": one.problem or ("differs" if one.differences else "equal"),
+        "differences": [*one.differences],
+        "applied": one.applied,
+        "aborts": one.aborts,
+        "open_transactions": one.open_transactions,
+        "visible_records": one.visible_records,
+        "written": written,
+    }

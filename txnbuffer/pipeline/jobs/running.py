@@ -1,0 +1,141 @@
+"""What all jobs share: a session, what to read, progress in plain words, and errors of Spark as ours."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from broker_io.errors import Error, MissingDependency
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline.options import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Tell = Callable[[str], None]
+
+TELL_EVERY = 5.0
+"""Seconds between two lines about how far a job has come."""
+
+SETTINGS = {
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+_OURS = re.compile(r"^((?:broker_io|snapshots|txnbuffer)[\w.]*\.(\w+)): (.*)", re.MULTILINE)
+
+
+class JobFailed(Error):
+    """A job that Spark could not do; the exit code is that of the error which stopped it."""
+
+    def __init__(self, message: str, exit_code: int = 5) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # of the cause, where that is known
+
+
+@contextmanager
+def session(master: str | None = None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session for one job. Under spark-submit without a `master` it is the one that was asked for there.
+
+    Raises MissingDependency without PySpark or Java.
+    """
+    try:
+        from pyspark.errors import PySparkException
+
+        from txnbuffer.pipeline.spark.session import open_session
+    except ImportError as error:
+        raise MissingDependency(f"jobs need Spark ({error}): pip install 'txnbuffer[spark]'") from None
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and not (os.environ.get("JAVA_HOME") or shutil.which("java")):
+        raise MissingDependency("jobs need Java 17 for Spark: install it, or set JAVA_HOME")
+    try:
+        spark = open_session(master or (None if submitted else "local[*]"), settings={**SETTINGS, **(settings or {})})
+    except PySparkException as error:
+        raise JobFailed(f"Spark does not start: {first_line(str(error))}") from None
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def told(spark: SparkSession, what: str, tell: Tell) -> Iterator[None]:
+    """Tell how far Spark has come while something runs; raise its errors as ours."""
+    from pyspark.errors import PySparkException
+
+    ended = threading.Event()
+    teller = threading.Thread(target=_tell, args=(spark, what, tell, ended), daemon=True)
+    teller.start()
+    try:
+        yield
+    except PySparkException as error:
+        raise as_ours(str(error)) from None
+    finally:
+        ended.set()
+        teller.join()
+
+
+def _tell(spark: SparkSession, what: str, tell: Tell, ended: threading.Event) -> None:
+    tracker, began = spark.sparkContext.statusTracker(), time.monotonic()
+    while not ended.wait(TELL_EVERY):
+        stages = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number))]
+        tasks = ", ".join(f"{info.numCompletedTasks} of {info.numTasks} tasks done" for info in stages)
+        tell(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
+
+
+def as_ours(text: str) -> JobFailed:
+    """What Spark says of an error in a task or while planning, as one line."""
+    found = _OURS.findall(text)
+    if not found:
+        return JobFailed(f"Spark failed: {first_line(text)}")
+    dotted, name, what = found[-1]
+    kind = getattr(importlib.import_module(dotted.rpartition(".")[0]), name, None)
+    return JobFailed(what, kind.exit_code if isinstance(kind, type) and issubclass(kind, Error) else 5)
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "it does not say why")
+
+
+def source(spark: SparkSession, options: Mapping[str, str], **more: str | None) -> DataFrame:
+    """Records of the data source `txnbuffer`; an option that is None is left out."""
+    wanted = {**options, **{name: text for name, text in more.items() if text is not None}}
+    return spark.read.format("txnbuffer").options(**wanted).load()
+
+
+def places(positions: Mapping[str, Position]) -> str:
+    """Positions by topic, as the options `start` and `end` take them."""
+    return json.dumps({topic: str(position) for topic, position in positions.items()})
+
+
+def reading_options(
+    address: str, topics: tuple[str, ...] = (), pattern: str | None = None, settings: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Options of the data source: these topics, those that match, or all. Raises as `ReadOptions.of`."""
+    options = {"broker": address, **(settings or {})}
+    if topics:
+        options["topics"] = json.dumps([*topics])
+    if pattern is not None or not topics:
+        options["pattern"] = ".*" if pattern is None else pattern
+    ReadOptions.of(options)
+    return options
+
+
+def need_format(form: str) -> None:
+    """Raises MissingDependency or InvalidRequest for a format that can't be written here."""
+    if form != "delta":
+        return
+    if importlib.util.find_spec("delta") is None:
+        raise MissingDependency("format delta needs the package delta-spark, which is not installed: use parquet")
+    raise InvalidRequest("format delta is not written by this release: export to parquet, and convert that")
