@@ -16,6 +16,7 @@ from broker_io import open_broker
 from snapshots.keys import is_internal
 from snapshots.owner import acquire
 from snapshots.rebuilding import Folded, folded, write
+from snapshots.shards import snapshot_topic_of
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import Tell, told
 from txnbuffer.pipeline.options import ReadOptions
@@ -98,11 +99,15 @@ def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
     if options.broker.startswith("txnbuf:"):
         raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
     with open_broker(options.broker, **options.broker_options) as broker:
-        ownership, table = acquire(broker)
-        with ownership:
-            for number, one in enumerate(found, 1):
-                write(broker, ownership, table, one, time.time_ns() // 1_000_000)
-                tell(f"{number} of {len(found)}: the snapshot of {one.topic} is what its log tells")
+        places = {one.topic: snapshot_topic_of(broker, one.topic) for one in found}
+        written = 0
+        for place in sorted(set(places.values())):
+            ownership, table = acquire(broker, place)
+            with ownership:
+                for one in (one for one in found if places[one.topic] == place):
+                    write(broker, ownership, table, one, time.time_ns() // 1_000_000)
+                    written += 1
+                    tell(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
 
 
 def _folded(row: Any) -> Folded:
