@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from broker_io.batch import Batch
 from txnbuffer.client.ids import Ids
 from txnbuffer.client.outbox import Flight, OpenTransaction, Rows, Waiter
-from txnbuffer.client.requests import Field, Requests
+from txnbuffer.client.requests import Field, Request, Requests
 from txnbuffer.client.sending import Sending, Topic
 from txnbuffer.client.transactions import Answer, Plan, Transactions
 from txnbuffer.coordinator.messages import Leased, Naming, Result
@@ -141,9 +141,7 @@ class SessionCore:
         self._results += [(waiter, error) for waiter in self._sending.drop_all()]
         for request in list(self._requests.unanswered.values()):
             if request.waiter is not None:
-                unknown = request.field == "commits"
-                result = OutcomeUnknown(request.subject.txn, str(error)) if unknown else error
-                self._results.append((request.waiter, result))
+                self._results.append((request.waiter, _unanswered(request, error)))
         self._requests.drop_all()
         self._transactions.give_up(error)
         self._leasing = False
@@ -159,9 +157,7 @@ class SessionCore:
     def stop_waiting(self, error: Error, *, visible: bool) -> None:
         """Nothing moves: whoever waits is told. What is on its way may still happen; `visible`: be it seen or not."""
         for request in self._requests.stop_waiting(visible=visible):
-            unknown = request.field == "commits"
-            result = OutcomeUnknown(request.subject.txn, str(error)) if unknown else error
-            self._results.append((request.waiter, result))
+            self._results.append((request.waiter, _unanswered(request, error)))
         self._transactions.stop_waiting(error)
         self._wake(self._for_ids, error)
         self._wake(self._for_room, error)
@@ -348,3 +344,9 @@ def _refusals_first(answers: tuple[tuple[int, Result], ...]) -> Sequence[tuple[i
     if not refusals or len(refusals) == len(answers):
         return answers
     return [*refusals, *(answer for answer in answers if not isinstance(answer[1], Error))]
+
+
+def _unanswered(request: Request, error: Error) -> Error:
+    """What a request came to that nobody answers."""
+    unknown = request.field == "commits"
+    return OutcomeUnknown(request.subject.txn, str(error)) if unknown else error
