@@ -19,6 +19,9 @@ from txnbuffer.coordinator.messages import (
     Leased,
     NameOpened,
     Naming,
+    Share,
+    Shares,
+    TakePart,
 )
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import AlreadyCommitted, TransactionAborted
@@ -83,6 +86,15 @@ def sends(draw: st.DrawFn) -> Send:
 
 timeouts = st.one_of(st.none(), st.floats(0.001, 1e6))
 
+
+@st.composite
+def parts(draw: st.DrawFn) -> TakePart:
+    rows = draw(st.lists(st.tuples(words, words, positions), max_size=3))
+    topics, partitions, ends = zip(*rows, strict=True) if rows else ((), (), ())
+    head = draw(requests), draw(words), draw(words)
+    return TakePart(*head, topics, partitions, ends if draw(st.booleans()) else (), draw(st.booleans()))
+
+
 client_frames = st.builds(
     ClientFrame,
     hello=st.one_of(st.none(), st.builds(Hello, longs, words, tuples(txns))),
@@ -91,6 +103,7 @@ client_frames = st.builds(
     open_names=tuples(st.builds(NamedRequest, requests, words)),
     delete_names=tuples(st.builds(NamedRequest, requests, words)),
     joins=tuples(st.builds(NamedRequest, requests, words)),
+    members=tuples(parts()),
     begins=tuples(st.builds(Begin, requests, txns, timeouts, st.one_of(st.none(), txns), namings)),
     sends=tuples(sends()),
     commits=tuples(commits()),
@@ -113,6 +126,7 @@ results = st.one_of(
     st.builds(Leased, longs, longs),
     st.builds(NameOpened, longs, longs),
     st.builds(Joined, longs, tuples(st.tuples(words, positions))),
+    st.builds(Shares, longs, tuples(st.builds(Share, words, longs, positions)), st.booleans()),
     errors,
 )
 states = st.one_of(st.sampled_from(State), errors)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
     from txnbuffer.client.client import Client
     from txnbuffer.client.connecting import connect
+    from txnbuffer.client.handling import Processed, dead_letter
     from txnbuffer.client.plain import PlainClient, PlainTransaction
-    from txnbuffer.client.processing import Processed, dead_letter
     from txnbuffer.client.reader import CommittedReader
     from txnbuffer.client.records import Record, RecordBatch
     from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
@@ -125,7 +125,7 @@ _HOMES = {
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connecting": ("connect",),
     "txnbuffer.client.plain": ("PlainClient", "PlainTransaction"),
-    "txnbuffer.client.processing": ("Processed", "dead_letter"),
+    "txnbuffer.client.handling": ("Processed", "dead_letter"),
     "txnbuffer.client.reader": ("CommittedReader",),
     "txnbuffer.client.records": ("Record", "RecordBatch"),
     "txnbuffer.client.serializers": ("AvroSerializer", "JsonSerializer", "Serializer"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker_io.batch import Batch
-from txnbuffer.coordinator.messages import Begin, Commit, Result
+from txnbuffer.coordinator.messages import Begin, Commit, Result, TakePart
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import Error
 from txnbuffer.model import TxnId
@@ -94,6 +94,7 @@ class ClientFrame:
     open_names: tuple[NamedRequest, ...] = ()
     delete_names: tuple[NamedRequest, ...] = ()
     joins: tuple[NamedRequest, ...] = ()
+    members: tuple[TakePart, ...] = ()
     begins: tuple[Begin, ...] = ()
     sends: tuple[Send, ...] = ()
     commits: tuple[Commit, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from client_world import until, values
@@ -152,7 +152,9 @@ def test_a_reader_of_a_topic_reads_its_partitions_and_those_that_come(monkeypatc
                 assert each.read() is None
             assert {*reader.lag()} == {*WIDE}
         place = found[0].position
-        with CommittedReader(broker, "wide", start={WIDE[0]: "end", "wide": datetime.now(UTC)}) as reader:
+        with CommittedReader(
+            broker, "wide", start={WIDE[0]: "end", "wide": datetime.now(UTC) + timedelta(hours=1)}
+        ) as reader:
             assert reader.read() is None
         with pytest.raises(InvalidRequest, match="one partition"):
             CommittedReader(broker, "wide", start=place)

@@ -24,6 +24,9 @@ from txnbuffer.coordinator.messages import (
     NameOpened,
     Naming,
     Opened,
+    Share,
+    Shares,
+    TakePart,
 )
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import AlreadyCommitted, OutcomeForgotten, TransactionAborted
@@ -71,6 +74,11 @@ CLIENT = {
         open_names=(NamedRequest(7, "sink"),),
         delete_names=(NamedRequest(16, "source"),),
         joins=(NamedRequest(8, "group"),),
+        members=(
+            TakePart(18, "group", "me", ("orders", "orders"), ("orders-partition-0", "orders-partition-1")),
+            TakePart(19, "group", "m", ("stock",), ("stock",), (Position(1, 9, 3),)),
+            TakePart(20, "group", "gone", leaves=True),
+        ),
         begins=(Begin(9, A, 2.5), Begin(10, B, None, A, Naming("sink", 4, 2))),
         sends=(Send("orders", BATCH),),
         commits=(
@@ -102,6 +110,7 @@ SERVER = {
             (5, NameOpened(2, 41)),
             (6, Joined(3, (("orders", Position(1, 2)), ("stock", Position(1, 9, 3))))),
             (7, AlreadyCommitted("sink", 3, 41)),
+            (8, Shares(4, (Share("orders", 2, Position(1, 2)), Share("stock", 4, Position(1, 9, 3))), unsettled=True)),
         ),
         credits=1_000_000,
         draining=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coordinator_races import race_table
 
+from txnbuffer.coordinator.members import table as groups_table
 from txnbuffer.coordinator.states import table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
@@ -17,3 +18,7 @@ def test_state_table() -> None:
 
 def test_race_table() -> None:
     assert race_table() in DOCS.read_text()
+
+
+def test_table_of_groups() -> None:
+    assert groups_table() in (DOCS.parent / "groups.md").read_text()

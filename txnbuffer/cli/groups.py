@@ -9,11 +9,14 @@ from txnbuffer.cli.output import output_option, show_rows
 
 
 @click.command("groups")
+@click.argument("group", required=False)
 @service_option
 @output_option
-def command(service: Service, output: str) -> None:
-    """Show how far each consumer group has come on each topic.
+def command(group: str | None, service: Service, output: str) -> None:
+    """Show consumer groups, or GROUP: who holds which topic or partition, how far each has come, and what is left.
 
-    `generation` grows whenever a consumer joins the group; an older one can't commit any more.
+    `generation` grows whenever something gets another holder; whoever lost it can't commit there any more. `stage` is
+    stable, rebalancing, or empty: nobody processes for the group. `lag` counts messages of the log, markers included.
+    A member without a topic has nothing to do: there are more members than topics and partitions.
     """
-    show_rows(ask(service, "Groups"), output, title="consumer groups")
+    show_rows(ask(service, "Groups", group=group), output, title="consumer groups")

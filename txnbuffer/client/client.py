@@ -13,9 +13,10 @@ from broker_io.port import Broker, check_topic_name
 from txnbuffer.client import forking
 from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
-from txnbuffer.client.processing import Group, Handler, OnError, Processed, process
+from txnbuffer.client.processing import Source, process
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.routing import Routes
 from txnbuffer.client.rows import (
@@ -37,7 +38,7 @@ from txnbuffer.client.streaming import Streaming
 from txnbuffer.client.threaded import AsyncReader
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.coordinator.messages import Joined, NameOpened, Naming
+from txnbuffer.coordinator.messages import Joined, NameOpened, Naming, Shares, TakePart
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recordset import SET_BYTES
@@ -207,18 +208,40 @@ class Client:
         handler: Handler,
         *,
         on_error: OnError = "stop",
+        retries: int = 0,
         start: Start = "beginning",
         batch: int = 100,
         idle_timeout: float | None = None,
     ) -> Processed:
         """Call `await handler(txn, record)` for each record that commits in the source topics, exactly once.
 
-        What the handler sends in `txn` and how far the group has come commit together, up to `batch` records in a
-        transaction. Joining fences whoever consumed for the group before. Where the handler fails `on_error` is
-        "stop" (raise), "skip", or `dead_letter(topic)`; it may then be called again for the records before that
-        one. Ends when cancelled, or without a record for `idle_timeout` seconds. Raises StaleGeneration.
+        What the handler sends in `txn` and how far the group has come commit together, up to `batch` records of one
+        partition in a transaction. All who process for the group share its partitions. Where the handler fails it is
+        called again, `retries` times, each after a longer pause; then `on_error` is "stop" (raise), "skip", or
+        `dead_letter(topic)`. It may also be called again for the records before that one. Ends when cancelled, or
+        without a record for `idle_timeout` seconds. Raises TopicNotFound.
         """
-        return await process(self, source, Group(group, start), handler, on_error, batch, idle_timeout)
+        task = Task(handler, None, on_error, retries)
+        return await process(self, Source(source, group, start, batch, idle_timeout), task)
+
+    async def process_batches(
+        self,
+        source: str | Sequence[str],
+        group: str,
+        handler: BatchHandler,
+        *,
+        on_error: OnError = "stop",
+        retries: int = 0,
+        start: Start = "beginning",
+        batch: int = 1000,
+        idle_timeout: float | None = None,
+    ) -> Processed:
+        """As `process`, with `await handler(txn, records)`: a RecordBatch of up to `batch` records of one partition.
+
+        Where it fails on several they are halved until the one is found that it fails on.
+        """
+        task = Task(None, handler, on_error, retries)
+        return await process(self, Source(source, group, start, batch, idle_timeout), task)
 
     def stream(
         self,
@@ -245,6 +268,11 @@ class Client:
         """Begin a new generation of a consumer group, which fences the one before."""
         joined: Joined = await self._ask("joins", check_name(group, "a group"))
         return joined
+
+    async def take_part(self, part: TakePart) -> Shares:
+        """A member of a consumer group comes, is still there, or goes; what it holds."""
+        shares: Shares = await self.session.result(lambda future: self.session.core.take_part(part, future))
+        return shares
 
     # For transactions
 

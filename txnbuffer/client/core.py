@@ -23,7 +23,7 @@ from txnbuffer.client.outbox import Flight, OpenTransaction, Rows, Waiter
 from txnbuffer.client.requests import Field, Request, Requests
 from txnbuffer.client.sending import Sending, Topic
 from txnbuffer.client.transactions import Answer, Plan, Transactions
-from txnbuffer.coordinator.messages import Leased, Naming, Result
+from txnbuffer.coordinator.messages import Leased, Naming, Result, TakePart
 from txnbuffer.errors import (
     CoordinatorStopped,
     Error,
@@ -219,6 +219,10 @@ class SessionCore:
     def ask(self, field: Field, name: str, waiter: Waiter) -> None:
         """Open or delete a producer's name, join a group."""
         self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)
+
+    def take_part(self, part: TakePart, waiter: Waiter) -> None:
+        """Come to a consumer group, be still there, or leave it."""
+        self._requests.ask("members", part._replace(request=self._requests.number()), waiter)
 
     def query(self, txn: TxnId, waiter: Waiter) -> None:
         """How a transaction ended, or how far it has come."""

@@ -67,6 +67,8 @@ class LoopThread:
         try:
             while (asked := waiting.get()) is not None:
                 done, function = asked
+                if not done.set_running_or_notify_cancel():
+                    continue
                 try:
                     done.set_result(function())
                 except Exception as error:

@@ -24,8 +24,8 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.streams.token import ResumeToken
 
 if TYPE_CHECKING:
-    from txnbuffer.client.processing import OnError, Processed
-    from txnbuffer.client.records import Record
+    from txnbuffer.client.handling import Processed
+    from txnbuffer.client.records import Record, RecordBatch
 
 Result = TypeVar("Result")
 
@@ -146,24 +146,38 @@ class PlainClient:
         source: str | Sequence[str],
         group: str,
         handler: Callable[[PlainTransaction, Record], None],
-        *,
-        on_error: OnError = "stop",
-        start: Start = "beginning",
-        batch: int = 100,
-        idle_timeout: float | None = None,
+        **options: Any,
     ) -> Processed:
         """As Client.process; the handler is called in the calling thread."""
-        from txnbuffer.client.processing import Group, process
+        return self._process(self._client.process, source, group, handler, options)
 
+    def process_batches(
+        self,
+        source: str | Sequence[str],
+        group: str,
+        handler: Callable[[PlainTransaction, RecordBatch], None],
+        **options: Any,
+    ) -> Processed:
+        """As Client.process_batches; the handler is called in the calling thread."""
+        return self._process(self._client.process_batches, source, group, handler, options)
+
+    def _process(
+        self,
+        process: Callable[..., Coroutine[Any, Any, Processed]],
+        source: str | Sequence[str],
+        group: str,
+        handler: Callable[..., None],
+        options: dict[str, Any],
+    ) -> Processed:
         forking.check(self._forked_from)
 
         def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:
-            async def handle(txn: Transaction, record: Record) -> None:
+            async def handle(txn: Transaction, records: Record | RecordBatch) -> None:
                 plain = PlainTransaction(self, txn, None)
-                await in_caller(lambda: handler(plain, record))
+                await in_caller(lambda: handler(plain, records))
                 await plain.hand_over()
 
-            return process(self._client, source, Group(group, start), handle, on_error, batch, idle_timeout)
+            return process(source, group, handle, **options)
 
         return self._loop.call_with_callbacks(work)
 

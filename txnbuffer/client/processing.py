@@ -1,117 +1,64 @@
 """Consume, transform, produce: each record is handled exactly once, as far as what the handler sends goes.
 
-What a handler sends and how far the group has come commit in one transaction. A consumer that was given up
-can't commit any more once another one has joined the group, and nobody can commit the same stretch twice.
+What a handler sends and how far the group has come commit in one transaction. The members of a group share the
+partitions of its topics, and read each that they hold by itself. One that was given up can't commit what others were
+given since, and nobody can commit the same stretch twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple
 
-from broker_io.partitions import partition_of
+from txnbuffer.client.handling import PAUSE, DeadLetter, Handling, Processed, Task
+from txnbuffer.client.membership import Membership
 from txnbuffer.client.read_topics import Start
-from txnbuffer.client.records import Record
-from txnbuffer.client.rows import many_rows
-from txnbuffer.client.transaction import Transaction
-from txnbuffer.coordinator.messages import ConsumerPosition
-from txnbuffer.errors import CallerError, Error, Fenced, InvalidRequest, OutcomeUnknown, TransactionAborted
-from txnbuffer.model import EARLIEST, Outcome, Position
+from txnbuffer.coordinator.messages import Share
+from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
+from txnbuffer.model import EARLIEST, Position
 
 if TYPE_CHECKING:
     from txnbuffer.client.client import Client
 
-Handler: TypeAlias = Callable[[Transaction, Record], Awaitable[None]]
-
-Work: TypeAlias = Callable[[Transaction, list[Record]], Awaitable[None]]
-
 WAIT = 1.0
 """Seconds of one wait for records."""
-PAUSE = 0.05
-"""Seconds before what was aborted is done again."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """Records that the handler fails on go to this topic."""
+class Source(NamedTuple):
+    """What is read: topics, for a group, which begins at `start` on those that it never was on.
 
-    topic: str
-
-
-OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
-
-
-def dead_letter(topic: str) -> DeadLetter:
-    """For `on_error`: put records that the handler fails on into a topic, and go on.
-
-    Each keeps its key, value, properties and event time, and gets the properties `dead_letter_topic`,
-    `dead_letter_position` and `dead_letter_error`.
+    `batch` records at most are handled in a transaction; nothing for `idle_timeout` seconds is the end.
     """
-    return DeadLetter(topic)
 
-
-class Group(NamedTuple):
-    """A consumer group, and where it begins on a topic that it never consumed."""
-
-    name: str
+    topics: str | Sequence[str]
+    group: str
     start: Start = "beginning"
+    batch: int = 100
+    idle_timeout: float | None = None
 
 
-@dataclass(slots=True)
-class Processed:
-    """What was done: records handled, skipped and put aside, in so many transactions."""
-
-    records: int = 0
-    skipped: int = 0
-    dead_letters: int = 0
-    transactions: int = 0
-
-
-class _Failed(Exception):
-    """The handler failed on the record of this index."""
-
-    def __init__(self, index: int, error: Exception) -> None:
-        super().__init__(index)
-        self.index = index
-        self.error = error
-
-
-async def process(
-    client: Client,
-    source: str | Sequence[str],
-    group: Group,
-    handler: Handler,
-    on_error: OnError,
-    batch: int,
-    idle_timeout: float | None,
-) -> Processed:
-    """Join the group and handle what its topics hold, until cancelled or idle for `idle_timeout` seconds.
-
-    Raises StaleGeneration when another consumer joins, and with "stop" what the handler raised.
-    """
-    if on_error not in ("stop", "skip") and not isinstance(on_error, DeadLetter):
-        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {on_error!r}")
-    topics = [source] if isinstance(source, str) else list(source)
-    joined = await client.join(group.name)
-    ends = dict(joined.positions)
-    starts: Mapping[str, Start] = dict.fromkeys(topics, group.start) | {
-        name: behind(end) for name, end in ends.items() if name in topics or _parent(name) in topics
-    }
-    work = _Work(client, group.name, joined.generation, ends, handler, on_error)
-    loop = asyncio.get_running_loop()
-    idle_since = loop.time()
-    async with await client.reader(topics, start=starts) as reader:
-        while True:
-            wait = WAIT if idle_timeout is None else max(min(WAIT, idle_since + idle_timeout - loop.time()), 0.0)
-            found = await reader.read(limit=batch, timeout=wait)
-            if found is not None:
-                await work.handle(list(found))
-                idle_since = loop.time()
-            elif idle_timeout is not None and loop.time() >= idle_since + idle_timeout:
-                return work.done
+async def process(client: Client, source: Source, task: Task) -> Processed:
+    """Be a member of the group and handle what it holds, until cancelled or idle. Raises what a handler does."""
+    if task.on_error not in ("stop", "skip") and not isinstance(task.on_error, DeadLetter):
+        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {task.on_error!r}")
+    if type(task.retries) is not int or task.retries < 0:
+        raise InvalidRequest(f"retries is a number from 0 on, not {task.retries!r}")
+    if type(source.batch) is not int or source.batch < 1:
+        raise InvalidRequest(f"a batch of {source.batch!r} records can't be: allow at least 1")
+    topics = [source.topics] if isinstance(source.topics, str) else list(dict.fromkeys(source.topics))
+    if not topics:
+        raise InvalidRequest("name at least one topic to read")
+    member = Membership(client, source.group, topics, from_end=source.start == "end")
+    work = _Process(client, source, topics, task, member)
+    try:
+        await member.join()
+        await work.run()
+    finally:
+        await work.stop()
+        await member.leave()
+    return work.done
 
 
 def behind(end: Position) -> Position:
@@ -121,109 +68,98 @@ def behind(end: Position) -> Position:
     return Position(end.ledger, end.entry + 1)
 
 
-def _parent(name: str) -> str | None:
-    """The topic of a partition."""
-    partition = partition_of(name)
-    return None if partition is None else partition.topic
+class _Process:
+    """One task reads and handles each partition that is held."""
 
-
-class _Work:
-    """`ends`: the last position that the group has consumed of each topic."""
-
-    def __init__(
-        self,
-        client: Client,
-        group: str,
-        generation: int,
-        ends: dict[str, Position],
-        handler: Handler,
-        on_error: OnError,
-    ) -> None:
+    def __init__(self, client: Client, source: Source, topics: Sequence[str], task: Task, member: Membership) -> None:
         self.done = Processed()
         self._client = client
-        self._group = group
-        self._generation = generation
-        self._ends = ends
-        self._handler = handler
-        self._on_error = on_error
+        self._source = source
+        self._topics = topics
+        self._task = task
+        self._member = member
+        self._turn = asyncio.Lock()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._followed: dict[str, Share] = {}
+        self._busy = 0
+        self._idle_since = asyncio.get_running_loop().time()
 
-    async def handle(self, records: list[Record]) -> None:
-        """Handle records of one topic that follow one another."""
-        waiting = deque([records])
-        while waiting:
-            part = waiting.popleft()
-            try:
-                await self._commit(part, self._call_handler)
-                self.done.records += len(part)
-            except _Failed as failed:
-                if self._on_error == "stop":
-                    raise failed.error from None
-                poison, rest = part[failed.index], part[failed.index + 1 :]
-                # What stood before it is done again without it, so that it commits.
-                if failed.index:
-                    await self.handle(part[: failed.index])
-                await self._put_aside(poison, failed.error)
-                if rest:
-                    waiting.appendleft(rest)
+    async def run(self) -> None:
+        """Until idle. Raises what the first task raises that fails."""
+        changed = asyncio.ensure_future(self._member.changed.wait())
+        try:
+            self._start_missing()
+            while (left := self._left()) > 0:
+                await asyncio.wait([changed, *self._tasks.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if changed.done():
+                    self._member.changed.clear()
+                    changed = asyncio.ensure_future(self._member.changed.wait())
+                if self._member.failure is not None:
+                    raise self._member.failure
+                for name, task in [*self._tasks.items()]:
+                    if task.done():
+                        del self._tasks[name]
+                        task.result()
+                self._start_missing()
+        finally:
+            changed.cancel()
 
-    async def _commit(
-        self, records: list[Record], work: Callable[[Transaction, list[Record]], Awaitable[None]]
-    ) -> None:
-        """Do the work and move the group, in one transaction; again where that was aborted."""
-        topic, end = records[0].topic, records[-1].position
-        start = self._ends.get(topic, EARLIEST)
-        while True:
-            txn = self._client.transaction()
-            try:
-                async with txn:
-                    await work(txn, records)
-                    txn.consumed(ConsumerPosition(self._group, topic, self._generation, start, end))
-            except TransactionAborted:
-                await asyncio.sleep(PAUSE)
-                continue
-            except OutcomeUnknown as unknown:
-                if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
-                    continue  # if it commits after all, the group has moved and this one is refused
-            self._ends[topic] = end
-            self.done.transactions += 1
-            return
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _call_handler(self, txn: Transaction, records: list[Record]) -> None:
-        for index, record in enumerate(records):
-            try:
-                await self._handler(txn, record)
-            except Exception as error:
-                if isinstance(error, Error) and not _is_fault_of_record(error):
-                    raise
-                raise _Failed(index, error) from error
+    def _left(self) -> float:
+        """Seconds until this is idle for too long; not while there is work, or another member may be gone."""
+        if self._source.idle_timeout is None:
+            return WAIT
+        now = asyncio.get_running_loop().time()
+        ahead = any(self._followed.get(name) is not share for name, share in self._member.shares.items())
+        if ahead or self._busy or self._member.unsettled:
+            self._idle_since = now
+        return min(WAIT, self._idle_since + self._source.idle_timeout - now)
 
-    async def _put_aside(self, record: Record, error: Exception) -> None:
-        if isinstance(self._on_error, DeadLetter):
-            topic = self._on_error.topic
-            row = {
-                **record.properties,
-                "dead_letter_topic": record.topic,
-                "dead_letter_position": str(record.position),
-                "dead_letter_error": f"{type(error).__name__}: {error}",
-            }
-            rows = many_rows([record.value or b""], [record.key], [record.event_time], [row], None)
-            if record.value is None:
-                rows = rows._replace(values=(None,))
+    def _start_missing(self) -> None:
+        for name, share in self._member.shares.items():
+            if name not in self._tasks:
+                self._followed[name] = share
+                self._idle_since = asyncio.get_running_loop().time()
+                self._tasks[name] = asyncio.create_task(self._follow(share))
 
-            async def send(txn: Transaction, _: list[Record]) -> None:
-                await txn.send_rows(topic, rows)
+    async def _follow(self, share: Share) -> None:
+        """Handle a partition until somebody else has it."""
+        handling = Handling(self._client, self._member, share, self._task, self.done, self._turn)
+        try:
+            with self._working():
+                reader = await self._client.reader(share.partition, start=self._start(share))
+            async with reader:
+                wait = 0.0
+                while self._member.holds(share):
+                    with self._working() if wait == 0.0 else nullcontext():
+                        records = await reader.read(limit=self._source.batch, timeout=wait)
+                    if records is not None:
+                        with self._working():
+                            await handling.handle(records)
+                    wait = min(WAIT, self._source.idle_timeout or WAIT)
+        except (StaleGeneration, PositionConflict):
+            self._member.doubt(share)
+            await asyncio.sleep(PAUSE)
 
-            await self._commit([record], send)
-            self.done.dead_letters += 1
-        else:
+    def _start(self, share: Share) -> Start:
+        """Where to read on."""
+        start = self._source.start
+        if share.end != EARLIEST:
+            return behind(share.end)
+        if isinstance(start, Position) and share.partition not in self._topics:
+            raise InvalidRequest(f"{start} is a position in one partition: name that as the topic to process")
+        return "beginning" if start == "end" else start  # a group that began when there was nothing begins there
 
-            async def nothing(txn: Transaction, _: list[Record]) -> None:
-                """Only the group moves."""
-
-            await self._commit([record], nothing)
-            self.done.skipped += 1
-
-
-def _is_fault_of_record(error: Error) -> bool:
-    """Whether an error of ours is one that the record itself would meet again."""
-    return isinstance(error, CallerError) and not isinstance(error, (TransactionAborted, Fenced))
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """This is not idle meanwhile."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            self._idle_since = asyncio.get_running_loop().time()

@@ -128,9 +128,9 @@ class CommittedReader:
             ledgers = self._broker.ledgers(follower.topic)
             end = self._broker.last_position(follower.topic)
             at, decided = follower.next_position, follower.decided_position
-            total = _ordinal(ledgers, end)
-            undecided = total - _ordinal(ledgers, max(at, decided))
-            lags[follower.topic] = Lag(at, decided, end, total - _ordinal(ledgers, at), undecided)
+            total = ordinal(ledgers, end)
+            undecided = total - ordinal(ledgers, max(at, decided))
+            lags[follower.topic] = Lag(at, decided, end, total - ordinal(ledgers, at), undecided)
         return lags
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ def _milliseconds(time: datetime) -> int:
         raise InvalidRequest(f"{time} is no time that a record can have") from None
 
 
-def _ordinal(ledgers: list[Ledger], position: Position | None) -> int:
+def ordinal(ledgers: list[Ledger], position: Position | None) -> int:
     """How many messages of these ledgers stand up to and at a position."""
     if position is None:
         return 0

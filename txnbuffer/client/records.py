@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker_io.batch import Batch, PlacedBatch, PropertyColumn
+from broker_io.batch import Batch, PlacedBatch, PropertyColumn, Which
 from broker_io.position import Int64s, Positions
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import TXN
@@ -56,6 +56,17 @@ class RecordBatch:
             placed.publish_times,
             Batch(messages.keys, messages.values, properties, messages.event_times),
             messages.properties.get(TXN),
+        )
+
+    def take(self, which: Which) -> RecordBatch:
+        """The records that a mask, an index column or a slice chooses."""
+        return RecordBatch(
+            self.topic,
+            self.positions.take(which),
+            None if self.seqnos is None else self.seqnos[which],
+            self.publish_times[which],
+            self.messages.take(which),
+            None if self.txns is None else self.txns.take(which),
         )
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from txnbuffer.client.outbox import Waiter
 
 Field: TypeAlias = Literal[
-    "registers", "leases", "open_names", "delete_names", "joins", "begins", "commits", "aborts", "queries"
+    "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "commits", "aborts", "queries"
 ]
 """The part of a client's frame that a request is a row of."""
 

@@ -15,6 +15,7 @@ class Config:
     `verify_counts`: the buffers check the number of records of a commit before it is decided.
     `session_timeout`: so long a client may be away before what it has open is aborted.
     `lease_timeout`: so long an id may be kept without being used.
+    `member_timeout`: so long nothing may be heard of a member of a consumer group.
     `visible_timeout`: so long who asked for it waits for a decided commit to be seen.
     `remember`: so long an outcome can be asked for.
     `shards`: how many there are, so that topics may be those of others.
@@ -27,6 +28,7 @@ class Config:
     max_transaction_timeout: float = 900.0
     session_timeout: float = 30.0
     lease_timeout: float = 900.0
+    member_timeout: float = 8.0
     visible_timeout: float = 120.0
     remember: float = 3600.0
     low_water_mark_interval: float = 1.0
@@ -38,7 +40,7 @@ class Config:
     """Rows of decisions in one message with all their topics; a transaction stays in one message."""
 
     def __post_init__(self) -> None:
-        for name in ("transaction_timeout", "session_timeout", "lease_timeout", "remember"):
+        for name in ("transaction_timeout", "session_timeout", "lease_timeout", "member_timeout", "remember"):
             if getattr(self, name) <= 0:
                 raise InvalidConfiguration(f"{name} is {getattr(self, name)}: give seconds above 0")
         for name in ("max_open_session", "max_open", "max_group"):

@@ -1,20 +1,25 @@
 """Consumer groups: consume, transform and produce exactly once.
 
-A transaction that consumed a topic says from where to where. It may commit only if the group's generation
-is still its own and it starts where the group's last committed one ended, so a consumer that was given up
-can't do work twice.
+A transaction that consumed a partition says from where to where, and by which generation of its group. It may commit
+only if nobody else was given the partition since, and if it starts where the group's last committed one ended: so
+a consumer that was given up can't do work twice. Who holds what is `txnbuffer.coordinator.members`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker_io.position import Position
+from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Consumers, PositionCommit
 from txnbuffer.coordinator.history import ConsumersState
-from txnbuffer.coordinator.messages import ConsumerPosition, Joined
-from txnbuffer.errors import Error, PositionConflict, StaleGeneration
+from txnbuffer.coordinator.members import Members
+from txnbuffer.coordinator.messages import ConsumerPosition, Joined, Share, Shares, TakePart
+from txnbuffer.errors import Error, InvalidRequest, PositionConflict, StaleGeneration
+
+MAX_MEMBERS = 1_000
+MAX_PARTITIONS = 10_000
+"""Of one group."""
 
 
 class ConsumerGroups:
@@ -23,15 +28,26 @@ class ConsumerGroups:
     def __init__(self, core: Core, states: dict[str, ConsumersState]) -> None:
         self._core = core
         self._states = states
+        self._members: dict[str, Members] = {}
+        self._waiting: dict[str, list[tuple[str, int, str]]] = {}
 
     def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
         return ((name, state.generation, state.positions) for name, state in self._states.items())
 
+    def members(self, group: str) -> Members:
+        """Who shares the group."""
+        known = self._members.get(group)
+        if known is None:
+            state = self._states.get(group)
+            known = self._members[group] = Members(0 if state is None else state.generation)
+        return known
+
     def join(self, session: str, request: int, group: str) -> None:
-        """Begin a new generation; the older ones can commit no more."""
+        """Begin a new generation without members; the older ones can commit no more."""
         state = self._states.setdefault(group, ConsumersState())
         state.generation += 1
         state.group = 0
+        self.members(group).fence(state.generation)
         joined = Joined(state.generation, tuple(state.positions.items()))
         self._core.journal.put(self._entry(group, state), lambda: self._core.answer(session, request, joined))
 
@@ -39,9 +55,10 @@ class ConsumerGroups:
         """Why a transaction that consumed these can't commit."""
         for group, topic, generation, start, _ in positions:
             state = self._states.get(group)
-            if state is None or state.generation != generation:
+            if state is None or generation > state.generation or not self.members(group).may_commit(topic, generation):
                 return StaleGeneration(
-                    f"group {group!r} is no longer in generation {generation}; join it anew, go on from its positions"
+                    f"group {group!r} gave {topic!r} to another one after generation {generation}; "
+                    "join it anew, go on from its positions"
                 )
             last = state.positions.get(topic)
             if last is not None and start != last:
@@ -66,6 +83,87 @@ class ConsumerGroups:
             if state is not None and state.group == group:
                 state.group = 0
                 self._core.journal.put(self._entry(name, state))
+
+    # Members
+
+    def take_part(self, session: str, request: int, part: TakePart) -> None:
+        """A member comes, says that it is still there, or goes. Answered with Shares."""
+        members = self.members(part.group)
+        if part.leaves:
+            members.leave(part.member)
+        elif (refusal := self._crowded(members, part)) is not None:
+            self._core.answer(session, request, refusal)
+            return
+        else:
+            members.hear(part, session, self._core.now)
+        self._rebalance(part.group, changed=not part.leaves and self._begin(part))
+        self._waiting.setdefault(part.group, []).append((session, request, part.member))
+        self._tell(part.group)
+
+    def session_away(self, session: str) -> None:
+        """The connection of a client broke."""
+        for members in self._members.values():
+            members.away(session, self._core.now)
+
+    def session_closed(self, session: str) -> None:
+        """A client goes for good."""
+        for group, members in self._members.items():
+            members.leave_session(session)
+            self._rebalance(group)
+
+    def tick(self) -> None:
+        """Give up who was not heard of in time."""
+        for group, members in self._members.items():
+            if members.by_name:
+                members.expire(self._core.now, self._core.config.member_timeout)
+                self._rebalance(group)
+
+    def _crowded(self, members: Members, part: TakePart) -> Error | None:
+        if len(part.partitions) > MAX_PARTITIONS:
+            return InvalidRequest(f"a group has at most {MAX_PARTITIONS} partitions, not {len(part.partitions)}")
+        if part.member not in members.by_name and len(members.by_name) >= MAX_MEMBERS:
+            return InvalidRequest(f"group {part.group!r} has {MAX_MEMBERS} members, more can't be: end some")
+        return None
+
+    def _begin(self, part: TakePart) -> bool:
+        """Note where the group begins on topics that it never was on; whether there are such."""
+        state = self._states.setdefault(part.group, ConsumersState())
+        known = {topic for topic, name in zip(part.topics, part.partitions, strict=True) if name in state.positions}
+        ends = part.ends or (EARLIEST,) * len(part.partitions)
+        begun = {
+            name: end
+            for topic, name, end in zip(part.topics, part.partitions, ends, strict=True)
+            if topic not in known and part.ends
+        }
+        state.positions |= begun
+        return bool(begun)
+
+    def _rebalance(self, group: str, *, changed: bool = False) -> None:
+        """Let partitions move, and write the generation in which they do."""
+        members = self._members[group]
+        state = self._states.setdefault(group, ConsumersState())
+        if members.rebalance(state.generation + 1) or changed:
+            state.generation += 1
+            state.group = 0
+            members.writing += 1
+            self._core.journal.put(self._entry(group, state), lambda: self._written(group))
+
+    def _written(self, group: str) -> None:
+        self._members[group].writing -= 1
+        self._tell(group)
+
+    def _tell(self, group: str) -> None:
+        """Answer who waits, once all that it is told is durable."""
+        members, state = self._members[group], self._states[group]
+        if members.writing:
+            return
+        for session, request, member in self._waiting.pop(group, ()):
+            shares = tuple(
+                Share(partition, since, state.positions.get(partition, EARLIEST))
+                for partition, since in members.shares(member)
+            )
+            unsettled = members.unsettled(member, self._core.now)
+            self._core.answer(session, request, Shares(state.generation, shares, unsettled))
 
     def _entry(self, name: str, state: ConsumersState) -> Consumers:
         return Consumers(name, state.generation, tuple(state.positions.items()))

@@ -22,7 +22,8 @@ from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import Begin, Commit, Done, Effect
+from txnbuffer.coordinator.members import Members
+from txnbuffer.coordinator.messages import Begin, Commit, Done, Effect, TakePart
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.opening import Opening
 from txnbuffer.coordinator.registration import Registration
@@ -103,6 +104,10 @@ class Coordinator:
         """Consumer groups: name, generation, and by topic how far they have come; to be read only."""
         return self._consumers.all_groups()
 
+    def members(self, group: str) -> Members:
+        """Who shares a consumer group; to be read only."""
+        return self._consumers.members(group)
+
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended, with all its markers durable."""
         return self._core.progress.has_ended(least)
@@ -130,12 +135,14 @@ class Coordinator:
     def session_disconnected(self, session: str, now: float) -> None:
         if self._enter(now):
             self._sessions.disconnect(session)
+            self._consumers.session_away(session)
 
     def close_session(self, session: str, request: int, now: float) -> None:
         """A client goes for good: what it has open is aborted."""
         known = self._session(session, request, now)
         if known is not None:
             self._sessions.remove(known)
+            self._consumers.session_closed(session)
             up_to = self._sessions.highest_id
             self._when_ready(known, lambda: self._sessions.keep_only(known, (), up_to, "its session was closed"))
             self._core.answer(session, request, Done())
@@ -277,9 +284,14 @@ class Coordinator:
             self._names.delete(session, request, name)
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
-        """Begin a new generation of a consumer group. Answered with Joined."""
+        """Begin a new generation of a consumer group, without members. Answered with Joined."""
         if self._session(session, request, now) is not None:
             self._consumers.join(session, request, group)
+
+    def take_part(self, session: str, part: TakePart, now: float) -> None:
+        """A member of a consumer group comes, is still there, or goes. Answered with Shares."""
+        if self._session(session, part.request, now) is not None:
+            self._consumers.take_part(session, part.request, part)
 
     # What logs and buffers say
 
@@ -336,6 +348,7 @@ class Coordinator:
         self._ending.tick()
         if self._takeover.ready:
             self._sessions.tick()
+        self._consumers.tick()
         self._core.markers.retry(self._ending.marker_wanted)
         self._retention.tick()
 

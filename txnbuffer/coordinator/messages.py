@@ -26,6 +26,22 @@ class ConsumerPosition(NamedTuple):
     end: Position
 
 
+class TakePart(NamedTuple):
+    """`member` takes part in a group, goes on doing so, or leaves it: say it once a second.
+
+    `partitions`: what it would read, of which `topics` (as many) says the topic. `ends`: for each the position behind
+    which the group begins if it never was on that topic; empty: wherever the member likes.
+    """
+
+    request: int
+    group: str
+    member: str
+    topics: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    ends: tuple[Position, ...] = ()
+    leaves: bool = False
+
+
 class Branch(NamedTuple):
     """One TxnId of a transaction that commits with it: its topics, and how many records it wrote to each."""
 
@@ -116,11 +132,27 @@ class Joined(NamedTuple):
     positions: tuple[tuple[str, Position], ...]
 
 
+class Share(NamedTuple):
+    """A member holds the partition since a generation; `end`: how far its group had come there by then."""
+
+    partition: str
+    since: int
+    end: Position
+
+
+class Shares(NamedTuple):
+    """What a member holds in the group's generation. `unsettled`: more may come soon, from one that may be gone."""
+
+    generation: int
+    shares: tuple[Share, ...] = ()
+    unsettled: bool = False
+
+
 class Done(NamedTuple):
     """What was asked has been done, durably."""
 
 
-Result: TypeAlias = Outcome | State | Leased | Opened | NameOpened | Joined | Done | Error
+Result: TypeAlias = Outcome | State | Leased | Opened | NameOpened | Joined | Shares | Done | Error
 """An Outcome is durable; a State is one that is not ended, from `query`."""
 
 

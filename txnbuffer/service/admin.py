@@ -18,6 +18,7 @@ from txnbuffer.coordinator.transaction import Session, Transaction
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.group_facts import group_facts, with_lag
 from txnbuffer.service.topic import Topic
 from txnbuffer.streams.token import ResumeToken
 
@@ -123,13 +124,10 @@ class Admin:
         return {"txn": str(txn), "outcome": result.name if isinstance(result, Outcome | State) else str(result)}
 
     async def groups(self, question: dict[str, Any]) -> list[Answer]:
-        """Consumer groups: how far each has come on each topic."""
-        _known(question)
-        return [
-            {"group": name, "generation": generation, "topic": topic, "position": str(position)}
-            for name, generation, positions in sorted(self._engine.coordinator.groups())
-            for topic, position in sorted(positions.items())
-        ]
+        """Consumer groups, or the one that is named: members, who holds what, how far each has come."""
+        _known(question, "group")
+        facts = group_facts(self._engine.coordinator, question.get("group"))
+        return await asyncio.to_thread(with_lag, self._engine.broker, facts)
 
     async def sessions(self, question: dict[str, Any]) -> list[Answer]:
         """Clients, connected or away."""

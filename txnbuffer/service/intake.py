@@ -124,13 +124,7 @@ class Intake:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
             coordinator.lease(name, request, count, now)
-        shard = self._topics.shard
-        for request, producer in _fitting(connection, shard, "producer", frame.open_names):
-            coordinator.open_name(name, request, producer, now)
-        for request, producer in _owned(connection, shard, "producer", frame.delete_names):
-            coordinator.delete_name(name, request, producer, now)
-        for request, group in _fitting(connection, shard, "group", frame.joins):
-            coordinator.join_group(name, request, group, now)
+        self._take_names(connection, frame, now)
         if frame.begins:
             coordinator.begin_many(name, frame.begins, now)
         for send in frame.sends:
@@ -145,6 +139,21 @@ class Intake:
         if frame.bye:
             coordinator.close_session(name, UNASKED, now)
             connection.close()
+
+    def _take_names(self, connection: Connection, frame: ClientFrame, now: float) -> None:
+        """Producers with names, and consumer groups."""
+        coordinator, name, shard = self._coordinator, connection.session, self._topics.shard
+        for request, producer in _fitting(connection, shard, "producer", frame.open_names):
+            coordinator.open_name(name, request, producer, now)
+        for request, producer in _owned(connection, shard, "producer", frame.delete_names):
+            coordinator.delete_name(name, request, producer, now)
+        for request, group in _fitting(connection, shard, "group", frame.joins):
+            coordinator.join_group(name, request, group, now)
+        for part in frame.members:
+            called = ("group", part.group), ("member", part.member)
+            fits = all(_fits(connection, kind, part.request, text) for kind, text in called)
+            if fits and _is_owned(connection, shard, "group", part.request, part.group):
+                coordinator.take_part(name, part, now)
 
     def _register(self, connection: Connection, request: int, name: str, now: float) -> None:
         known = self._topics.get(name)
@@ -199,22 +208,29 @@ class Intake:
 
 def _owned(connection: Connection, shard: Shard, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
     """The requests for producers or groups of this shard; the others are answered."""
-    for one in asked:
-        try:
-            check_owned(shard, kind, one.name)
-        except ForeignTopic as error:
-            connection.answer([(one.request, error)])
-        else:
-            yield one
+    return (one for one in asked if _is_owned(connection, shard, kind, one.request, one.name))
+
+
+def _is_owned(connection: Connection, shard: Shard, kind: str, request: int, name: str) -> bool:
+    try:
+        check_owned(shard, kind, name)
+    except ForeignTopic as error:
+        connection.answer([(request, error)])
+        return False
+    return True
 
 
 def _fitting(connection: Connection, shard: Shard, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
     """The requests for producers or groups of this shard that may be called so; the others are answered."""
-    for one in _owned(connection, shard, kind, asked):
-        name = one.name
-        if name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES:
-            yield one
-            continue
-        shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
-        text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME_BYTES} bytes of printable UTF-8"
-        connection.answer([(one.request, InvalidRequest(text))])
+    owned = _owned(connection, shard, kind, asked)
+    return (one for one in owned if _fits(connection, kind, one.request, one.name))
+
+
+def _fits(connection: Connection, kind: str, request: int, name: str) -> bool:
+    """Whether something may be called so; else that is answered."""
+    if name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES:
+        return True
+    shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
+    text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME_BYTES} bytes of printable UTF-8"
+    connection.answer([(request, InvalidRequest(text))])
+    return False

@@ -11,6 +11,8 @@ default in every row may be empty.
     open_*           request, name: producers to open
     delete_*         request, name: producers to delete
     join_*           request, name: consumer groups to join
+    members          members of consumer groups: request, group, member, leaves; the partitions topics[] (row of
+                     `topics`), partitions[]; ends: empty, or ledger, entry and batch of each
     begin_*          request, most, least, timeout in seconds (0: the default)
     begin_extras     what few begins have: row (of begin_*), parent, naming
     send_topics      the topic of each block behind the control record
@@ -32,7 +34,7 @@ from broker_io.block import BadBlock, encode_block
 from broker_io.gather import decode_foreign_block
 from broker_io.position import Position
 from txnbuffer import avro
-from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming
+from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming, TakePart
 from txnbuffer.errors import MalformedFrame
 from txnbuffer.frames import Abort, ClientFrame, Hello, IdBlock, LeaseRequest, NamedRequest, Query, Send
 from txnbuffer.model import TxnId
@@ -62,6 +64,13 @@ _POSITION = record(
 )
 _HELLO = record("Hello", [("version", "long"), ("session", "string"), ("most", LONGS), ("least", LONGS)])
 _BEGIN_EXTRA = record("BeginExtra", [("row", "long"), ("parent", optional(_ID)), ("naming", optional(_NAMING))])
+_MEMBER = record(
+    "Member",
+    [
+        *(("request", "long"), ("group", "string"), ("member", "string"), ("leaves", "boolean")),
+        *(("topics", LONGS), ("partitions", STRINGS), ("ends", LONGS)),
+    ],
+)
 _COMMIT_EXTRA = record(
     "CommitExtra",
     [
@@ -84,6 +93,7 @@ CLIENT_SCHEMA = record(
         *((name, LONGS) for name in ("delete_request", "join_request")),
         *((name, STRINGS) for name in ("register_name", "open_name", "delete_name", "join_name")),
         *((name, LONGS) for name in ("begin_request", "begin_most", "begin_least")),
+        ("members", rows(_MEMBER)),
         ("begin_timeout", _DOUBLES),
         ("begin_extras", rows(_BEGIN_EXTRA)),
         ("send_topics", LONGS),
@@ -121,6 +131,7 @@ def encode_client_frame(frame: ClientFrame) -> bytes:
         **_pairs("open", "name", frame.open_names),
         **_pairs("delete", "name", frame.delete_names),
         **_pairs("join", "name", frame.joins),
+        "members": [_member(part, topics) for part in frame.members],
         **_begins(frame.begins),
         **_commits(frame.commits, topics),
         **_txn_requests("abort", frame.aborts),
@@ -148,6 +159,11 @@ def _pairs(kind: str, second: str, pairs: tuple[NamedRequest, ...] | tuple[Lease
 def _txn_requests(kind: str, asked: tuple[Abort, ...] | tuple[Query, ...]) -> Fields:
     most, least = txn_columns([row.txn for row in asked])
     return {f"{kind}_request": [row.request for row in asked], f"{kind}_most": most, f"{kind}_least": least}
+
+
+def _member(part: TakePart, topics: _Topics) -> Fields:
+    ends = [number for end in part.ends for number in end]
+    return {**part._asdict(), "topics": [topics[name] for name in part.topics], "ends": ends}
 
 
 def _begins(begins: tuple[Begin, ...]) -> Fields:
@@ -219,6 +235,7 @@ def decode_client_frame(frame: bytes) -> ClientFrame:
             open_names=tuple(map(NamedRequest, *_read_pairs(control, "open", "name"))),
             delete_names=tuple(map(NamedRequest, *_read_pairs(control, "delete", "name"))),
             joins=tuple(map(NamedRequest, *_read_pairs(control, "join", "name"))),
+            members=tuple(_read_member(fields, topics) for fields in control["members"]),
             begins=_read_begins(control),
             sends=_read_sends(frame, at, chosen(topics, control["send_topics"], "sends")),
             commits=_read_commits(control, topics),
@@ -263,6 +280,16 @@ def _read_returned(control: Fields) -> tuple[IdBlock, ...]:
     same_length("ids given back", firsts, counts)
     not_negative("ids given back", firsts, counts)
     return tuple(map(IdBlock, firsts, counts))
+
+
+def _read_member(fields: Fields, topics: list[str]) -> TakePart:
+    names, numbers, partitions = chosen(topics, fields["topics"], "members"), fields["ends"], fields["partitions"]
+    same_length("partitions of a member", names, partitions)
+    if numbers and len(numbers) != 3 * len(partitions):
+        raise ValueError(f"a member has {len(numbers)} numbers for the ends of {len(partitions)} partitions")
+    ends = tuple(map(Position, numbers[::3], numbers[1::3], numbers[2::3]))
+    head = fields["request"], fields["group"], fields["member"]
+    return TakePart(*head, tuple(names), tuple(partitions), ends, fields["leaves"])
 
 
 def _read_begins(control: Fields) -> tuple[Begin, ...]:

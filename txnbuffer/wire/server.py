@@ -11,6 +11,8 @@ done_request     requests that are done
 leased_*         request, first, size
 opened_*         request, opening, committed: producers
 joined           request, generation, and where to go on: topics[], ledgers[], entries[], batches[]
+shares           of members of groups: request, generation, unsettled, and what is held: partitions[], since[],
+                 ledgers[], entries[], batches[]
 error_request    requests that failed, and
 errors           why, as `txnbuffer.wire.faults` has it
 credits          null, or bytes that the client may have unacknowledged
@@ -25,7 +27,7 @@ from typing import Any, TypeVar
 
 from broker_io.position import Position
 from txnbuffer import avro
-from txnbuffer.coordinator.messages import Done, Joined, Leased, NameOpened, Result
+from txnbuffer.coordinator.messages import Done, Joined, Leased, NameOpened, Result, Share, Shares
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import Error, MalformedFrame
 from txnbuffer.frames import Failure, ServerFrame, Welcome
@@ -67,6 +69,13 @@ _JOINED = record(
         *((name, LONGS) for name in ("ledgers", "entries", "batches")),
     ],
 )
+_SHARES = record(
+    "Shares",
+    [
+        *(("request", "long"), ("generation", "long"), ("unsettled", "boolean"), ("partitions", STRINGS)),
+        *((name, LONGS) for name in ("since", "ledgers", "entries", "batches")),
+    ],
+)
 
 SERVER_SCHEMA = record(
     "ServerFrame",
@@ -85,6 +94,7 @@ SERVER_SCHEMA = record(
         *((name, LONGS) for name in ("leased_request", "leased_first", "leased_size")),
         *((name, LONGS) for name in ("opened_request", "opened_opening", "opened_committed")),
         ("joined", rows(_JOINED)),
+        ("shares", rows(_SHARES)),
         ("error_request", LONGS),
         ("errors", rows("txnbuffer.session.Error")),
         ("credits", optional("long")),
@@ -95,7 +105,7 @@ SERVER_SCHEMA = record(
 
 _SCHEMA = avro.schema(SERVER_SCHEMA)
 _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
-_ANSWERS = (Outcome, State, Done, Leased, NameOpened, Joined, Error)
+_ANSWERS = (Outcome, State, Done, Leased, NameOpened, Joined, Shares, Error)
 
 _NO_STATE = 255
 
@@ -153,6 +163,7 @@ def _answers(answers: tuple[tuple[int, Result], ...]) -> Fields:
         "opened_opening": [opened.opening for opened in groups[NameOpened][1]],
         "opened_committed": [opened.committed for opened in groups[NameOpened][1]],
         "joined": [_joined(request, joined) for request, joined in zip(*groups[Joined], strict=True)],
+        "shares": [_shares(request, shares) for request, shares in zip(*groups[Shares], strict=True)],
         "error_request": groups[Error][0],
         "errors": [tell(error) for error in groups[Error][1]],
     }
@@ -168,6 +179,19 @@ def _joined(request: int, joined: Joined) -> Fields:
         "ledgers": ledgers,
         "entries": entries,
         "batches": batches,
+    }
+
+
+def _shares(request: int, shares: Shares) -> Fields:
+    return {
+        "request": request,
+        "generation": shares.generation,
+        "unsettled": shares.unsettled,
+        "partitions": [share.partition for share in shares.shares],
+        "since": [share.since for share in shares.shares],
+        "ledgers": [share.end.ledger for share in shares.shares],
+        "entries": [share.end.entry for share in shares.shares],
+        "batches": [share.end.batch for share in shares.shares],
     }
 
 
@@ -233,6 +257,8 @@ def _read_answers(control: Fields) -> Iterator[tuple[int, Result]]:
         yield from zip(requests, results, strict=True)
     for fields in control["joined"]:
         yield fields["request"], _read_joined(fields)
+    for fields in control["shares"]:
+        yield fields["request"], _read_shares(fields)
 
 
 def _read_pairs(
@@ -247,6 +273,13 @@ def _read_joined(fields: Fields) -> Joined:
     same_length("positions of a group", *columns)
     positions = tuple((topic, Position(*numbers)) for topic, *numbers in zip(*columns, strict=True))
     return Joined(fields["generation"], positions)
+
+
+def _read_shares(fields: Fields) -> Shares:
+    columns = [fields[name] for name in ("partitions", "since", "ledgers", "entries", "batches")]
+    same_length("shares of a member", *columns)
+    shares = tuple(Share(name, since, Position(*at)) for name, since, *at in zip(*columns, strict=True))
+    return Shares(fields["generation"], shares, fields["unsettled"])
 
 
 def _read_codes(codes: bytes, values: tuple[Code, ...], what: str) -> list[Code]:

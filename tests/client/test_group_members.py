@@ -1,0 +1,249 @@
+"""Members of a group: they share what there is, take over from one another, and each record counts once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from client_world import World, in_world, until, values
+
+from broker_io.errors import TopicNotFound
+from txnbuffer import connect, dead_letter
+from txnbuffer.client.client import Client
+from txnbuffer.client.membership import Membership
+from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.coordinator.messages import ConsumerPosition
+from txnbuffer.errors import InvalidRequest, StaleGeneration
+from txnbuffer.model import Position
+
+TOPICS = [f"source-{number}" for number in range(4)]
+
+
+async def fill(client: Client, numbers: range) -> None:
+    """So many numbers, one topic after the other."""
+    async with client.transaction() as txn:
+        for number in numbers:
+            await txn.send(TOPICS[number % len(TOPICS)], str(number))
+        await txn.commit(wait_visible=True)
+
+
+async def copy(txn: Transaction, record: Record) -> None:
+    await txn.send("target", record.value or b"")
+
+
+def copied(world: World) -> list[int]:
+    if "target" not in world.broker.topics():
+        return []
+    return sorted(int(value or b"") for value in values(world.broker, "target"))
+
+
+def holders(world: World) -> Counter[str]:
+    """How many topics each member holds."""
+    return Counter(world.engine.coordinator.members("g").holders.values())
+
+
+def test_members_share_the_topics_and_each_record_counts_once() -> None:
+    async def test(world: World) -> None:
+        clients = [await world.client() for _ in range(3)]
+        await fill(clients[0], range(100))
+        working = [asyncio.create_task(client.process(TOPICS, "g", copy)) for client in clients]
+        await until(lambda: sorted(holders(world).values()) == [1, 1, 2])
+        await until(lambda: copied(world) == list(range(100)))
+        working.pop().cancel()
+        await until(lambda: sorted(holders(world).values()) == [2, 2])
+        await fill(clients[0], range(100, 200))
+        await until(lambda: copied(world) == list(range(200)))
+        working.pop().cancel()
+        await until(lambda: sorted(holders(world).values()) == [4])
+        await fill(clients[0], range(200, 300))
+        await until(lambda: copied(world) == list(range(300)))
+        working.pop().cancel()
+        await until(lambda: not holders(world))
+
+    in_world(test)
+
+
+def test_members_go_on_over_changes_of_owner() -> None:
+    async def test(world: World) -> None:
+        clients = [await world.client() for _ in range(2)]
+        await fill(clients[0], range(200))
+        tasks = [client.process(TOPICS, "g", copy, batch=3, idle_timeout=1.0) for client in clients]
+        working = asyncio.gather(*tasks)
+        for _ in range(2):
+            await asyncio.sleep(0.05)
+            await world.restart()
+        assert sum(done.records for done in await working) >= 200
+        await until(lambda: copied(world) == list(range(200)))
+
+    in_world(test)
+
+
+def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() -> None:
+    async def test(world: World) -> None:
+        lost, other = await world.client(), await world.client()
+        await fill(other, range(8))
+        # A member that never says another word, whose connection breaks.
+        member = Membership(lost, "g", TOPICS, from_end=False)
+        await member.join()
+        assert len(member.shares) == 4
+        assert member._beats is not None
+        member._beats.cancel()
+        world.engine.coordinator.session_disconnected(lost.session.core.session, world.engine.now())
+        done = await other.process(TOPICS, "g", copy, idle_timeout=0.05)
+        assert done.records == 8
+        assert copied(world) == list(range(8))
+
+    in_world(test)
+
+
+def test_a_member_in_doubt_goes_on_from_where_its_group_is() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send("source", "1")
+        member = Membership(client, "g", ["source"], from_end=False)
+        await member.join()
+        share = member.shares["source"]
+        async with client.transaction() as txn:
+            generation = member.generation_of(share)
+            txn.consumed(ConsumerPosition("g", "source", generation, share.end, Position(1, 0)))
+        member.doubt(share)
+        with pytest.raises(StaleGeneration):
+            member.generation_of(share)
+        await until(lambda: "source" in member.shares)
+        assert member.shares["source"] == share._replace(end=Position(1, 0))
+        await member.leave()
+
+    in_world(test)
+
+
+def test_what_comes_after_the_group_began_at_the_end_is_consumed_by_whoever_holds_it() -> None:
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        await fill(client, range(40))
+        assert (await client.process(TOPICS, "g", copy, start="end", idle_timeout=0.05)).records == 0
+        await fill(client, range(40, 80))
+        assert (await other.process(TOPICS, "g", copy, start="end", idle_timeout=0.05)).records == 40
+        assert copied(world) == list(range(40, 80))
+
+    in_world(test)
+
+
+def test_a_handler_is_called_again_and_then_its_record_is_put_aside() -> None:
+    calls: Counter[bytes | None] = Counter()
+
+    async def fails(txn: Transaction, record: Record) -> None:
+        calls[record.value] += 1
+        await copy(txn, record)
+        if record.value == b"2" or (record.value == b"4" and calls[b"4"] == 1):
+            raise ValueError("not this one")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source-0", [str(number) for number in range(6)])
+        done = await client.process("source-0", "g", fails, retries=2, on_error=dead_letter("bad"), idle_timeout=0.05)
+        assert (done.records, done.dead_letters, done.retries) == (5, 1, 3)
+        assert calls[b"2"] == 3
+        await until(lambda: copied(world) == [0, 1, 3, 4, 5])
+        with_reader = await client.reader("bad")
+        found = await with_reader.read(timeout=10.0)
+        await with_reader.close()
+        assert found is not None
+        (record,) = found
+        assert record.value == b"2"
+        assert record.properties["dead_letter_attempts"] == "3"
+        assert record.properties["dead_letter_group"] == "g"
+        assert record.properties["dead_letter_error"] == "ValueError: not this one"
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("poison", [0, 3, 9])
+def test_a_batch_is_halved_until_the_record_is_found(poison: int) -> None:
+    seen: list[int] = []
+
+    async def handler(txn: Transaction, records: RecordBatch) -> None:
+        texts = records.messages.values.to_list()
+        seen.append(len(texts))
+        await txn.send_many("target", texts)
+        if str(poison).encode() in texts:
+            raise ValueError("one of these")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source-0", [str(number) for number in range(10)])
+        done = await client.process_batches("source-0", "g", handler, on_error="skip", idle_timeout=0.05)
+        assert (done.records, done.skipped) == (9, 1)
+        assert seen[0] == 10
+        await until(lambda: copied(world) == [number for number in range(10) if number != poison])
+        again = await client.process_batches("source-0", "g", handler, idle_timeout=0.05)
+        assert again.records == 0
+
+    in_world(test)
+
+
+def test_a_batch_that_fails_ends_it_and_nothing_is_lost() -> None:
+    calls = 0
+
+    async def fails(txn: Transaction, records: RecordBatch) -> None:
+        nonlocal calls
+        calls += 1
+        raise ValueError("not these")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source-0", ["1", "2"])
+        with pytest.raises(ValueError, match="not these"):
+            await client.process_batches("source-0", "g", fails, retries=1)
+        assert calls == 2
+        assert (await client.process("source-0", "g", copy, idle_timeout=0.05)).records == 2
+
+    in_world(test)
+
+
+def test_handlers_of_several_topics_do_not_overlap() -> None:
+    inside = most = 0
+
+    async def counts(txn: Transaction, record: Record) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await fill(client, range(40))
+        assert (await client.process(TOPICS, "g", counts, batch=3, idle_timeout=0.05)).records == 40
+        assert most == 1
+
+    in_world(test)
+
+
+def test_a_plain_client_has_batches_too() -> None:
+    with connect("memory:") as client:
+        client.send_many("source", ["a", "b"])
+        done = client.process_batches(
+            "source",
+            "g",
+            lambda txn, records: txn.send_many("target", records.messages.values.to_list()),
+            idle_timeout=0.05,
+        )
+        assert (done.records, done.transactions) == (2, 1)
+
+
+def test_what_can_not_be_is_refused_by_name() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send("source", "1")
+        for options in ({"retries": -1}, {"retries": 1.5}, {"batch": 0}, {"on_error": "else"}):
+            with pytest.raises(InvalidRequest):
+                await client.process("source", "g", copy, **options)  # type: ignore[arg-type]  # that is the test
+        with pytest.raises(InvalidRequest):
+            await client.process([], "g", copy)
+        with pytest.raises(TopicNotFound):
+            await client.process("nowhere", "g", copy, idle_timeout=0.05)
+        assert not world.engine.coordinator.members("g").by_name
+
+    in_world(test)

@@ -1,0 +1,169 @@
+"""Members of consumer groups: who holds what, and who may commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from group_rig import CONFIG, GROUP, MEMBERS, Rig
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_io.position import EARLIEST, Position
+from txnbuffer.coordinator.assigning import assign
+from txnbuffer.coordinator.members import AWAY_TIMEOUT, STEPS, Stage
+from txnbuffer.coordinator.messages import ConsumerPosition, TakePart
+from txnbuffer.errors import InvalidRequest, StaleGeneration
+from txnbuffer.model import Outcome
+
+members_of_topics = st.dictionaries(
+    st.sampled_from(MEMBERS), st.frozensets(st.sampled_from(["a", "b"]), min_size=1), max_size=4
+)
+
+
+@given(st.integers(0, 6), st.integers(0, 6), members_of_topics, st.data())
+def test_partitions_are_spread_evenly_and_stay_where_they_can(
+    a: int, b: int, members: dict[str, frozenset[str]], data: st.DataObject
+) -> None:
+    partitions = {f"a-{number}": "a" for number in range(a)} | {f"b-{number}": "b" for number in range(b)}
+    holders = data.draw(st.dictionaries(st.sampled_from(sorted(partitions) or ["x"]), st.sampled_from(MEMBERS)))
+    given_to = assign(partitions, members, holders)
+    wanted = {name for name, topic in partitions.items() if any(topic in topics for topics in members.values())}
+    assert set(given_to) == wanted
+    assert all(partitions[name] in members[member] for name, member in given_to.items())
+    load = {member: list(given_to.values()).count(member) for member in members}
+    for one, other in ((one, other) for one in members for other in members if members[one] == members[other]):
+        assert abs(load[one] - load[other]) <= 1
+    assert assign(partitions, members, given_to) == given_to
+
+
+@given(st.integers(1, 40), st.integers(1, 6))
+def test_no_more_moves_than_needed(count: int, crowd: int) -> None:
+    partitions = {f"p-{number}": "t" for number in range(count)}
+    members = {f"m{number}": {"t"} for number in range(crowd)}
+    before = assign(partitions, members, {})
+    joined = assign(partitions, members | {"new": {"t"}}, before)
+    assert {name for name in partitions if before[name] != joined[name]} == {
+        name for name, member in joined.items() if member == "new"
+    }
+    gone = {name: topics for name, topics in members.items() if name != "m0"}
+    after = assign(partitions, gone, before)
+    assert all(after[name] == before[name] for name in after if before[name] != "m0")
+
+
+# Single cases
+
+
+def shared(rig: Rig) -> Iterator[list[str]]:
+    """What each of two members holds once both know."""
+    for _ in range(2):
+        asked = [rig.say(member, 4) for member in MEMBERS[:2]]
+        rig.settle()
+    return (rig.held(one) for one in asked)
+
+
+def test_two_share_and_one_that_leaves_gives_back_at_once() -> None:
+    rig = Rig()
+    assert [len(held) for held in shared(rig)] == [2, 2]
+    rig.say("m0", 0, leaves=True)
+    asked = rig.say("m1", 4)
+    rig.settle()
+    assert rig.held(asked) == ["t-0", "t-1", "t-2", "t-3"]
+
+
+def test_nothing_is_told_that_is_not_durable() -> None:
+    rig = Rig()
+    asked = rig.say("m0", 2)
+    assert asked not in rig.answers
+    assert rig.coordinator.members(GROUP).stage is Stage.WRITING
+    again = rig.say("m0", 2)
+    rig.land(1)
+    assert len(rig.held(asked)) == len(rig.held(again)) == 2
+    assert rig.coordinator.members(GROUP).stage is Stage.STABLE
+
+
+def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
+    rig = Rig()
+    zombie = rig.say("m0", 1)
+    rig.settle()
+    told = rig.shares(zombie)
+    heir = rig.say("m1", 1)
+    assert rig.held(heir) == []
+    assert not rig.shares(heir).unsettled
+    rig.now += 4.0
+    rig.coordinator.tick(rig.now)
+    assert rig.shares(rig.say("m1", 1)).unsettled
+    rig.now += CONFIG.member_timeout - 4.0
+    rig.coordinator.tick(rig.now)
+    late = rig.commit("m0", ConsumerPosition(GROUP, "t-0", told.generation, EARLIEST, Position(1, 0)))
+    rig.settle()
+    assert isinstance(rig.answers[late], StaleGeneration)
+    heir = rig.say("m1", 1)
+    rig.settle()
+    (share,) = rig.shares(heir).shares
+    assert share.end == EARLIEST
+    move = ConsumerPosition(GROUP, "t-0", rig.shares(heir).generation, EARLIEST, Position(1, 0))
+    done = rig.commit("m1", move)
+    rig.settle()
+    assert rig.answers[done] is Outcome.COMMIT
+
+
+def test_a_broken_connection_is_given_up_sooner_and_a_closed_session_at_once() -> None:
+    rig = Rig()
+    list(shared(rig))
+    rig.coordinator.session_disconnected("m0", rig.now)
+    rig.now += AWAY_TIMEOUT
+    rig.coordinator.tick(rig.now)
+    asked = rig.say("m1", 4)
+    rig.settle()
+    assert len(rig.held(asked)) == 4
+    rig.say("m2", 4)
+    rig.coordinator.close_session("m1", rig.request(), rig.now)
+    asked = rig.say("m2", 4)
+    rig.settle()
+    assert len(rig.held(asked)) == 4
+
+
+def test_who_keeps_a_partition_commits_through_rebalances_and_a_change_of_owner() -> None:
+    rig = Rig()
+    asked = rig.say("m0", 2)
+    rig.settle()
+    told = rig.shares(asked)
+    rig.say("m1", 2)
+    rig.settle()
+    done = rig.commit("m0", ConsumerPosition(GROUP, "t-0", told.generation, EARLIEST, Position(1, 0)))
+    rig.settle()
+    assert rig.answers[done] is Outcome.COMMIT
+    newest = rig.shares(rig.say("m0", 2)).generation
+    rig.take_over(0)
+    old = rig.commit("m0", ConsumerPosition(GROUP, "t-0", told.generation, Position(1, 0), Position(1, 1)))
+    new = rig.commit("m0", ConsumerPosition(GROUP, "t-0", newest, Position(1, 0), Position(1, 1)))
+    rig.settle()
+    assert isinstance(rig.answers[old], StaleGeneration)
+    assert rig.answers[new] is Outcome.COMMIT
+
+
+def test_where_a_group_begins_is_settled_by_its_first_member() -> None:
+    rig = Rig()
+    ends = (Position(1, 9), EARLIEST)
+    asked = rig.say("m0", 2, ends)
+    rig.settle()
+    assert {share.partition: share.end for share in rig.shares(asked).shares} == {"t-0": ends[0], "t-1": EARLIEST}
+    rig.take_over(0)
+    asked = rig.say("m1", 3, (Position(1, 99),) * 3)
+    rig.settle()
+    found = {share.partition: share.end for share in rig.shares(asked).shares}
+    assert found == {"t-0": ends[0], "t-1": EARLIEST, "t-2": EARLIEST}
+
+
+def test_a_crowd_is_refused() -> None:
+    rig = Rig()
+    asked = rig.request()
+    names = tuple(f"t-{number}" for number in range(10_001))
+    part = TakePart(asked, GROUP, "m0", ("t",) * len(names), names)
+    rig.coordinator.take_part("m0", part, rig.now)
+    rig.take()
+    assert isinstance(rig.answers[asked], InvalidRequest)
+
+
+def test_the_table_leaves_no_stage_without_a_way() -> None:
+    assert {step.before for step in STEPS} == {step.after for step in STEPS} == set(Stage)

@@ -1,0 +1,209 @@
+"""What is done with the records of one partition: the handler, again where it failed, and what is put aside.
+
+A handler that fails is called again, `retries` times, each time after a longer pause and in another transaction. If it
+still fails it gets what stands before the record that it fails on, which commits, and the record is skipped or put
+aside, which commits with the group's position too; or all ends there. A handler of batches does not tell which record
+it fails on, so the batch is halved until that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from txnbuffer.client.membership import Membership
+from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.rows import many_rows
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.coordinator.messages import ConsumerPosition, Share
+from txnbuffer.errors import CallerError, Error, Fenced, OutcomeUnknown, TransactionAborted
+from txnbuffer.model import Outcome
+
+if TYPE_CHECKING:
+    from txnbuffer.client.client import Client
+
+Handler: TypeAlias = Callable[[Transaction, Record], Awaitable[None]]
+BatchHandler: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[None]]
+
+PAUSE = 0.05
+"""Seconds before what was aborted is done again."""
+FIRST_RETRY = 0.1
+"""Seconds before a handler that failed is called again; twice as long each time."""
+LONGEST_RETRY = 10.0
+ERROR_LENGTH = 1000
+"""Characters of an error that a dead letter tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Records that the handler fails on go to this topic."""
+
+    topic: str
+
+
+OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
+
+
+def dead_letter(topic: str) -> DeadLetter:
+    """For `on_error`: put records that the handler fails on into a topic, and go on.
+
+    Each keeps its key, value, properties and event time, and gets the properties `dead_letter_topic`,
+    `dead_letter_position`, `dead_letter_group`, `dead_letter_attempts` and `dead_letter_error`.
+    """
+    return DeadLetter(topic)
+
+
+@dataclass(slots=True)
+class Processed:
+    """What was done: records handled, skipped and put aside, in so many transactions; `retries` of the handler."""
+
+    records: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+    transactions: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to do with each record, or with each batch if that is `batch_handler`, and where it fails."""
+
+    handler: Handler | None
+    batch_handler: BatchHandler | None
+    on_error: OnError
+    retries: int
+
+
+class _Failed(Exception):
+    """The handler failed on the record of this index, or on one of the batch: None."""
+
+    def __init__(self, index: int | None, error: Exception) -> None:
+        super().__init__(index)
+        self.index = index
+        self.error = error
+
+
+class Handling:
+    """`turn`: the handler is called for one partition at a time, while others commit."""
+
+    def __init__(
+        self, client: Client, member: Membership, share: Share, task: Task, done: Processed, turn: asyncio.Lock
+    ) -> None:
+        self.end = share.end
+        """The last position that the group has consumed."""
+        self._client = client
+        self._member = member
+        self._share = share
+        self._task = task
+        self._done = done
+        self._turn = turn
+
+    async def handle(self, records: RecordBatch, *, halved: bool = False) -> None:
+        """Handle records that follow one another. Raises StaleGeneration, PositionConflict; what the handler raised."""
+        failures: dict[int | None, int] = {}
+        while len(records):
+            try:
+                await self._commit(records, self._call)
+            except _Failed as failed:
+                at, error = failed.index, failed.error
+            else:
+                self._done.records += len(records)
+                return
+            failures[at] = count = failures.get(at, 0) + 1
+            several = at is None and len(records) > 1
+            if count <= (0 if halved and several else self._task.retries):
+                self._done.retries += 1
+                await asyncio.sleep(min(FIRST_RETRY * 2 ** (count - 1), LONGEST_RETRY))
+            elif self._task.on_error == "stop":
+                raise error
+            elif several:
+                middle = len(records) // 2
+                await self.handle(records.take(slice(middle)), halved=True)
+                records, failures, halved = records.take(slice(middle, None)), {}, True
+            else:
+                at = at or 0
+                # What stood before it is done again without it, so that it commits.
+                await self.handle(records.take(slice(at)))
+                await self._put_aside(records.take(slice(at, at + 1)), error, count)
+                records, failures = records.take(slice(at + 1, None)), {}
+
+    async def _commit(self, records: RecordBatch, work: Callable[[Transaction, RecordBatch], Awaitable[None]]) -> None:
+        """Do the work and move the group, in one transaction; again where that was aborted."""
+        group, topic, end = self._member.group, self._share.partition, records.positions.last
+        while True:
+            txn = self._client.transaction()
+            try:
+                async with AsyncExitStack() as turn:
+                    await turn.enter_async_context(self._turn)
+                    generation = self._member.generation_of(self._share)
+                    async with txn:
+                        await work(txn, records)
+                        await turn.aclose()
+                        txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
+            except TransactionAborted:
+                await asyncio.sleep(PAUSE)
+                continue
+            except OutcomeUnknown as unknown:
+                if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
+                    continue  # if it commits after all, the group has moved and this one is refused
+            self.end = end
+            self._done.transactions += 1
+            return
+
+    async def _call(self, txn: Transaction, records: RecordBatch) -> None:
+        at: int | None = None
+        try:
+            if self._task.batch_handler is not None:
+                await self._task.batch_handler(txn, records)
+            elif self._task.handler is not None:
+                for index, record in enumerate(records):
+                    at = index
+                    await self._task.handler(txn, record)
+        except Exception as error:
+            if isinstance(error, Error) and not _is_fault_of_record(error):
+                raise
+            raise _Failed(at, error) from error
+
+    async def _put_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
+        """Move the group over one record, which goes to the dead letters if there is a topic for them."""
+        (record,) = records
+        aside = self._task.on_error
+        if not isinstance(aside, DeadLetter):
+            await self._commit(records, _nothing)
+            self._done.skipped += 1
+            return
+        topic = aside.topic
+        row = {
+            **record.properties,
+            "dead_letter_topic": record.topic,
+            "dead_letter_position": str(record.position),
+            "dead_letter_group": self._member.group,
+            "dead_letter_attempts": str(attempts),
+            "dead_letter_error": _told(error),
+        }
+        rows = many_rows([record.value or b""], [record.key], [record.event_time], [row], None)
+        if record.value is None:
+            rows = rows._replace(values=(None,))
+
+        async def send(txn: Transaction, _: RecordBatch) -> None:
+            await txn.send_rows(topic, rows)
+
+        await self._commit(records, send)
+        self._done.dead_letters += 1
+
+
+def _told(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text[:ERROR_LENGTH].encode(errors="replace").decode()
+
+
+async def _nothing(txn: Transaction, records: RecordBatch) -> None:
+    """Only the group moves."""
+
+
+def _is_fault_of_record(error: Error) -> bool:
+    """Whether an error of ours is one that the record itself would meet again."""
+    return isinstance(error, CallerError) and not isinstance(error, (TransactionAborted, Fenced))
