@@ -83,7 +83,8 @@ class Tail:
                 if found is None:
                     raise StorageError(
                         f"topic {self.topic}: the log ends at {end}, but nothing came behind {self.at} within "
-                        f"{REPLAY_TIMEOUT:.0f} s; look whether the broker is well and start again"
+                        f"{REPLAY_TIMEOUT:.0f} s; look whether the broker is well, and no transactions of its own end "
+                        "the log, and start again"
                     )
                 effects += found
             self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)

@@ -1,3 +1,5 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.Comparator;
@@ -18,9 +20,11 @@ import org.apache.pulsar.client.api.transaction.Transaction;
  * <pre>
  * rate SERVICE_URL IN_FLIGHT WARM_UP_SECONDS SECONDS TOPIC...   transactions of one record to each topic, committed
  * abort SERVICE_URL IN_FLIGHT COUNT TOPIC                       so many transactions of one record, aborted
+ * hold SERVICE_URL TOPIC                                        one after the other, of one record each
  * </pre>
  *
- * Prints the transactions a second of the measured time on the last line.
+ * Prints the transactions a second of the measured time on the last line. The ones that are held are told by lines of
+ * the input: `open`, then `commit` or `abort`. Each is printed when it is done.
  */
 public final class NativeTransactions {
     /** A client with more requests to the coordinator under way waits for its own answers, for ever. */
@@ -39,6 +43,10 @@ public final class NativeTransactions {
     }
 
     public static void main(String[] arguments) throws Exception {
+        if (arguments[0].equals("hold")) {
+            hold(arguments[1], arguments[2]);
+            return;
+        }
         boolean rate = arguments[0].equals("rate");
         int inFlight = Integer.parseInt(arguments[2]);
         double perSecond;
@@ -57,6 +65,22 @@ public final class NativeTransactions {
             }
         }
         System.out.println(perSecond);
+    }
+
+    private static void hold(String url, String topic) throws Exception {
+        try (PulsarClient client = PulsarClient.builder().serviceUrl(url).enableTransaction(true).build();
+                Producer<byte[]> producer = client.newProducer().topic(topic).sendTimeout(0, TimeUnit.SECONDS).create()) {
+            BufferedReader wanted = new BufferedReader(new InputStreamReader(System.in));
+            while (wanted.readLine() != null) {
+                Transaction transaction =
+                        client.newTransaction().withTransactionTimeout(10, TimeUnit.MINUTES).build().get();
+                producer.newMessage(transaction).value("native".getBytes()).send();
+                System.out.println("open");
+                String end = wanted.readLine();
+                ("commit".equals(end) ? transaction.commit() : transaction.abort()).get();
+                System.out.println(end);
+            }
+        }
     }
 
     private void open(String url, List<String> topics) throws Exception {
