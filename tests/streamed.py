@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
+from txnbuffer.client.admin_link import AdminLink, EngineAdminLink
 from txnbuffer.client.link import EngineLink, Link
 from txnbuffer.client.session import Session
 from txnbuffer.client.stream_link import EngineStreamLink, StreamLink
@@ -26,7 +27,11 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     session = Session(dial, 10.0)
     await session.open()
     client = Client(session, lambda: broker, None)
-    client.dial_streams = dial_streams
+
+    async def dial_admin() -> AdminLink:
+        return EngineAdminLink(engine)
+
+    client.dial_streams, client.dial_admin = dial_streams, dial_admin
     try:
         yield client
     finally:

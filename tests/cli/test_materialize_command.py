@@ -17,6 +17,7 @@ import pytest
 from service_process import ServiceProcess
 
 from txnbuffer import connect
+from txnbuffer.cli.asking import Service, ask
 
 PATIENCE = 90.0
 
@@ -51,7 +52,10 @@ def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> No
     with ServiceProcess(tmp_path / "log") as service:
         address = f"txnbuf://127.0.0.1:{service.port}"
         write(address, a="1", b="2")
-        rows = materialize(address, "orders", f"sqlite:{path}", "--to", "now", "--output", "json")
+        options = ("--to", "now", "--cursor", "table", "--output", "json")
+        rows = materialize(address, "orders", f"sqlite:{path}", *options)
+        (cursor,) = ask(Service(address), "Cursors")
+        assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == ("orders", "table", 2)
         assert rows == [
             {"topic": "orders", "seqno": 2, "complete": True, "caught_up": True, "mutations": 2, "rollbacks": 0}
         ]

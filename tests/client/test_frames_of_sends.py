@@ -80,7 +80,7 @@ def wide_rows(draw: st.DrawFn) -> Rows:
     """Records of which each has some of many properties, by turns, with texts of one kind."""
     count, names = draw(st.sampled_from([1, 2, 40, 150])), draw(st.sampled_from([0, 1, 3, 60, 520]))
     each, first = draw(st.integers(0, min(names, 70))), draw(st.sampled_from([0, 30]))
-    text = draw(st.sampled_from(["", "{}", "1{}", "\u6f22{}\u5b57", "x" * 40]))
+    text = draw(st.sampled_from(["", "{}", "1{}", "\u6f22" * 40 + "{}", "x" * 40]))
     table = [
         {f"n{first + (row * each + at) % names}": text.format(row * at) for at in range(each)} for row in range(count)
     ]

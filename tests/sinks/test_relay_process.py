@@ -13,6 +13,7 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from txnbuffer import connect
+from txnbuffer.cli.asking import Service, ask
 
 
 @pytest.mark.parametrize("same_service", [False, True], ids=["log", "service"])
@@ -27,13 +28,16 @@ def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> N
         address, clean = f"txnbuf://127.0.0.1:{service.port}", f"file:{tmp_path / 'clean'}"
         with connect(address) as client:
             write(client, 0, 10)
-        first = RelayProcess(tmp_path / "log.txt", address, T, CLEAN, "--to", clean, "--no-follow", "--output", "json")
+        options = ("--cursor", "relay", "--no-follow", "--output", "json")
+        first = RelayProcess(tmp_path / "log.txt", address, T, CLEAN, "--to", clean, *options)
         code, printed = first.finish()
         assert code == 0, first.log.read_text()
         told = json.loads(printed)
         with open_broker(address) as broker:
             rows = committed(broker, T)
         assert (told["records"], told["seqno"], told["resumed_behind"]) == (len(rows), len(rows), None)
+        (cursor,) = ask(Service(address), "Cursors")
+        assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == (T, "relay", len(rows))
         going = RelayProcess(tmp_path / "going.txt", address, T, CLEAN, "--to", clean, "--output", "json")
         deadline = time.monotonic() + 60.0
         while "relaying" not in going.log.read_text():

@@ -12,7 +12,6 @@ import click
 from broker_io.errors import InvalidAddress
 from txnbuffer.cli.opening import tls_option
 from txnbuffer.client.trust import certificates
-from txnbuffer.errors import Error, ServiceUnavailable
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
@@ -43,21 +42,21 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(decorated)
 
 
-def ask(service: Service, method: str, **question: Any) -> Any:
+def ask(service: Service, method: str, *, timeout: float = TIMEOUT, **question: Any) -> Any:
     """The answer of a service to one question of an operator. Raises what the service answered, or that it is away."""
     import grpc
 
-    from txnbuffer.service.names import ADMIN_SERVICE
+    from txnbuffer.client.admin_link import SERVICE, named
 
     target = service.address.removeprefix("txnbuf://")
     if ":" not in target:
         raise InvalidAddress(f"{service.address!r} is no service: write HOST:PORT")
     with _channel(target, service.tls_ca) as channel:
-        call = channel.unary_unary(f"/{ADMIN_SERVICE}/{method}")
+        call = channel.unary_unary(SERVICE + method)
         try:
-            return json.loads(call(json.dumps(question).encode(), timeout=TIMEOUT))
+            return json.loads(call(json.dumps(question).encode(), timeout=timeout))
         except grpc.RpcError as error:
-            raise _named(error, target) from None
+            raise named(error, target) from None
 
 
 def _channel(target: str, tls_ca: str | None) -> Any:
@@ -66,15 +65,3 @@ def _channel(target: str, tls_ca: str | None) -> Any:
     if tls_ca is None:
         return grpc.insecure_channel(target)
     return grpc.secure_channel(target, grpc.ssl_channel_credentials(certificates(tls_ca)))
-
-
-def _named(error: Any, target: str) -> Error:
-    """The error that a service raised, as one of the same class."""
-    from txnbuffer.service.names import ERROR_FAULT, ERROR_NAME
-    from txnbuffer.wire.faults import told
-
-    known = dict(error.trailing_metadata() or ())
-    if ERROR_NAME not in known:
-        return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or give --service")
-    fields = {"name": known[ERROR_NAME], "fault": known.get(ERROR_FAULT, ""), "message": error.details(), "details": {}}
-    return told(fields)

@@ -33,6 +33,7 @@ TELL_EVERY = 5.0
 @click.option("--table", metavar="NAME", help="Name of a single topic's table; else it has that of the topic.")
 @click.option("--binary", is_flag=True, help="Keep all keys and values as blobs, also those that are text.")
 @click.option("--anew", is_flag=True, help="Replace the tables of these topics by new ones.")
+@click.option("--cursor", metavar="NAME", help="Keep in the log what is not in FILE yet, with a durable cursor.")
 @click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
               help="Give up after so long without a service.")  # fmt: skip
 @tls_option

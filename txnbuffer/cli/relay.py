@@ -14,18 +14,24 @@ import click
 
 from broker_io import check_address, is_cluster
 from broker_io.errors import InvalidAddress
+from broker_io.port import Broker
+from txnbuffer.cli.asking import Service, ask
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
+from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from txnbuffer.sinks.relay import Relay, Relayed, Target
+    from txnbuffer.sinks.relay_cursor import RelayCursor
 
 TOLD = 10_000
 """Records between two lines of progress."""
 POLL = 0.25
 LAST_WAIT = 15.0
 """Seconds in which a relay that is told to end does so by itself: it waits less for what is under way."""
+ASKING = 5.0
+"""Seconds for one question about the cursor."""
 LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
 """Seconds of one attempt to connect, which is no longer than the patience between them."""
 
@@ -40,6 +46,8 @@ LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
 @click.option("--resend", is_flag=True, help="After the source's history branched: append the new history.")
 @click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0),
               help="Seconds without progress after which an error ends it that may pass.")  # fmt: skip
+@click.option("--cursor", metavar="NAME", help="A durable cursor keeps in SOURCE's log what is not in TARGET yet.")
+@click.option("--service", metavar="HOST:PORT", help="The one that keeps it, if that is not ADDRESS, or of a cluster.")
 @tls_option
 @with_config
 @output_option
@@ -51,6 +59,8 @@ def command(
     follow: bool,
     resend: bool,
     patience: float,
+    cursor: str | None,
+    service: str | None,
     tls_ca: str | None,
     config: Config,
     output: str,
@@ -70,11 +80,7 @@ def command(
     from txnbuffer.sinks.relay import Relay
 
     where = destination or address
-    check_address(where)
-    if where.startswith("memory:"):
-        raise InvalidAddress(
-            f"{where!r} ends with the relay, and so would what it relays: give --to an address that stays"
-        )
+    _check_target(where)
     stopping = _stopping()
     relay = Relay(
         lambda: open_for_reading(address, config, tls_ca),
@@ -83,13 +89,26 @@ def command(
         resend=resend,
         patience=patience,
         tell=_progress(),
+        cursor=None if cursor is None else _cursor(address, source, cursor, service, tls_ca),
     )
     narrate(f"relaying {source} to {target} at {where}")
+    _run_and_tell(relay, follow, stopping, output)
+
+
+def _run_and_tell(relay: Relay, follow: bool, stopping: threading.Event, output: str) -> None:
     ended = _run(relay, follow, stopping)
     show_record(_told(relay), output)
     if not ended:
         sys.stdout.flush()
         os._exit(0)  # as after a kill, which loses nothing: a thread that hangs would hold the end of the process
+
+
+def _check_target(address: str) -> None:
+    check_address(address)
+    if address.startswith("memory:"):
+        raise InvalidAddress(
+            f"{address!r} ends with the relay, and so would what it relays: give --to an address that stays"
+        )
 
 
 def _told(relay: Relay) -> dict[str, Any]:
@@ -133,6 +152,22 @@ def _run(relay: Relay, follow: bool, stopping: threading.Event) -> bool:
             return False
     outcome.result()
     return True
+
+
+def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: str | None) -> RelayCursor:
+    from txnbuffer.client.finding import Finder
+    from txnbuffer.sinks.relay_cursor import RelayCursor
+
+    if address.startswith("txnbuf://"):
+        service = service or address
+    elif service is None and not is_cluster(address):
+        raise InvalidRequest(f"only a service keeps durable cursors: say with --service which one owns {address}")
+
+    def ask_owner(broker: Broker, method: str, question: dict[str, Any]) -> Any:
+        owner = service or Finder(broker, address).look()
+        return ask(Service(owner, tls_ca), method, timeout=ASKING, **question)
+
+    return RelayCursor(ask_owner, topic, name)
 
 
 def _target(address: str, topic: str, config: Config, patience: float, tls_ca: str | None) -> Target:

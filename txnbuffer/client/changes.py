@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from txnbuffer.client.cursors import Hold
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import Error
 from txnbuffer.mutations.batch import Mutation, MutationBatch
@@ -96,8 +97,15 @@ class ChangeStream:
     """
 
     def __init__(
-        self, streaming: Streaming, topic: str, store: TokenStore | None, begin: Callable[[str | None], int]
+        self,
+        streaming: Streaming,
+        topic: str,
+        store: TokenStore | None,
+        begin: Callable[[str | None], int],
+        hold: Hold | None = None,
+        from_: str | ResumeToken = "beginning",
     ) -> None:
+        """`hold`: the durable cursor that follows it; `from_`: where it begins if the store has no token."""
         self.topic = topic
         self.caught_up = False
         self.problem: Error | None = None
@@ -105,6 +113,8 @@ class ChangeStream:
         self._streaming = streaming
         self._store = store
         self._begin = begin
+        self._hold = hold
+        self._from = from_
         self._counts: Counter[str] = Counter()
         self._high = 0
         self._handle = 0
@@ -157,6 +167,16 @@ class ChangeStream:
         self._given = None
         await self._keep(self._streaming.core.token(self._handle))
 
+    async def done(self) -> None:
+        """What was handed out last is done with: its token is kept, and the durable cursor stands there, now.
+
+        Raises as the store does, UnknownCursor, and ServiceUnavailable after the client's patience.
+        """
+        if self._given is not None and not self._closed:
+            await self._settle()
+        if self._hold is not None:
+            await self._hold.moved()
+
     async def close(self) -> None:
         """Nothing more comes. What was handed out last counts as not done with, so its token is not stored."""
         if not self._closed:
@@ -164,6 +184,8 @@ class ChangeStream:
             self._waiting.clear()
             self._something.set()
             self._streaming.close_stream(self._handle)
+            if self._hold is not None:
+                await self._hold.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,6 +208,8 @@ class ChangeStream:
         """Open the stream the first time; later, what was handed out is done with."""
         if not self._handle and not self._closed:
             stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
+            if self._hold is not None:
+                await self._hold.begin(self._from if stored is None else stored)
             self._handle = self._begin(stored)
             self._streaming.add(self._handle, self)
         given = self._given
@@ -202,6 +226,8 @@ class ChangeStream:
             if self._store is not None:
                 await asyncio.to_thread(self._store.save, self.topic, str(token))
                 self._counts["stored"] = token.seqno
+            if self._hold is not None:
+                self._hold.move(token)
 
     # What the connection brings
 

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.client import forking
+from txnbuffer.client.admin_link import AdminDial
 from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
@@ -69,8 +71,10 @@ class Client:
         self.resources = AsyncExitStack()
         self.open_broker = broker
         self.dial_streams: StreamDial | None = None
+        self.dial_admin: AdminDial | None = None
         self._ordinary = ordinary
         self._streaming: Streaming | None = None
+        self._cursors: DurableCursors | None = None
         self._names: dict[str, NameOpened] = {}
         self._topics: set[str] = set()
 
@@ -78,6 +82,8 @@ class Client:
         """End the session and all change streams; transactions that are open abort."""
         if self._streaming is not None:
             await self._streaming.close()
+        if self._cursors is not None:
+            await self._cursors.close()
         await self.session.close()
         await self.resources.aclose()
 
@@ -250,19 +256,32 @@ class Client:
         from_: str | ResumeToken = "beginning",
         to: int | str | None = None,
         store: TokenStore | None = None,
+        cursor: str | None = None,
     ) -> ChangeStream:
         """What committed in a topic, for ever or up to a seqno or "now": batches of mutations with resume tokens.
 
         `from_` is "beginning", "now" or a token. A `store` keeps the token of what is done with, and its token comes
-        before `from_`. Streams of a client share a connection, and are opened again after any unexpected end; a
-        `Rollback` comes where history branched. Raises UnreadableToken, ForeignToken, InvalidRequest.
+        before `from_`. `cursor` names a durable cursor, made if there is none, that keeps in the log what is not done
+        with: it follows within a second or so, and at once with `stream.done()`. Streams of a client share a
+        connection, and are opened again after any unexpected end; a `Rollback` comes where history branched. Raises
+        UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
         if self._streaming is None:
             if self.dial_streams is None:
                 raise InvalidRequest("this client was made without a way to change streams: use connect")
             self._streaming = Streaming(self.dial_streams, self.session.patience)
-        return self._streaming.stream(topic, from_, to, store)
+        hold = None if cursor is None else Hold(self.cursors, topic, cursor)
+        return self._streaming.stream(topic, from_, to, store, hold)
+
+    @property
+    def cursors(self) -> DurableCursors:
+        """Durable cursors: what stands behind one is kept in its topic's log."""
+        if self._cursors is None:
+            if self.dial_admin is None:
+                raise InvalidRequest("this client was made without a way to durable cursors: use connect")
+            self._cursors = DurableCursors(self.dial_admin, self.session.patience)
+        return self._cursors
 
     async def join(self, group: str) -> Joined:
         """Begin a new generation of a consumer group, which fences the one before."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from broker_io import is_cluster, open_broker
 from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
+from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink
 from txnbuffer.client.client import Client
 from txnbuffer.client.cluster import client_on, dial_at, finding
 from txnbuffer.client.finding import Finder
@@ -103,6 +104,12 @@ class Opening:
 
         found = finding(Finder(broker, self.address), dial_streams)
         client.dial_streams = found if service is None else dial_at(service, dial_streams)
+
+        async def dial_admin(target: str) -> AdminLink:
+            return await GrpcAdminLink.open(target, trusted, self._timeout)
+
+        asked = finding(Finder(broker, self.address), dial_admin)
+        client.dial_admin = asked if service is None else dial_at(service, dial_admin)
         return client
 
     async def _certificates(self) -> bytes | None:
@@ -131,8 +138,11 @@ class Opening:
         async def dial_streams() -> StreamLink:
             return await GrpcStreamLink.open(target, trusted, self._timeout)
 
+        async def dial_admin() -> AdminLink:
+            return await GrpcAdminLink.open(target, trusted, self._timeout)
+
         client = await self._client_of(dial, broker)
-        client.dial_streams = dial_streams
+        client.dial_streams, client.dial_admin = dial_streams, dial_admin
         resources.push_async_callback(close_broker)
         return client
 
@@ -161,8 +171,11 @@ class Opening:
         async def dial_streams() -> StreamLink:
             return EngineStreamLink(engine)
 
+        async def dial_admin() -> AdminLink:
+            return EngineAdminLink(engine)
+
         client = await self._client_of(dial, lambda: broker)
-        client.dial_streams = dial_streams
+        client.dial_streams, client.dial_admin = dial_streams, dial_admin
         return client
 
     async def _client_of(self, dial: Dial, broker: Any) -> Client:

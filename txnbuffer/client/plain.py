@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from txnbuffer.client import forking
 from txnbuffer.client.changes import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
+from txnbuffer.client.cursors import At
 from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.read_topics import Start
@@ -133,13 +134,19 @@ class PlainClient:
         from_: str | ResumeToken = "beginning",
         to: int | str | None = None,
         store: TokenStore | None = None,
+        cursor: str | None = None,
     ) -> PlainStream:
         """As Client.stream, to be iterated with `for`."""
 
         async def made() -> ChangeStream:
-            return self._client.stream(topic, from_=from_, to=to, store=store)
+            return self._client.stream(topic, from_=from_, to=to, store=store, cursor=cursor)
 
         return PlainStream(self, self.call(made))
+
+    @property
+    def cursors(self) -> PlainCursors:
+        """As Client.cursors."""
+        return PlainCursors(self)
 
     def process(
         self,
@@ -226,6 +233,10 @@ class PlainStream:
         """As ChangeStream.rolled_back."""
         self._plain.call(self._stream.rolled_back, seqno)
 
+    def done(self) -> None:
+        """As ChangeStream.done."""
+        self._plain.call(self._stream.done)
+
     def close(self) -> None:
         """As ChangeStream.close."""
         self._plain.call(self._stream.close)
@@ -241,6 +252,26 @@ class PlainStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class PlainCursors:
+    """As DurableCursors."""
+
+    def __init__(self, plain: PlainClient) -> None:
+        self._plain = plain
+        self._cursors = plain.client.cursors
+
+    def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
+        """As DurableCursors.add."""
+        return self._plain.call(self._cursors.add, topic, cursor, at)
+
+    def advance(self, topic: str, cursor: str, at: At) -> int:
+        """As DurableCursors.advance."""
+        return self._plain.call(self._cursors.advance, topic, cursor, at)
+
+    def remove(self, topic: str, cursor: str) -> None:
+        """As DurableCursors.remove."""
+        self._plain.call(self._cursors.remove, topic, cursor)
 
 
 class PlainTransaction:

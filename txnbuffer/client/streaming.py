@@ -7,6 +7,7 @@ import time
 from functools import partial
 
 from txnbuffer.client.changes import ChangeStream
+from txnbuffer.client.cursors import Hold
 from txnbuffer.client.stream_link import StreamDial, StreamLink
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable
@@ -37,7 +38,12 @@ class Streaming:
         self._broken: Error | None = None
 
     def stream(
-        self, topic: str, from_: str | ResumeToken, to: int | str | None, store: TokenStore | None
+        self,
+        topic: str,
+        from_: str | ResumeToken,
+        to: int | str | None,
+        store: TokenStore | None,
+        hold: Hold | None = None,
     ) -> ChangeStream:
         """A stream that begins when its first batch is asked for. Raises as `Client.stream`."""
         start, flags = beginning(topic, from_)
@@ -48,7 +54,7 @@ class Streaming:
             end = to
         elif to is not None:
             raise InvalidRequest(f"a stream can't go to {to!r}: give a seqno, 'now', or None to go on for ever")
-        return ChangeStream(self, topic, store, partial(self._open, topic, start, flags, end))
+        return ChangeStream(self, topic, store, partial(self._open, topic, start, flags, end), hold, from_)
 
     async def close(self) -> None:
         """End all streams and the connection."""

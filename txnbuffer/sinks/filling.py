@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.client import Client
+from txnbuffer.client.cursors import Hold
 from txnbuffer.sinks.errors import ForeignSink
 from txnbuffer.streams.errors import ForeignToken
 from txnbuffer.streams.token import ResumeToken
@@ -77,16 +78,21 @@ async def fill(
     to: int | str | None = None,
     stop: asyncio.Event | None = None,
     tell: Tell | None = None,
+    cursor: str | None = None,
 ) -> Filled:
     """Pour a topic into a sink from where that stands, until `to` (a seqno, "now") is reached or `stop` is set.
 
-    `tell` hears of every write and rollback. Raises what the stream and the sink raise, and ForeignSink for a sink
-    that was filled from another cluster; whatever is raised, calling it again goes on.
+    `tell` hears of every write and rollback. `cursor` names a durable cursor, made if there is none: it keeps in the
+    log what the sink does not hold yet, and follows once that is written. Raises what the stream and the sink raise,
+    and ForeignSink for a sink that was filled from another cluster; whatever is raised, calling it again goes on.
     """
     filling = Filling(sink, Filled(topic), stop or asyncio.Event(), tell or _tell_nobody)
     start = filling.filled.token = await in_thread(sink.begin)
     filling.cluster = "" if start is None else start.cluster
+    hold = filling.hold = None if cursor is None else Hold(client.cursors, topic, cursor)
     try:
+        if hold is not None:
+            await hold.begin("beginning" if start is None or start.seqno == 0 else start)
         while True:
             from_ = "beginning" if start is None or start.seqno == 0 else start
             async with client.stream(topic, from_=from_, to=to) as stream:
@@ -95,6 +101,9 @@ async def fill(
             start = None  # all was discarded
     except ForeignToken as error:
         raise ForeignSink(f"{sink.name} was filled from elsewhere ({error}): fill another one") from None
+    finally:
+        if hold is not None:
+            await hold.close()
 
 
 class Filling:
@@ -103,6 +112,7 @@ class Filling:
     def __init__(self, sink: Sink, filled: Filled, stop: asyncio.Event, tell: Tell) -> None:
         self.filled = filled
         self.cluster = ""
+        self.hold: Hold | None = None
         self._sink = sink
         self._stop = stop
         self._tell = tell
@@ -156,6 +166,8 @@ class Filling:
         self.filled.mutations += sum(map(len, batches))
         self.filled.token, self.filled.caught_up = last.token, last.caught_up
         self._tell(self.filled)
+        if self.hold is not None:
+            self.hold.move(last.token)
 
     async def _roll_back(self, rollback: Rollback) -> int:
         self._rollback = None

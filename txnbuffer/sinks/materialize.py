@@ -24,14 +24,16 @@ async def materialize(
     anew: bool = False,
     stop: asyncio.Event | None = None,
     tell: Tell | None = None,
+    cursor: str | None = None,
 ) -> list[Filled]:
     """Keep the latest value of each key of topics in a SQLite file; `txnbuffer.sinks.sqlite` says what stands there.
 
     Until each topic has come to `to` (a seqno, "now"), or `stop` is set, else for ever. Killed and called again it
     goes on where it stood, each mutation once. `table` names the table of a single topic; `binary`: keys and values
     are blobs always; `anew`: the first write to new tables drops the old ones. `tell` hears how far a topic has come.
-    Raises what streams raise, ForeignSink, SinkLocked, SinkFailed, SinkFull, and StreamTrimmed where the log has lost
-    what comes next.
+    `cursor` names a durable cursor of each topic that keeps in its log what the file does not hold yet. Raises what
+    streams raise, ForeignSink, SinkLocked, SinkFailed, SinkFull, and StreamTrimmed where the log has lost what comes
+    next.
     """
     names = [topics] if isinstance(topics, str) else [*topics]
     if len(set(names)) < len(names) or (table is not None and len(names) != 1):
@@ -39,7 +41,7 @@ async def materialize(
     file = await in_thread(SQLiteFile, path)
     try:
         tables = [await in_thread(_table, file, name, table, binary, anew) for name in names]
-        filling = [asyncio.ensure_future(_keep(client, one, to, stop, tell)) for one in tables]
+        filling = [asyncio.ensure_future(_keep(client, one, cursor, to=to, stop=stop, tell=tell)) for one in tables]
         try:
             return await asyncio.gather(*filling)
         finally:
@@ -55,9 +57,15 @@ def _table(file: SQLiteFile, topic: str, name: str | None, binary: bool, anew: b
 
 
 async def _keep(
-    client: Client, table: SQLiteTable, to: int | str | None, stop: asyncio.Event | None, tell: Tell | None
+    client: Client,
+    table: SQLiteTable,
+    cursor: str | None,
+    *,
+    to: int | str | None,
+    stop: asyncio.Event | None,
+    tell: Tell | None,
 ) -> Filled:
     try:
-        return await fill(client, table.topic, table, to=to, stop=stop, tell=tell)
+        return await fill(client, table.topic, table, to=to, stop=stop, tell=tell, cursor=cursor)
     except StreamTrimmed as error:
         raise StreamTrimmed(f"{table.name} lacks what is gone ({error}): fill it anew") from None

@@ -28,6 +28,7 @@ from txnbuffer.errors import (
     SeqnoGap,
     TransactionAborted,
 )
+from txnbuffer.sinks.relay_cursor import RelayCursor
 from txnbuffer.sinks.relay_marks import Mark, Source, marked
 from txnbuffer.streams.failover import MAX_SEQNO
 
@@ -88,7 +89,8 @@ class Relay:
     """`run` it. `source` opens the broker with the topic.
 
     `resend`: go on after the source's history branched, from where it did. `patience`: seconds without progress after
-    which an error that can pass is raised. `tell` hears of every append that is durable.
+    which an error that can pass is raised. `tell` hears of every append that is durable. `cursor` keeps in the source's
+    log what is not.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Relay:
         resend: bool = False,
         patience: float = 60.0,
         tell: Callable[[Relayed], None] | None = None,
+        cursor: RelayCursor | None = None,
     ) -> None:
         self.relayed = Relayed()
         self._open_source = source
@@ -108,6 +111,7 @@ class Relay:
         self._resend = resend
         self._patience = patience
         self._tell = tell
+        self._cursor = cursor
         self._progress = 0.0
         self._under_way: deque[tuple[Future[Any], Relayed]] = deque()
 
@@ -147,6 +151,9 @@ class Relay:
         mark = self._target.open()
         self._under_way.clear()  # of what was not acknowledged before the mark tells
         begin = self._beginning(broker, mark)
+        if self._cursor is not None:
+            self._cursor.begin(broker, begin.after)
+            stack.callback(self._cursor.close)
         reader = stack.enter_context(CommittedReader(broker, self._topic, start=begin.start))
         self._carry(broker, reader, begin, follow=follow, stop=stop)
 
@@ -245,6 +252,8 @@ class Relay:
         relayed.records += sent.records
         relayed.seqno, relayed.position = sent.seqno, sent.position
         self._progress = time.monotonic()
+        if self._cursor is not None:
+            self._cursor.landed(sent.seqno)
         if self._tell is not None:
             self._tell(relayed)
 

@@ -1,0 +1,175 @@
+"""The durable cursors of sinks and relays: they move only up to what is durable there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from service_setup import on_a_loop
+from sink_rigs import ListSink, Script, batch, row, token
+from writing import TopicWriter
+
+from broker_io.batch import Batch
+from broker_io.errors import AppendUnknown
+from broker_io.memory import MemoryBroker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.client import cursors as following
+from txnbuffer.errors import InvalidRequest, ServiceUnavailable
+from txnbuffer.sinks import relay as relaying
+from txnbuffer.sinks import relay_cursor
+from txnbuffer.sinks.errors import SinkFull
+from txnbuffer.sinks.filling import fill
+from txnbuffer.sinks.relay import Relay
+from txnbuffer.sinks.relay_cursor import RelayCursor
+from txnbuffer.sinks.relay_targets import OwnedTarget
+from txnbuffer.streams.errors import SeqnoOutOfRange, UnknownCursor
+
+
+class Cursors:
+    """Notes each move, and how far the sink was then."""
+
+    def __init__(self, sink: ListSink) -> None:
+        self.begun: list[Any] = []
+        self.moves: list[tuple[int, int]] = []
+        self._sink = sink
+
+    async def add(self, topic: str, cursor: str, at: Any) -> int:
+        self.begun.append(at)
+        return 0
+
+    async def advance(self, topic: str, cursor: str, at: Any) -> int:
+        assert self._sink.token is not None
+        self.moves.append((at.seqno, self._sink.token.seqno))
+        return int(at.seqno)
+
+
+class Slow(ListSink):
+    """Full at its third write."""
+
+    def write(self, batches: Any) -> None:
+        if len(self.writes) == 2:
+            raise SinkFull("no room")
+        super().write(batches)
+
+
+@on_a_loop
+async def test_a_sink_moves_its_cursor_behind_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "REST", 0.0)
+    monkeypatch.setattr("txnbuffer.sinks.filling.MAX_ROWS", 1)
+    items = [batch(token(number), row(number, "a", str(number))) for number in range(3, 8)]
+    client, sink = Script(items), Slow(token(2))
+    cursors = client.cursors = Cursors(sink)  # type: ignore[attr-defined]  # a client has some
+    with pytest.raises(SinkFull):
+        await fill(client, "t", sink, cursor="table")  # type: ignore[arg-type]  # it stands for a client
+    assert cursors.begun == [token(2)]
+    assert cursors.moves[-1] == (4, 4)
+    assert all(moved <= held for moved, held in cursors.moves)
+    anew = Script([None])
+    cursors = anew.cursors = Cursors(ListSink())  # type: ignore[attr-defined]  # a client has some
+    await fill(anew, "t", ListSink(), cursor="table")  # type: ignore[arg-type]  # it stands for a client
+    assert (cursors.begun, cursors.moves) == (["beginning"], [])
+
+
+class Breaking(OwnedTarget):
+    """Of its appends the third is lost, and all behind it."""
+
+    appends = 0
+
+    def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
+        self.appends += 1
+        if self.appends < 3:
+            return super().append(batch, seqno)
+        lost: Future[Any] = Future()
+        lost.set_exception(AppendUnknown("the connection broke: open another writer"))
+        return lost
+
+
+class Service:
+    """What a relay asks about its cursor, and how many messages its target has then; `raised` answers by method."""
+
+    def __init__(self, far: MemoryBroker) -> None:
+        self.asked: list[tuple[str, Any, int]] = []
+        self.raised: dict[str, list[Exception]] = {}
+        self._far = far
+
+    def __call__(self, broker: Any, method: str, question: dict[str, Any]) -> None:
+        last = self._far.last_position("clean") if "clean" in self._far.topics() else None
+        self.asked.append((method, question["at"], 0 if last is None else last.entry + 1))
+        if self.raised.get(method):
+            raise self.raised[method].pop()
+
+    def moves(self) -> list[tuple[Any, int]]:
+        return [(at, landed) for method, at, landed in self.asked if method == "AdvanceCursor"]
+
+
+@pytest.fixture
+def source() -> MemoryBroker:
+    """A topic of six records, each of a transaction."""
+    cluster = MemoryBroker()
+    log, keeper = TopicWriter(cluster, "t"), BufferKeeper(cluster.connect())
+    keeper.recover()
+    keeper.register("t")
+    for number in range(1, 7):
+        log.records(number, str(number))
+        log.commit(number)
+        keeper.pump()
+    return cluster
+
+
+def relay(source: MemoryBroker, target: OwnedTarget, service: Service) -> Relay:
+    return Relay(source.connect, "t", target, patience=0.0, cursor=RelayCursor(service, "t", "relay"))
+
+
+def test_a_relay_moves_its_cursor_behind_what_its_target_has(
+    source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "RECORDS", 1)
+    monkeypatch.setattr(relay_cursor, "REST", 0.0)
+    far = MemoryBroker()
+    service = Service(far)
+    with pytest.raises(AppendUnknown):
+        relay(source, Breaking(far.connect, "clean"), service).run(follow=False)
+    assert service.asked[0] == ("AddCursor", "beginning", 0)
+    assert service.moves() == [(1, 2), (2, 2)]
+    service = Service(far)
+    relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
+    assert service.asked[0] == ("AddCursor", 2, 2)
+    assert service.moves()[-1] == (6, 6)
+    assert all(moved <= landed for moved, landed in service.moves())
+
+
+def test_a_relay_asks_rarely_and_once_more_at_its_end(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "RECORDS", 1)
+    monkeypatch.setattr(relay_cursor, "REST", 3600.0)
+    far = MemoryBroker()
+    service = Service(far)
+    service.raised = {"AdvanceCursor": [ServiceUnavailable("away")]}
+    relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
+    assert [at for at, _ in service.moves()] == [1, 6]
+
+
+def test_a_relay_whose_cursor_is_gone_ends(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_cursor, "REST", 0.0)
+    far = MemoryBroker()
+    service = Service(far)
+    service.raised = {"AdvanceCursor": [UnknownCursor("it was dropped")]}
+    with pytest.raises(UnknownCursor, match="dropped"):
+        relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
+
+
+def test_where_the_service_is_behind_the_relay_all_is_held(source: MemoryBroker) -> None:
+    far = MemoryBroker()
+    relay(source, OwnedTarget(far.connect, "clean"), Service(far)).run(follow=False)
+    service = Service(far)
+    service.raised = {"AddCursor": [SeqnoOutOfRange("it has mutations 1 to 4")]}
+    relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
+    assert [row[:2] for row in service.asked] == [("AddCursor", 6), ("AddCursor", "beginning")]
+
+
+def test_only_a_service_keeps_cursors() -> None:
+    from txnbuffer.cli.relay import _cursor
+
+    with pytest.raises(InvalidRequest, match="--service"):
+        _cursor("file:log", "t", "relay", None, None)
+    assert _cursor("file:log", "t", "relay", "127.0.0.1:7711", None) is not None

@@ -1,0 +1,77 @@
+"""One connection by which a service is asked what operators ask: a question by name, its answer as plain values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from txnbuffer.client.grpc_link import open_channel
+from txnbuffer.errors import Error, ServiceUnavailable
+from txnbuffer.wire.faults import told
+
+if TYPE_CHECKING:
+    from txnbuffer.service.engine import Engine
+
+SERVICE = "/txnbuffer.v1.Admin/"
+ERROR_NAME, ERROR_FAULT = "txnbuffer-error", "txnbuffer-fault"
+TIMEOUT = 30.0
+
+
+class AdminLink(Protocol):
+    async def ask(self, method: str, question: dict[str, Any]) -> Any:
+        """Raises what the service answers, and ServiceUnavailable if it does not."""
+
+    async def close(self) -> None:
+        """Let go."""
+
+
+AdminDial: TypeAlias = Callable[[], Awaitable[AdminLink]]
+"""Opens a connection. Raises ServiceUnavailable."""
+
+
+class EngineAdminLink:
+    """To an engine on the same loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        from txnbuffer.service.admin import Admin
+
+        self._methods = Admin(engine).methods()
+
+    async def ask(self, method: str, question: dict[str, Any]) -> Any:
+        return await self._methods[method](question)
+
+    async def close(self) -> None:
+        pass
+
+
+class GrpcAdminLink:
+    def __init__(self, target: str, channel: Any) -> None:
+        self._target = target
+        self._channel = channel
+
+    @classmethod
+    async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcAdminLink:
+        """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
+        return cls(target, await open_channel(target, root_certificates, timeout))
+
+    async def ask(self, method: str, question: dict[str, Any]) -> Any:
+        import grpc
+
+        call = self._channel.unary_unary(SERVICE + method)
+        try:
+            return json.loads(await call(json.dumps(question).encode(), timeout=TIMEOUT))
+        except grpc.aio.AioRpcError as error:
+            raise named(error, self._target) from None
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def named(error: Any, target: str) -> Error:
+    """The error that a service raised, as one of the same class; or that it did not answer."""
+    known = dict(error.trailing_metadata() or ())
+    if ERROR_NAME not in known:
+        return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or say where it is")
+    fields = {"name": known[ERROR_NAME], "fault": known.get(ERROR_FAULT, ""), "message": error.details(), "details": {}}
+    return told(fields)

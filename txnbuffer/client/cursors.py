@@ -1,0 +1,138 @@
+"""Durable cursors as their readers have them: what stands behind one is kept in the log until it moves on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from txnbuffer.client.admin_link import AdminDial, AdminLink
+from txnbuffer.errors import Error, ServiceUnavailable
+from txnbuffer.streams.errors import ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
+from txnbuffer.streams.token import ResumeToken
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds before a service that did not answer is asked again."""
+REST = 1.0
+"""Seconds between two moves of a cursor that follows its reader: each is a question to the service."""
+LAST_MOVE = 5.0
+"""Seconds for the last one."""
+
+At = int | str | ResumeToken
+
+
+class DurableCursors:
+    """Cursors of topics, by name; made by `Client.cursors`. `patience`: seconds for which a service may be away."""
+
+    def __init__(self, dial: AdminDial, patience: float) -> None:
+        self._dial = dial
+        self._patience = patience
+        self._link: AdminLink | None = None
+        self._asking = asyncio.Lock()
+
+    async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
+        """Keep what stands behind a seqno or resume token, "beginning" or "now"; durable when this returns.
+
+        The seqno at which it stands: one that is there stays where it is. Raises TooManyCursors, StreamTrimmed,
+        ForeignToken and StreamBranched for a token of another topic or history, ServiceUnavailable.
+        """
+        return await self._place("AddCursor", topic, cursor, at)
+
+    async def advance(self, topic: str, cursor: str, at: At) -> int:
+        """Let go of what stands up to a seqno or resume token. The seqno at which it stands: it never moves back.
+
+        Raises UnknownCursor if it was removed, or dropped for what it held, and as `add`.
+        """
+        return await self._place("AdvanceCursor", topic, cursor, at)
+
+    async def remove(self, topic: str, cursor: str) -> None:
+        """Keep nothing for it any more; durable when this returns. Raises UnknownCursor, ServiceUnavailable."""
+        await self._ask("RemoveCursor", {"topic": topic, "cursor": cursor}, 0.0)
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
+        place = at if isinstance(at, int) else str(at)
+        answer = await self._ask(method, {"topic": topic, "cursor": cursor, "at": place}, self._patience)
+        return int(answer["seqno"])
+
+    async def _ask(self, method: str, question: dict[str, Any], patience: float) -> Any:
+        give_up, pause = time.monotonic() + patience, FIRST_PAUSE
+        while True:
+            async with self._asking:  # so that nobody closes the link under another's question
+                try:
+                    if self._link is None:
+                        self._link = await self._dial()
+                    return await self._link.ask(method, question)
+                except ServiceUnavailable:
+                    await self.close()
+                    if time.monotonic() + pause > give_up:
+                        raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class Hold:
+    """The cursor of a reader, which follows it; one of that name is made if the topic has none."""
+
+    def __init__(self, cursors: DurableCursors, topic: str, name: str) -> None:
+        self._cursors = cursors
+        self._topic = topic
+        self._name = name
+        self._made = False
+        self._done: ResumeToken | None = None
+        self._told: ResumeToken | None = None
+        self._gone: UnknownCursor | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, at: ResumeToken | str) -> None:
+        """Hold what a reader needs that begins there. Raises as `DurableCursors.add`."""
+        try:
+            await self._cursors.add(self._topic, self._name, at)
+        except ForeignToken:
+            return  # the stream tells whether its reader starts over here
+        except (StreamBranched, SeqnoOutOfRange):
+            await self._cursors.add(self._topic, self._name, "beginning")  # until its reader has gone back
+        self._made = True
+
+    def move(self, token: ResumeToken) -> None:
+        """The reader has everything up to a token: soon the cursor stands there. Raises UnknownCursor once."""
+        self._done = token
+        if self._gone is not None:
+            error, self._gone = self._gone, None
+            raise error
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._follow())
+
+    async def moved(self) -> None:
+        """The cursor stands where its reader does. Raises UnknownCursor, ServiceUnavailable."""
+        if (token := self._done) is not self._told and token is not None:
+            with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # as the stream is about to tell
+                move = self._cursors.advance if self._made else self._cursors.add
+                await move(self._topic, self._name, token)
+                self._made = True
+            self._told = token
+
+    async def close(self) -> None:
+        """Move it a last time, if the service answers: else more is kept than need be."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        with contextlib.suppress(Error, TimeoutError):
+            async with asyncio.timeout(LAST_MOVE):
+                await self.moved()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self.moved()
+            except UnknownCursor as error:
+                self._gone = error
+                return
+            except Error:
+                pass  # the next move makes up for it
+            await asyncio.sleep(REST)
