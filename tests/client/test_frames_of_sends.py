@@ -20,7 +20,7 @@ from txnbuffer import Client, connect
 from txnbuffer.client import outbox, sending
 from txnbuffer.client import rows as cutting
 from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, Rows
-from txnbuffer.client.rows import many_rows, pieces
+from txnbuffer.client.rows import many_rows, one_row, pick, pieces
 from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
 from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
@@ -194,3 +194,11 @@ def test_a_frame_that_no_service_takes_is_told_and_not_sent_for_ever() -> None:
                 await transaction.commit()
 
     run(test())
+
+
+def test_texts_count_in_bytes() -> None:
+    properties = {"\u00fc": "\u6f22\u5b57", "plain": "text"}
+    assert one_row(b"v", b"k", None, None, properties, None).size == 2 + (2 + 6) + (5 + 4)
+    whole = many_rows([b"v"] * 3, None, None, [properties, None, properties], None)
+    assert whole.size == 3 + 2 * 17
+    assert pick(whole, [0, 1]).size == 2 + 17
