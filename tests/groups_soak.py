@@ -1,0 +1,245 @@
+"""Members of a group as processes: added, killed, stopped for a while and sent home at random while records flow.
+
+What committed in the source is in the target exactly once, and what stood in one partition keeps its order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from group_member import DONE, GROUP
+from service_process import ServiceProcess
+
+from broker_io.position import Position
+from broker_io.testing.standalone import ask as ask_cluster
+from txnbuffer import PlainClient, connect
+from txnbuffer.cli.asking import Service, ask
+
+MEMBER = Path(__file__).with_name("group_member.py")
+MOST, FEWEST = 5, 1
+"""Members that run at once."""
+LONG = 300.0
+"""Seconds in which everything is done once nobody is killed any more."""
+SHORT_TIMES = ("--set", "transactions.timeout=6", "--set", "transactions.session_timeout=2")
+"""What those who were killed or stopped had open is soon aborted, so that it holds nobody back for long."""
+TOPICS = tuple(f"flights-{number}" for number in range(5))
+WIDE = "flights"
+
+Flight = tuple[bytes | None, bytes]
+
+
+class Place(NamedTuple):
+    """Where members work: `topics` of the log or cluster at `address`; `grow` adds partitions."""
+
+    address: str
+    options: dict[str, str]
+    service: str
+    topics: Sequence[str]
+    grow: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Report:
+    """`happened`: events by kind; `wrong`: what differs between source and target."""
+
+    happened: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+    generation: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Members:
+    def __init__(self, place: Place, chance: random.Random) -> None:
+        self._command = [sys.executable, str(MEMBER), place.address, json.dumps(place.options), *place.topics]
+        self._chance = chance
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.stopped: list[subprocess.Popen[bytes]] = []
+
+    def event(self, joined: set[int]) -> str:
+        """Something happens to one of them, rather to one that has joined; what. `joined`: processes."""
+        ways = ["add"] * 2 if len(self.running) + len(self.stopped) < MOST else []
+        ways += ["go on"] * 2 if self.stopped else []
+        ways += ["kill", "stop", "send home"] if len(self.running) > FEWEST else []
+        way = self._chance.choice(ways)
+        if way == "add":
+            self.add()
+        elif way == "go on":
+            self._take(self.stopped).send_signal(signal.SIGCONT)
+        else:
+            self.running.sort(key=lambda member: member.pid in joined)
+            member = self.running.pop() if self._chance.random() < 0.8 else self._take(self.running)
+            signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "send home": signal.SIGINT}
+            member.send_signal(signals[way])
+            if way == "stop":
+                self.stopped.append(member)
+            else:
+                member.wait(60)
+        return way
+
+    def add(self) -> None:
+        self.running.append(subprocess.Popen(self._command, stderr=subprocess.DEVNULL))
+
+    def go_on(self) -> None:
+        """Nobody is stopped any more, and somebody runs."""
+        while self.stopped:
+            self._take(self.stopped).send_signal(signal.SIGCONT)
+        if not self.running:
+            self.add()
+
+    def end(self) -> None:
+        for member in self.running + self.stopped:
+            member.kill()
+            member.wait(60)
+
+    def _take(self, members: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        member = members.pop(self._chance.randrange(len(members)))
+        if members is self.stopped:
+            self.running.append(member)
+        return member
+
+
+def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: int = 40) -> Report:
+    """So many events, before each of which some flights are written."""
+    chance, report, sent = random.Random(seed), Report(), Counter[bytes]()
+    members = Members(place, chance)
+    with connect(place.address, broker_options=place.options or None) as client:
+        try:
+            for number in range(events):
+                if number == events // 2:
+                    place.grow()
+                write(client, place.topics, [next(flights) for _ in range(each)], number, sent)
+                report.happened[members.event(joined(place))] += 1
+                time.sleep(chance.choice([0.0, 0.2, 1.0, 2.0]))
+            members.go_on()
+            judge(client, sent, report)
+        finally:
+            members.end()
+        rows = ask(Service(place.service), "Groups", group=GROUP)
+        report.generation = max(row["generation"] for row in rows)
+    return report
+
+
+def joined(place: Place) -> set[int]:
+    """The processes that are members now."""
+    rows = ask(Service(place.service), "Groups", group=GROUP)
+    return {int(row["member"].split("-")[-2]) for row in rows if row["member"]}
+
+
+def write(client: PlainClient, topics: Sequence[str], flights: list[Flight], number: int, sent: Counter[bytes]) -> None:
+    """A transaction over all topics; each fifth one aborts."""
+    with client.transaction(timeout=LONG) as txn:
+        for at, (key, value) in enumerate(flights):
+            txn.send(topics[at % len(topics)], value, key=key)
+        if number % 5 == 4:
+            txn.abort()
+            return
+    sent.update(value for _, value in flights)
+
+
+def judge(client: PlainClient, sent: Counter[bytes], report: Report) -> None:
+    """Read the target until all is there, and a little longer."""
+    found: Counter[bytes] = Counter()
+    last: dict[str, Position] = {}
+    deadline = time.monotonic() + LONG
+    with client.reader(DONE) as reader:
+        while time.monotonic() < deadline:
+            batch = reader.read(timeout=1.0)
+            if batch is None and found.total() >= sent.total():
+                break
+            for record in batch or ():
+                found[(record.value or b"").swapcase()] += 1
+                source, at = record.properties["from"], Position.parse(record.properties["at"])
+                if source in last and at <= last[source]:
+                    report.wrong.append(f"{at} of {source} came after {last[source]}")
+                last[source] = at
+    report.records = found.total()
+    report.wrong += [f"lost: {value!r}" for value in (sent - found)]
+    report.wrong += [f"doubled or never committed: {value!r}" for value in (found - sent)]
+
+
+def made_up() -> Iterator[Flight]:
+    """Flights of no airline, without end."""
+    number = 0
+    while True:
+        number += 1
+        yield f"N{number % 17}".encode(), f"flight {number}".encode()
+
+
+def of_the_year() -> Iterator[Flight]:
+    """The flights of the demonstration."""
+    from txnbuffer.demo.flights import DEPARTURES, load_hours
+
+    for hour in load_hours():
+        yield from ((record.key, record.value or b"") for record in hour.records[DEPARTURES])
+
+
+def embedded(directory: Path, events: int, seed: int, flights: Iterator[Flight]) -> Report:
+    """On the embedded log of a service."""
+    service = ServiceProcess(directory / "log", *SHORT_TIMES).wait_serving()
+    try:
+        address = f"127.0.0.1:{service.port}"
+        place = Place(f"txnbuf://{address}", {}, address, TOPICS)
+        with connect(place.address) as client:
+            for topic in (DONE, *TOPICS):
+                client.send_many(topic, [])
+                with client.transaction() as txn:
+                    txn.send(topic, b"begin")
+                    txn.abort()
+        return soak(place, events, seed, flights)
+    finally:
+        service.kill()
+
+
+def beside_pulsar(url: str, admin: str, namespace: str, events: int, seed: int, flights: Iterator[Flight]) -> Report:
+    """On a partitioned topic of a cluster, which grows meanwhile."""
+    path = f"persistent/{namespace}/{WIDE}/partitions"
+    ask_cluster(admin, path, "PUT", 3)
+    ask_cluster(admin, f"persistent/{namespace}/{DONE}", "PUT")
+    address = f"{url}/{namespace}"
+    service = ServiceProcess(address, "--admin-url", admin, *SHORT_TIMES).wait_serving()
+    try:
+        grow = lambda: ask_cluster(admin, path, "POST", 5)  # noqa: E731  what a place does
+        place = Place(address, {"admin_url": admin}, f"127.0.0.1:{service.port}", (WIDE,), grow)
+        return soak(place, events, seed, flights)
+    finally:
+        service.kill()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=200)
+    parser.add_argument("--pulsar-events", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}", flush=True)
+    reports = {}
+    with tempfile.TemporaryDirectory() as directory:
+        reports["embedded"] = embedded(Path(directory), asked.events, asked.seed, of_the_year())
+        print(reports["embedded"], flush=True)
+        if asked.pulsar_events:
+            from pulsar_cluster import shared
+
+            with shared(Path(directory)) as cluster:
+                namespace = cluster.namespace()
+                place = cluster.url, cluster.admin, namespace
+                reports["pulsar"] = beside_pulsar(*place, asked.pulsar_events, asked.seed, of_the_year())
+                cluster.drop(namespace)
+            print(reports["pulsar"], flush=True)
+    if any(report.wrong for report in reports.values()):
+        sys.exit(f"seed {asked.seed}: something is wrong")
+
+
+if __name__ == "__main__":
+    main()
