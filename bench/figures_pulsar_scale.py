@@ -14,7 +14,7 @@ from bench.fresh import fresh
 from bench.harness import Pair, figure
 from bench.pulsar_broker import PATIENCE, broker, home, service
 
-TOPIC = "records"
+TOPIC, CHANGED = "records", "changed"
 RECORDS = 1000
 RECORD_BYTES = 100
 IN_FLIGHT = 16
@@ -22,6 +22,8 @@ SECONDS = 5.0
 WARM_UP = 1.0
 PERF_INTERVAL = 5
 PERF_SECONDS = 2 * PERF_INTERVAL + 2
+IDLE = 0.5
+"""Seconds without a record after which all are processed, which are not counted."""
 SILENCE = 60.0
 """Seconds without a record after which what is missing is taken to be lost."""
 
@@ -68,6 +70,23 @@ def read_all(address: str, records: int, options: Options) -> float:
                 raise RuntimeError(f"{count} records were read of {records}")
             count += len(batch)
         return count / (time.perf_counter() - start)
+
+
+async def process_all(address: str, options: Options) -> float:
+    """Consume all records, change each, produce them elsewhere, exactly once; records a second."""
+    from txnbuffer import RecordBatch, Transaction, connect
+
+    async def transform(txn: Transaction, records: RecordBatch) -> None:
+        await txn.send_many(CHANGED, [(value or b"").swapcase() for value in records.messages.values.to_list()])
+
+    async with connect(address, broker_options=options, batching="records") as client:
+        start = time.perf_counter()
+        done = await client.process_batches(TOPIC, "changing", transform, batch=RECORDS, idle_timeout=IDLE)
+        return done.records / (time.perf_counter() - start - IDLE)
+
+
+def run_process(address: str, options: Options) -> float:
+    return asyncio.run(process_all(address, options))
 
 
 @functools.cache
@@ -119,4 +138,13 @@ def read_per_second() -> float:
     address, records = written()
     options = {"admin_url": broker().admin}
     result: float = fresh("bench.figures_pulsar_scale", "read_all", address, records, options)
+    return result
+
+
+@figure("pulsar_scale.process_records_per_s", unit="records/s", goal=">= 50000")
+def processed_per_second() -> float:
+    address, _ = written()
+    options = {"admin_url": broker().admin}
+    with service(address):
+        result: float = fresh("bench.figures_pulsar_scale", "run_process", address, options)
     return result

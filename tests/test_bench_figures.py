@@ -30,6 +30,7 @@ AGREED = {
     "pulsar.txn_per_s.512",
     "pulsar.txn_per_s.64",
     "pulsar.txn_per_s.two_topics",
+    "pulsar_scale.process_records_per_s",
     "pulsar_scale.read_records_per_s",
     "pulsar_scale.records_per_s",
     "recovery.seconds.10m",

@@ -36,3 +36,4 @@ def test_figures_of_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_pulsar_scale, "perf", lambda topic: 1.0)  # the peer takes half a minute
     assert min(figures_pulsar_scale.written_per_second()) > 0
     assert figures_pulsar_scale.read_per_second() > 0
+    assert figures_pulsar_scale.processed_per_second() > 0
