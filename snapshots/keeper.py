@@ -25,7 +25,7 @@ from snapshots.owner import Ownership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.recovery import restore, restored_topics
 from snapshots.replaying import Each, Gone, Replayed, replayed
-from snapshots.table import SnapshotTable, TopicEntries, scan
+from snapshots.table import TopicEntries, scan
 from snapshots.tailing import Captured, Tail
 from snapshots.tails import TailMaker
 from snapshots.writer import MAX_ENTRY_BYTES, Plan, SnapshotWriter, commit
@@ -123,24 +123,18 @@ class BufferKeeper:
             if holds_transactions(self._broker, topic):
                 self.problems[topic] = was_deleted(topic) if topic in self._remade else SnapshotMissing(topic, LOST)
 
-    def register(self, topic: str) -> None:
+    def register(self, topic: str, prepared: Tail | None = None) -> None:
         """Follow a topic, made if missing; its first snapshot is durable before this returns.
 
-        Raises InvalidTopicName for a topic of our own, what stopped the topic if it is known but can't be followed,
-        SnapshotMissing if its log holds transactions whose snapshot was lost, and whatever the write raises: then
-        it is not registered.
+        `prepared`: what `prepare` gave. Raises as that does, what stopped the topic if it is known but can't be
+        followed, and whatever the write raises: then it is not registered.
         """
-        check_data_topic(topic)
         if topic in self._tails or topic in self.problems:
             self._tail(topic)
             return
         self._owned()
-        self._broker.create_topic(topic)
-        tail = self._make.whole(topic, TopicEntries(), self.epoch)
+        tail = prepared or self.prepare(topic)
         try:
-            tail.replay()
-            if tail.buffer.transactional and self._deleted.get(topic) != tail.writer.incarnation:
-                raise SnapshotMissing(topic, LOST)
             self._write([tail])
         except Error as error:
             tail.close()
@@ -149,13 +143,21 @@ class BufferKeeper:
             raise
         self._follow(tail)
 
+    def prepare(self, topic: str) -> Tail:
+        """What `register` needs, by questions to the broker only: any thread may ask them meanwhile.
+
+        Raises InvalidTopicName, and SnapshotMissing if the log holds transactions whose snapshot was lost.
+        """
+        check_data_topic(topic)
+        return self._make.begun(topic, self._owned().epoch, self._deleted.get(topic))
+
     def rebuild(self, topic: str) -> None:
         """Replace the snapshot of a topic by what its log still holds, whatever state that snapshot is in.
 
         What stood in ledgers that are gone is forgotten: for repair, after `problems` has named the topic.
         """
         check_data_topic(topic)
-        entries = self._scan(topic).topics.get(topic, TopicEntries())
+        entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
         if (tail := self._tails.pop(topic, None)) is not None:
             tail.close()
         self._begin(self._make.whole(topic, entries, self.epoch), entries)
@@ -167,7 +169,7 @@ class BufferKeeper:
         """
         check_data_topic(topic)
         self.settle()
-        table = self._scan(topic)
+        table = scan(self._broker, self._snapshot_topic, topic)
         entries = table.topics.get(topic, TopicEntries())
         try:
             tail = self._make.restored(
@@ -305,9 +307,6 @@ class BufferKeeper:
         self._fallen_back += [topic] if state.notes else []
         self._tails[topic] = state.tail
         return state.effects
-
-    def _scan(self, topic: str) -> SnapshotTable:
-        return scan(self._broker, self._snapshot_topic, topic)
 
     def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
         effects: dict[str, list[Effect]] = {}

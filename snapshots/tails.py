@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from broker_io.environment import Clock
+from broker_io.errors import Error
 from broker_io.port import Broker
+from snapshots.errors import LOST, SnapshotMissing
 from snapshots.policy import SnapshotPolicy
 from snapshots.recovery import Restored, fresh, kept_history
 from snapshots.table import TopicEntries
@@ -28,6 +30,22 @@ class TailMaker:
         incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
         branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
         return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
+
+    def begun(self, topic: str, epoch: int, deleted: str | None) -> Tail:
+        """Up to the end of the log of a topic that has no snapshot, made if missing.
+
+        Raises SnapshotMissing if it holds transactions, unless it is the incarnation that was `deleted`.
+        """
+        self._broker.create_topic(topic)
+        tail = self.whole(topic, TopicEntries(), epoch)
+        try:
+            tail.replay()
+            if tail.buffer.transactional and deleted != tail.writer.incarnation:
+                raise SnapshotMissing(topic, LOST)
+        except Error:
+            tail.close()
+            raise
+        return tail
 
     def keep_history(self, tail: Tail, former: TopicEntries) -> None:
         """Let readers of a topic whose log was folded anew go on from what it still has of its history."""

@@ -237,6 +237,7 @@ class Engine:
             await asyncio.to_thread(self.following.stop)
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)
+        self.topics.asking.shutdown(wait=False, cancel_futures=True)
         self._executor.shutdown()
 
     def fail(self, error: BaseException) -> None:

@@ -1,7 +1,8 @@
 """The topics of the service: made, opened for writing, registered, and fed with what was appended.
 
 Whatever waits for the disk runs in one worker thread; a topic is held back meanwhile, so that its log
-stands still. Snapshots and registrations never overlap: both write to the snapshot topic.
+stands still. Snapshots and registrations never overlap where they write to the snapshot topic; what a registration
+asks a cluster before runs in threads of its own.
 
 Where the log is shared, others write the topics too: then buffers are fed with what followers read, never with
 what was appended here, and a topic's writer is for markers only.
@@ -35,6 +36,8 @@ T = TypeVar("T")
 HELD_BYTES = 64 * MIB
 """Undecided messages that wait in memory for their seqnos, all topics together."""
 LEAST_HELD = 64 * 1024
+AT_ONCE = 8
+"""Topics of a cluster about which it is asked at the same time."""
 
 Applied = Callable[[Topic, list[Effect]], None]
 
@@ -83,6 +86,7 @@ class Topics:
         self._applied = applied
         self._create = create
         self._executor = executor
+        self.asking = ThreadPoolExecutor(AT_ONCE, "txnbuffer-registering")
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call something that waits, in the worker thread."""
@@ -147,12 +151,13 @@ class Topics:
         """
         if topic.tail is not None:
             return False
+        prepared = None
         if self.following is not None:
-            await self.work(self._make, topic.name, create)
+            prepared = await asyncio.get_running_loop().run_in_executor(self.asking, self._prepare, topic.name, create)
         elif topic.writer is None:
             await self.open(topic)
         async with self.keeping:
-            await self.work(self._keep, topic.name)
+            await self.work(self._keep, topic.name, prepared)
         self._follow(topic)
         self._share_memory()
         return True
@@ -209,15 +214,29 @@ class Topics:
         self._stopped(topic)
 
     def _make(self, name: str, create: bool = True) -> None:
-        if not (create and self._create) and name not in self.broker.topics():
-            raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
+        self._check_there(name, create)
         self.broker.create_topic(name)
 
-    def _keep(self, name: str) -> None:
-        if can_pass(self.keeper.problems.get(name), shared=self.following is not None):
+    def _check_there(self, name: str, create: bool) -> None:
+        if not (create and self._create) and name not in self.broker.topics():
+            raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
+
+    def _prepare(self, name: str, create: bool) -> Tail | None:
+        """All questions about a topic that is to be registered, of which a cluster is asked some thirty."""
+        if self._was_missing(name):
+            self._make(name, create)
+            return None
+        self._check_there(name, create)
+        return self.keeper.prepare(name)
+
+    def _keep(self, name: str, prepared: Tail | None) -> None:
+        if self._was_missing(name):
             self.keeper.remake(name)
         else:
-            self.keeper.register(name)
+            self.keeper.register(name, prepared)
+
+    def _was_missing(self, name: str) -> bool:
+        return can_pass(self.keeper.problems.get(name), shared=self.following is not None)
 
     def _open(self, name: str) -> Any:
         self._make(name)
