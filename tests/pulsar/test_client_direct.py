@@ -240,6 +240,25 @@ def newest_address(engine: Engine) -> str:
     return Finder(engine.broker, "").look()
 
 
+def test_the_service_of_another_namespace_decides_nothing_here(cluster: Cluster, place: Place) -> None:
+    async def run() -> None:
+        namespace = cluster.namespace()
+        other = Place(cluster, namespace)
+        async with asyncio.timeout(LONG), place.service(), other.service() as theirs:
+            address = await asyncio.to_thread(newest_address, theirs)
+            async with place.connect(service=address, patience=1.0) as client:
+                with pytest.raises(ServiceUnavailable, match="another log is served here"):
+                    async with client.transaction() as txn:
+                        await txn.send("orders", b"1")
+            assert not [*theirs.coordinator.sessions()]
+            async with place.connect() as client, client.transaction() as txn:
+                await txn.send("orders", b"2")
+            assert [one.value for one in await asyncio.to_thread(place.read, "orders", 1)] == [b"2"]
+        await asyncio.to_thread(cluster.drop, namespace)
+
+    asyncio.run(run())
+
+
 def test_a_record_that_the_cluster_would_refuse_harms_no_other(place: Place) -> None:
     async def test(client: Client) -> None:
         async with client.transaction() as txn:

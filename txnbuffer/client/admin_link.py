@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from txnbuffer.client.grpc_link import open_channel
+from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import Error, ServiceUnavailable
 from txnbuffer.wire.faults import told
 
@@ -46,21 +47,22 @@ class EngineAdminLink:
 
 
 class GrpcAdminLink:
-    def __init__(self, target: str, channel: Any) -> None:
+    def __init__(self, target: str, channel: Any, log: SameLog) -> None:
         self._target = target
         self._channel = channel
+        self._log = log
 
     @classmethod
-    async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcAdminLink:
+    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: SameLog) -> GrpcAdminLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
-        return cls(target, await open_channel(target, root_certificates, timeout))
+        return cls(target, await open_channel(target, root_certificates, timeout), log)
 
     async def ask(self, method: str, question: dict[str, Any]) -> Any:
         import grpc
 
-        call = self._channel.unary_unary(SERVICE + method)
+        call, metadata = self._channel.unary_unary(SERVICE + method), await self._log.metadata()
         try:
-            return json.loads(await call(json.dumps(question).encode(), timeout=TIMEOUT))
+            return json.loads(await call(json.dumps(question).encode(), timeout=TIMEOUT, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             raise named(error, self._target) from None
 

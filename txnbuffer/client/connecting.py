@@ -19,10 +19,12 @@ from txnbuffer.client.finding import Finder
 from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.rows import BATCHINGS, Batching
+from txnbuffer.client.same_log import SameLog, log_of
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import LONGEST_PAUSE, Session
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
 from txnbuffer.client.trust import certificates
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -91,22 +93,24 @@ class Opening:
             raise InvalidAddress(f"{service!r} is no address of a service: write HOST:PORT")
         trusted = await self._certificates()
 
-        async def dial(target: str) -> Link:
-            return await GrpcLink.open(target, trusted, self._timeout)
-
         broker = await asyncio.to_thread(open_broker, self.address, **{"goodbye": 0.0, **options})
         resources.push_async_callback(asyncio.to_thread, broker.close)
+        log = log_of(broker, self.address, DECISIONS)
+
+        async def dial(target: str) -> Link:
+            return await GrpcLink.open(target, trusted, self._timeout, log)
+
         way = dial_at(service, dial) if service is not None else finding(Finder(broker, self.address), dial)
         client = await client_on(broker, way, self._serializer, self._patience, resources)
 
         async def dial_streams(target: str) -> StreamLink:
-            return await GrpcStreamLink.open(target, trusted, self._timeout)
+            return await GrpcStreamLink.open(target, trusted, self._timeout, log)
 
         found = finding(Finder(broker, self.address), dial_streams)
         client.dial_streams = found if service is None else dial_at(service, dial_streams)
 
         async def dial_admin(target: str) -> AdminLink:
-            return await GrpcAdminLink.open(target, trusted, self._timeout)
+            return await GrpcAdminLink.open(target, trusted, self._timeout, log)
 
         asked = finding(Finder(broker, self.address), dial_admin)
         client.dial_admin = asked if service is None else dial_at(service, dial_admin)
@@ -121,9 +125,10 @@ class Opening:
             raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
         trusted = await self._certificates()
         brokers: list[Broker] = []
+        log = SameLog()
 
         async def dial() -> Link:
-            return await GrpcLink.open(target, trusted, self._timeout)
+            return await GrpcLink.open(target, trusted, self._timeout, log)
 
         def broker() -> Broker:
             if not brokers:
@@ -136,10 +141,10 @@ class Opening:
                 await asyncio.to_thread(opened.close)
 
         async def dial_streams() -> StreamLink:
-            return await GrpcStreamLink.open(target, trusted, self._timeout)
+            return await GrpcStreamLink.open(target, trusted, self._timeout, log)
 
         async def dial_admin() -> AdminLink:
-            return await GrpcAdminLink.open(target, trusted, self._timeout)
+            return await GrpcAdminLink.open(target, trusted, self._timeout, log)
 
         client = await self._client_of(dial, broker)
         client.dial_streams, client.dial_admin = dial_streams, dial_admin

@@ -6,8 +6,10 @@ from typing import Any
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.client import forking
+from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import Error, ServiceUnavailable
 from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, ServerFrame
+from txnbuffer.service.names import LOG_KEY
 from txnbuffer.wire import decode_server_frame, encode_client_frame
 
 METHOD = "/txnbuffer.v1.Session/Talk"
@@ -37,10 +39,9 @@ class GrpcLink:
         self._call = call
 
     @classmethod
-    async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcLink:
+    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: SameLog) -> GrpcLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
-        channel = await open_channel(target, root_certificates, timeout)
-        return cls(target, channel, channel.stream_stream(METHOD)())
+        return cls(target, *await open_call(target, METHOD, root_certificates, timeout, log))
 
     async def send(self, frame: ClientFrame) -> None:
         import asyncio
@@ -77,6 +78,33 @@ class GrpcLink:
             # It would be sent again over every other connection, and refused there too.
             return MessageTooLarge(f"{self._target} takes no frame of that length ({details}): send less at once")
         return ServiceUnavailable(f"the connection to {self._target} broke ({details})")
+
+
+async def open_call(
+    target: str, method: str, root_certificates: bytes | None, timeout: float, log: SameLog
+) -> tuple[Any, Any]:
+    """A channel to HOST:PORT and a call of a method with streams over it, let in by the service of that log.
+
+    Raises ServiceUnavailable after `timeout` seconds, or if the service turns us away; UsedAfterFork.
+    """
+    import asyncio
+
+    metadata = await log.metadata()
+    channel = await open_channel(target, root_certificates, timeout)
+    try:
+        call = channel.stream_stream(method)(metadata=metadata)
+        async with asyncio.timeout(timeout):
+            told = dict(await call.initial_metadata())
+            if LOG_KEY not in told:  # it was ended before anything of it was looked at
+                await call.code()
+                raise ServiceUnavailable(f"the service at {target} turns this client away ({await call.details()})")
+        log.check(target, told[LOG_KEY])
+    except BaseException as error:
+        await channel.close()
+        if isinstance(error, TimeoutError):
+            raise ServiceUnavailable(f"the service at {target} does not answer within {timeout:g} s") from None
+        raise
+    return channel, call
 
 
 async def open_channel(target: str, root_certificates: bytes | None, timeout: float) -> Any:

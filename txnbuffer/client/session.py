@@ -44,6 +44,7 @@ class Session:
         self._tasks: list[asyncio.Task[None]] = []
         self._link: Link | None = None
         self._unreachable: Error | None = None
+        self._reason: Error | None = None
         self._impatience: asyncio.TimerHandle | None = None
         self._closing = False
 
@@ -198,9 +199,13 @@ class Session:
         self._first.set()
 
     def _lose_patience_later(self, error: Error | None) -> None:
+        self._reason = error
         if self._impatience is None and self._unreachable is None:
-            text = f"no service for {self.patience:g} s: {error or 'it ended the connection'}"
-            self._impatience = self._loop.call_later(self.patience, self._give_up, ServiceUnavailable(text))
+            self._impatience = self._loop.call_later(self.patience, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        text = f"no service for {self.patience:g} s: {self._reason or 'it ended the connection'}"
+        self._give_up(ServiceUnavailable(text))
 
     def _give_up(self, error: Error) -> None:
         self._impatience = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from txnbuffer.client.grpc_link import open_channel
+from txnbuffer.client.grpc_link import open_call
+from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
 from txnbuffer.streams.wire import decode_server_frame, encode_client_frame
@@ -50,15 +51,15 @@ class EngineStreamLink:
 class GrpcStreamLink:
     """A connection over gRPC."""
 
-    def __init__(self, target: str, channel: Any) -> None:
+    def __init__(self, target: str, channel: Any, call: Any) -> None:
         self._target = target
         self._channel = channel
-        self._call = channel.stream_stream(METHOD)()
+        self._call = call
 
     @classmethod
-    async def open(cls, target: str, root_certificates: bytes | None, timeout: float) -> GrpcStreamLink:
+    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: SameLog) -> GrpcStreamLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
-        return cls(target, await open_channel(target, root_certificates, timeout))
+        return cls(target, *await open_call(target, METHOD, root_certificates, timeout, log))
 
     async def send(self, messages: Sequence[ClientMessage]) -> None:
         import asyncio

@@ -57,7 +57,8 @@ BESIDE = Config(one_phase=False, verify_counts=False)
 
 
 class Engine:
-    """Make it with `Engine.start`; end it with `stop`. `ended` tells when and why it ended by itself.
+    """Make it with `Engine.start`; end it with `stop`. `ended` tells when and why it ended by itself, `log` which
+    log it owns, by a name that no other has.
 
     The broker stays the caller's.
     """
@@ -67,6 +68,7 @@ class Engine:
         self.limits = limits
         self.clock = clock
         self.ended: asyncio.Future[Error | None]
+        self.log: str
         self.coordinator: Coordinator
         self.topics: Topics
         self.intake: Intake
@@ -139,6 +141,7 @@ class Engine:
             self._executor.shutdown(wait=False)
             raise
         self.coordinator, keeper, shard = opened.coordinator, opened.keeper, identity.shard
+        self.log = opened.name
         self.notes = keeper.notes
         decisions = self._decisions = Topic(shard.topic(DECISIONS), patient=True)
         decisions.writer, decisions.held = opened.decisions, False

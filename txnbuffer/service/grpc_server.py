@@ -6,6 +6,9 @@ object as request and a JSON object as answer. `txnbuffer.v1.Streams`, method `S
 `txnbuffer.streams.wire`. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
 writers elsewhere (`txnbuffer.service.log_service`). Messages are bytes; there is no generated code.
 
+Metadata of a call may name the log it is meant for (`txnbuffer-log`); where another one is served it ends as
+UNAVAILABLE, and nothing of it is done. Sessions and change streams begin by naming the log that is served.
+
 It listens before there is an engine, as clients must know by then where: until `serve` everybody is sent away.
 """
 
@@ -24,7 +27,7 @@ from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
 from txnbuffer.service.log_service import log_service
-from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_SERVICE, SESSION_SERVICE, TALK
+from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_KEY, LOG_SERVICE, SESSION_SERVICE, TALK
 from txnbuffer.service.streaming.grpc_streams import stream_handler
 from txnbuffer.wire import decode_client_frame, encode_server_frame
 
@@ -57,7 +60,7 @@ class GrpcServer:
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-        server = self._server = grpc.aio.server(options=_options(self._limits))
+        server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._same_log()])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         streams = stream_handler(lambda: self._engine, lambda: self.waits_for)
@@ -94,6 +97,26 @@ class GrpcServer:
             await self._log.close()
         if self._server is not None:
             await self._server.stop(2 * LAST_WORDS)
+
+    def _same_log(self) -> Any:
+        import grpc
+
+        outer = self
+
+        async def refuse(_: Any, context: Any) -> None:
+            if outer._engine is None:
+                await outer._not_yet(_, context)
+            text = "another log is served here than the one that was asked for: ask the service of that one"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+
+        class SameLog(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+            async def intercept_service(self, continuation: Any, details: Any) -> Any:
+                wanted = dict(details.invocation_metadata).get(LOG_KEY)
+                if wanted is None or (outer._engine is not None and outer._engine.log == wanted):
+                    return await continuation(details)
+                return grpc.stream_stream_rpc_method_handler(refuse)
+
+        return SameLog()
 
     def _session_handler(self) -> Any:
         import grpc
@@ -132,6 +155,7 @@ class GrpcServer:
         if engine is None:
             await self._not_yet(_, context)
             return
+        await context.send_initial_metadata(((LOG_KEY, engine.log),))
         connection = engine.connect(context.peer())
         if len(engine.connections) > self._max_clients:
             connection.close(

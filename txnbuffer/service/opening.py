@@ -43,13 +43,17 @@ class Standing(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What an engine owns. `at`: where its own entry stands in the decision log; `letters`: where those end."""
+    """What an engine owns. `at`: where its own entry stands in the decision log; `letters`: where those end.
+
+    `name`: what tells its log from every other.
+    """
 
     coordinator: Coordinator
     decisions: Writer
     keeper: BufferKeeper
     at: Position
     letters: Position | None
+    name: str
 
 
 def take_over(
@@ -72,6 +76,7 @@ def take_over(
         at = acquire_decisions(log, writer, identity)
         _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address))
         letters = _end_of_letters(broker, shard)
+        name = broker.incarnation(log.topic)
         keeper.recover()
         keeper.expect(filter(shard.owns, log.history.topics))
     except BaseException:
@@ -81,7 +86,7 @@ def take_over(
         pool.shutdown(cancel_futures=True)
         log.close()
     coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, clock.now_ms() / 1000)
-    return Opened(coordinator, writer, keeper, at, letters)
+    return Opened(coordinator, writer, keeper, at, letters, name)
 
 
 def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:

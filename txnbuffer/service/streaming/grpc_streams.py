@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker_io.errors import Error
-from txnbuffer.service.names import STREAM, STREAMS_SERVICE
+from txnbuffer.service.names import LOG_KEY, STREAM, STREAMS_SERVICE
 from txnbuffer.service.streaming.connection import StreamConnection
 from txnbuffer.streams.wire import decode_client_frame, encode_server_frame
 
@@ -27,6 +27,7 @@ def stream_handler(engine: Callable[[], Engine | None], waits_for: Callable[[], 
         if serving is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {waits_for()}")
             return
+        await context.send_initial_metadata(((LOG_KEY, serving.log),))
         await _carry(context, serving.streams.connect(context.peer()))
 
     handler = grpc.stream_stream_rpc_method_handler(stream)

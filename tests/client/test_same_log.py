@@ -1,0 +1,249 @@
+"""A client meets the service of another log, at an address that was given wrongly or is used again: nothing is done."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from client_world import run, until, values
+
+from broker_io.memory import MemoryBroker
+from txnbuffer import Error, ServiceUnavailable
+from txnbuffer.client.admin_link import GrpcAdminLink
+from txnbuffer.client.client import Client
+from txnbuffer.client.cluster import client_on, dial_at, finding
+from txnbuffer.client.finding import Finder
+from txnbuffer.client.grpc_link import GrpcLink
+from txnbuffer.client.link import Dial, Link
+from txnbuffer.client.same_log import SameLog, log_of
+from txnbuffer.client.session import Session
+from txnbuffer.client.stream_link import GrpcStreamLink, StreamLink
+from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.service.admin import Admin
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.grpc_server import GrpcServer
+from txnbuffer.service.limits import Limits
+
+CONNECTING = 20.0
+SHORT = 0.3
+"""Seconds of patience of a client that is to lose it."""
+
+
+class Served:
+    """A log and its service; `address` is where it listens, `told` what its owner entry tells instead."""
+
+    def __init__(self, *, shared: bool = True) -> None:
+        self.broker = MemoryBroker()
+        self.address = ""
+        self.engine: Engine
+        self._shared = shared
+
+    @asynccontextmanager
+    async def running(self, told: str | None = None) -> AsyncIterator[Served]:
+        server = GrpcServer(Limits(), max_clients=10)
+        await server.start("127.0.0.1:0")
+        self.address = f"127.0.0.1:{server.port}"
+        self.engine = await Engine.start(self.broker, shared=self._shared, address=told or self.address)
+        await server.serve(self.engine, Admin(self.engine))
+        try:
+            yield self
+        finally:
+            self.engine.streams.close()
+            for connection in self.engine.connections:
+                connection.close()
+            await server.stop()
+            await self.engine.stop()
+
+    @property
+    def log(self) -> SameLog:
+        return log_of(self.broker, "n", TOPIC)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no client came to anything here."""
+        return not [*self.engine.coordinator.sessions()] and not seen(self)
+
+
+def dialling(log: SameLog) -> Callable[[str], Awaitable[Link]]:
+    async def dial(target: str) -> Link:
+        return await GrpcLink.open(target, None, CONNECTING, log)
+
+    return dial
+
+
+@asynccontextmanager
+async def client_of(log: Served, dial: Dial, patience: float) -> AsyncIterator[Client]:
+    async with AsyncExitStack() as resources:
+        client = await client_on(log.broker.connect(), dial, None, patience, resources)
+        resources.push_async_callback(client.session.close)
+        yield client
+
+
+def seen(log: Served) -> list[bytes | None]:
+    """What is committed there."""
+    return values(log.broker, "d") if "d" in log.broker.topics() else []
+
+
+async def commit(client: Client, value: bytes) -> None:
+    async with client.transaction() as txn:
+        await txn.send("d", value)
+
+
+def test_a_service_that_was_given_is_of_another_log() -> None:
+    async def test() -> None:
+        ours, other = Served(), Served()
+        async with ours.running(), other.running():
+            dial = dial_at(other.address, dialling(ours.log))
+            async with client_of(ours, dial, SHORT) as client:
+                with pytest.raises(ServiceUnavailable, match="another log is served here"):
+                    await commit(client, b"lost")
+            assert other.untouched
+            assert not seen(ours)
+
+    run(test())
+
+
+def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_address_of_the_one_before() -> None:
+    async def test() -> None:
+        ours, other = Served(), Served()
+        async with other.running(), AsyncExitStack() as owner:
+            await owner.enter_async_context(ours.running(told=other.address))
+            refused = 0
+            log = ours.log
+
+            async def dial(target: str) -> Link:
+                nonlocal refused
+                refused += target == other.address
+                return await GrpcLink.open(target, None, CONNECTING, log)
+
+            async with client_of(ours, finding(Finder(ours.broker, "n"), dial), 60.0) as client:
+                await until(lambda: refused == 2)
+                assert other.untouched
+                await owner.aclose()
+                async with ours.running():
+                    await commit(client, b"one")
+                    await until(lambda: seen(ours) == [b"one"])
+            assert other.untouched
+
+    run(test())
+
+
+def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
+    async def test() -> None:
+        first, second = Served(shared=False), Served(shared=False)
+        async with first.running(), second.running():
+            target, log = first, SameLog()
+
+            async def dial() -> Link:
+                return await GrpcLink.open(target.address, None, CONNECTING, log)
+
+            session = Session(dial, SHORT)
+            await session.open()
+            client = Client(session, lambda: target.broker, None)
+            await commit(client, b"one")
+            target = second
+            for connection in first.engine.connections:
+                connection.close(ServiceUnavailable("goes"))
+            with pytest.raises(Error, match="another log is served here"):
+                while True:
+                    await commit(client, b"two")
+            assert second.untouched
+            target = first
+            await until(lambda: session.core.welcomed)
+            await commit(client, b"three")
+            await client.close()
+            assert seen(first)[-1] == b"three"
+            assert not seen(second)
+
+    run(test())
+
+
+class Silent(SameLog):
+    """Does not say which log it wants, as if the service took no notice."""
+
+    async def metadata(self) -> tuple[tuple[str, str], ...]:
+        await super().metadata()
+        return ()
+
+
+def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
+    async def test() -> None:
+        ours, other = Served(), Served()
+        async with ours.running(), other.running():
+            silent = Silent(lambda: ours.engine.log)
+            async with client_of(ours, dial_at(other.address, dialling(silent)), SHORT) as client:
+                with pytest.raises(ServiceUnavailable, match="serves another log than this client's"):
+                    await commit(client, b"lost")
+            async with client_of(ours, dial_at(ours.address, dialling(silent)), 60.0) as client:
+                await commit(client, b"kept")
+            assert not seen(other)
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", [SameLog, Silent], ids=["the service refuses", "the client refuses"])
+def test_streams_are_not_of_another_log(kind: type[SameLog]) -> None:
+    async def test() -> None:
+        ours, other = Served(), Served()
+        async with ours.running(), other.running():
+            log = kind(lambda: ours.engine.log)
+            way = dial_at(ours.address, dialling(ours.log))
+            async with (
+                client_of(ours, way, SHORT) as client,
+                client_of(other, dial_at(other.address, dialling(other.log)), 60.0) as writer,
+            ):
+                await commit(writer, b"theirs")
+
+                async def dial_streams() -> StreamLink:
+                    return await GrpcStreamLink.open(other.address, None, CONNECTING, log)
+
+                client.dial_streams = dial_streams
+                async with client.stream("d") as stream:
+                    with pytest.raises(ServiceUnavailable, match="another log"):
+                        await stream.next()
+
+    run(test())
+
+
+def test_operators_questions_are_not_asked_of_another_log() -> None:
+    async def test() -> None:
+        ours, other = Served(), Served()
+        async with ours.running(), other.running():
+            for served in (ours, other):
+                link = await GrpcAdminLink.open(served.address, None, CONNECTING, ours.log)
+                if served is ours:
+                    assert await link.ask("Cursors", {}) == []
+                else:
+                    with pytest.raises(ServiceUnavailable, match="another log is served here"):
+                        await link.ask("Cursors", {})
+                await link.close()
+
+    run(test())
+
+
+def test_a_namespace_that_was_never_served_has_no_log() -> None:
+    async def test() -> None:
+        log = log_of(MemoryBroker(), "public/n", TOPIC)
+        with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace public/n: run"):
+            await log.metadata()
+
+    run(test())
+
+
+def test_a_log_that_cant_be_asked_for_is_asked_for_again() -> None:
+    async def test() -> None:
+        answers = iter([RuntimeError("what is this"), None])
+
+        class Odd(MemoryBroker):
+            def incarnation(self, topic: str) -> str:
+                if (error := next(answers)) is not None:
+                    raise error
+                return "i"
+
+        log = log_of(Odd(), "n", TOPIC)
+        with pytest.raises(ServiceUnavailable, match="what is this"):
+            await log.metadata()
+        assert await log.metadata() == (("txnbuffer-log", "i"),)
+
+    run(test())
