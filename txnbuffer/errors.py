@@ -238,7 +238,7 @@ class ProducerFenced(Fenced):
 
 
 class StaleGeneration(Fenced):
-    """Another consumer joined the group: this one must not go on."""
+    """Another member of the group was given what the transaction consumed: this one must not go on there."""
 
 
 class PositionConflict(CallerError):

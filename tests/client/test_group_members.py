@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 
 import pytest
 from client_world import World, in_world, until, values
 
-from broker_io.errors import TopicNotFound
+from broker_io.errors import ServiceUnavailable, TopicNotFound
+from broker_io.port import Broker
 from txnbuffer import connect, dead_letter
+from txnbuffer.client import membership
 from txnbuffer.client.client import Client
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.records import Record, RecordBatch
@@ -17,6 +20,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition
 from txnbuffer.errors import InvalidRequest, StaleGeneration
 from txnbuffer.model import Position
+from txnbuffer.service.admin import Admin
 
 TOPICS = [f"source-{number}" for number in range(4)]
 
@@ -94,6 +98,70 @@ def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() 
         done = await other.process(TOPICS, "g", copy, idle_timeout=0.05)
         assert done.records == 8
         assert copied(world) == list(range(8))
+
+    in_world(test)
+
+
+def test_a_member_is_there_while_it_looks_for_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "BEAT", 0.01)
+    monkeypatch.setattr(membership, "LOOK", 0.0)
+    away, looks = threading.Event(), 0
+
+    async def test(world: World) -> None:
+        nonlocal looks
+        client = await world.client()
+        await client.send("source", "1")
+        member = Membership(client, "g", ["source"], from_end=False)
+
+        def broker() -> Broker:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                away.wait(60)  # the cluster takes its time
+            if looks == 3:
+                raise ServiceUnavailable("the cluster does not tell")
+            return world.broker
+
+        monkeypatch.setattr(client, "open_broker", broker)
+        await member.join()
+        (known,) = world.engine.coordinator.members("g").by_name.values()
+        await until(lambda: looks == 2)
+        heard = known.heard
+        await until(lambda: known.heard > heard)
+        await client.send_many("later", ["1"])
+        away.set()
+        await until(lambda: looks > 3)
+        assert member.failure is None
+        assert [*member.shares] == ["source"]
+        await member.leave()
+
+    try:
+        in_world(test)
+    finally:
+        away.set()
+
+
+def test_operators_see_members_what_they_hold_and_what_is_left() -> None:
+    async def test(world: World) -> None:
+        client, spare = await world.client(), await world.client()
+        await client.send_many("source", ["1", "2", "3"])
+        assert (await client.process("source", "g", copy, idle_timeout=0.05)).records == 3
+        await client.send_many("source", ["4", "5"])
+        admin = Admin(world.engine)
+        gone = {"group": "g", "stage": "empty", "topic": "source", "member": None, "lag": 2}
+        (row,) = await admin.groups({})
+        assert {name: row[name] for name in gone} == gone
+        members = [Membership(one, "g", ["source"], from_end=False) for one in (client, spare)]
+        for member in members:
+            await member.join()
+        held, idle = await admin.groups({"group": "g"})
+        assert (held["topic"], held["stage"], held["position"]) == ("source", "stable", row["position"])
+        assert (idle["topic"], idle["position"], idle["lag"]) == (None, None, None)
+        assert held["member"] != idle["member"]
+        assert held["generation"] > row["generation"]
+        assert await admin.groups({"group": "another"}) == []
+        for member in members:
+            await member.leave()
 
     in_world(test)
 

@@ -284,7 +284,7 @@ class Client:
         return self._cursors
 
     async def join(self, group: str) -> Joined:
-        """Begin a new generation of a consumer group, which fences the one before."""
+        """Begin a new generation of a consumer group without members; those that it had join it anew."""
         joined: Joined = await self._ask("joins", check_name(group, "a group"))
         return joined
 

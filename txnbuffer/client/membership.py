@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from broker_io.position import EARLIEST, Position
 from txnbuffer.client.checks import check_name
 from txnbuffer.client.read_topics import ReadTopics
-from txnbuffer.coordinator.messages import Share, Shares, TakePart
+from txnbuffer.coordinator.messages import Share, TakePart
 from txnbuffer.errors import Error, StaleGeneration
 
 if TYPE_CHECKING:
@@ -44,21 +44,30 @@ class Membership:
         self._topics = topics
         self._from_end = from_end
         self._part = TakePart(0, self.group, self._name)
+        self._came = False
+        self._looking: asyncio.Future[TakePart] | None = None
         self._look_at = 0.0
         self._hurry = asyncio.Event()
         self._beats: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
         """Become a member. Raises TopicNotFound, or why the service refuses."""
+        loop = asyncio.get_running_loop()
+        self._part = await loop.run_in_executor(None, self._look)
+        self._look_at = loop.time() + LOOK
+        self._came = True
         await self._say()
         self._beats = asyncio.create_task(self._go_on())
 
     async def leave(self) -> None:
         """Give back what is held, at once; without an answer the coordinator finds out by itself."""
-        if self._beats is None:
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+        if not self._came:
             return
-        self._beats.cancel()
-        await asyncio.gather(self._beats, return_exceptions=True)
         try:
             async with asyncio.timeout(LEAVING):
                 await self._client.take_part(TakePart(0, self.group, self._name, leaves=True))
@@ -100,11 +109,7 @@ class Membership:
                     return
 
     async def _say(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if now >= self._look_at:
-            self._part = await asyncio.get_running_loop().run_in_executor(None, self._look)
-            self._look_at = now + LOOK
-        told: Shares = await self._client.take_part(self._part)
+        told = await self._client.take_part(self._what_there_is())
         # Where a partition is held since the same generation as before, nobody else has moved the group there.
         shares = {share.partition: self._kept(share) for share in told.shares}
         news = shares.keys() != self.shares.keys() or any(not self.holds(share) for share in shares.values())
@@ -115,15 +120,22 @@ class Membership:
     def _kept(self, share: Share) -> Share:
         return self.shares[share.partition] if self.holds(share) else share
 
+    def _what_there_is(self) -> TakePart:
+        """As it was found last: looking may take its time, this member is there meanwhile."""
+        loop = asyncio.get_running_loop()
+        if self._looking is None and loop.time() >= self._look_at:
+            self._looking = loop.run_in_executor(None, self._look)
+        if self._looking is not None and self._looking.done():
+            found, self._looking, self._look_at = self._looking, None, loop.time() + LOOK
+            self._part = found.result()
+        return self._part
+
     def _look(self) -> TakePart:
         """What there is to be read now. In another thread."""
         broker = self._client.open_broker()
-        topics, partitions = [], []
-        for topic in self._topics:
-            for partition, _ in ReadTopics(broker, topic, "beginning").first():
-                topics.append(topic)
-                partitions.append(partition)
+        parts = ReadTopics(broker, self._topics, "beginning").parts()
         ends: tuple[Position, ...] = ()
         if self._from_end:
-            ends = tuple(broker.last_position(partition) or EARLIEST for partition in partitions)
-        return TakePart(0, self.group, self._name, tuple(topics), tuple(partitions), ends)
+            ends = tuple(broker.last_position(partition) or EARLIEST for partition, _ in parts)
+        topics, partitions = tuple(topic for _, topic in parts), tuple(partition for partition, _ in parts)
+        return TakePart(0, self.group, self._name, topics, partitions, ends)

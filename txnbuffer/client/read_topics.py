@@ -44,6 +44,10 @@ class ReadTopics:
         self._taken = set(self._read)
         return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
 
+    def parts(self) -> list[tuple[str, str]]:
+        """Each topic and partition that there is, and the topic that it is of."""
+        return list(self._read.items())
+
     def came(self) -> list[tuple[str, Start]]:
         """The partitions that were not `taken` yet, and where to begin with them: they came since."""
         self._add(set(self._broker.topics()))
