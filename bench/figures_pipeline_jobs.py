@@ -1,0 +1,169 @@
+"""Jobs on Spark: exporting a log, the latest value of each key, and what a record costs when there are many."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.figures_log import TOPIC, append_all
+from bench.figures_pipeline import pass_seconds
+from bench.fresh import fresh
+from bench.harness import Pair, figure
+from bench.workload import KEY_BYTES, VALUE_BYTES, batches, end_of
+from broker_io import open_broker
+from broker_io.batch import Blobs
+from snapshots.keeper import BufferKeeper
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import transactional
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORDS = 5_000_000
+TXN_RECORDS = 1_000
+AT_ONCE = 500_000
+"""Records that are made before they are written."""
+
+LATEST_RECORDS, KEYS = 10_000_000, 1_000_000
+FILES = 8
+FEW, MANY = 1_000_000, 50_000_000
+HARDLY_ANY = 10_000
+COLUMNS = ("topic", "position", "key", "value")
+
+
+def write_log(address: str, records: int) -> None:
+    """So many records, committed in transactions of 1,000."""
+    with open_broker(address) as broker, BufferKeeper(broker) as keeper:
+        keeper.recover()
+        keeper.register(TOPIC)
+        number = 0
+        with broker.writer(TOPIC) as writer:
+            for first in range(0, records, AT_ONCE):
+                appends = []
+                for batch in batches(min(AT_ONCE, records - first), min(TXN_RECORDS, records)):
+                    number += 1
+                    appends.append(transactional(batch, TxnId(0, number), 1))
+                    appends.append(end_of(range(number, number + 1), Outcome.COMMIT, len(batch)))
+                append_all(writer, appends)
+                keeper.pump()
+
+
+def write_versions(directory: str, records: int, keys: int) -> None:
+    """Parquet files as an export writes them: records of keys that repeat, in the order of a log."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from txnbuffer.pipeline.arrow import TYPES, binary, fixed, strings
+
+    chance = np.random.default_rng(1)
+    schema = pa.schema([(name, TYPES[name]) for name in COLUMNS])
+    Path(directory).mkdir(parents=True)
+    share = -(-records // FILES)
+    for file in range(FILES):
+        with pq.ParquetWriter(f"{directory}/part-{file}.parquet", schema, compression="zstd") as writer:
+            for first in range(file * share, min((file + 1) * share, records), AT_ONCE // 4):
+                count = min(AT_ONCE // 4, min((file + 1) * share, records) - first)
+                numbers = np.arange(first, first + count)
+                ids = chance.integers(0, keys, count).astype(">u8").tobytes()
+                axes = [fixed(axis, pa.int64()) for axis in (numbers // 100_000, numbers % 100_000, np.full(count, -1))]
+                columns = [
+                    strings([TOPIC] * count),
+                    pa.StructArray.from_arrays(axes, fields=[*TYPES["position"]]),
+                    binary(_blobs(ids, KEY_BYTES, count)),
+                    binary(_blobs(chance.bytes(count * VALUE_BYTES), VALUE_BYTES, count)),
+                ]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def _blobs(data: bytes, width: int, count: int) -> Blobs:
+    return Blobs(data, np.arange(0, (count + 1) * width, width, dtype=np.int32), None)
+
+
+def plans(spark: SparkSession, directory: str) -> dict[str, DataFrame]:
+    """The latest record of each key: our plan, and the two that one would write in SQL."""
+    from txnbuffer.pipeline.jobs.latest import latest
+
+    frame = spark.read.parquet(directory)
+    frame.createOrReplaceTempView("versions")
+    ranked = "SELECT *, row_number() OVER (PARTITION BY topic, key ORDER BY position DESC) rank FROM versions"
+    by_key = "max(position) position, max_by(value, position) value"
+    return {
+        "ours": latest(frame),
+        "row_number": spark.sql(f"SELECT topic, position, key, value FROM ({ranked}) WHERE rank = 1"),
+        "max_by": spark.sql(f"SELECT topic, key, {by_key} FROM versions GROUP BY topic, key"),
+    }
+
+
+def latest_seconds(directory: str) -> dict[str, float]:
+    """Seconds that each plan takes on local[2]; each has run once before."""
+    spark = session()
+    seconds = {}
+    for name, frame in plans(spark, directory).items():
+        pass_seconds(frame)
+        seconds[name] = pass_seconds(frame)
+    spark.stop()
+    return seconds
+
+
+def export_seconds(directory: str, *logs: str) -> list[float]:
+    """Seconds that the first export of each log takes on local[2], after one that warms everything up."""
+    spark = session()
+    seconds = [export(spark, f"file:{log}", f"{directory}/{number}") for number, log in enumerate([logs[0], *logs])]
+    spark.stop()
+    return seconds[1:]
+
+
+def session() -> SparkSession:
+    from txnbuffer.pipeline.jobs.running import SETTINGS
+    from txnbuffer.pipeline.spark.session import open_session
+
+    return open_session("local[2]", settings={**SETTINGS, "spark.driver.memory": "3g"})
+
+
+def export(spark: SparkSession, address: str, directory: str) -> float:
+    from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
+    from txnbuffer.pipeline.jobs.exporting import Export
+    from txnbuffer.pipeline.jobs.running import reading_options
+
+    target = ExportDirectory(directory, VERSIONS)
+    start = time.perf_counter()
+    with target.locked():
+        Export(spark, reading_options(address), target, columns=COLUMNS, tell=lambda _: None).run()
+    return time.perf_counter() - start
+
+
+@figure("pipeline.export_records_per_s", unit="records/s", goal=">= 1000000")
+def export_records() -> float:
+    with tempfile.TemporaryDirectory() as directory:
+        write_log(f"file:{directory}/log", RECORDS)
+        (seconds,) = fresh("bench.figures_pipeline_jobs", "export_seconds", directory, f"{directory}/log")
+    return float(RECORDS / seconds)
+
+
+@figure(
+    "pipeline.latest_records_per_s",
+    unit="records/s",
+    goal=">= 1500000",
+    peer="Spark SQL, the faster of row_number and max_by",
+)
+def latest_records() -> Pair:
+    with tempfile.TemporaryDirectory() as directory:
+        write_versions(f"{directory}/versions", LATEST_RECORDS, KEYS)
+        seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"{directory}/versions")
+    return Pair(LATEST_RECORDS / seconds["ours"], LATEST_RECORDS / min(seconds["row_number"], seconds["max_by"]))
+
+
+@figure("pipeline.flatness", unit="times", goal="<= 1.2")
+def flatness() -> float:
+    """What a record costs an export of 50 million over what it costs one of 1 million, start-up taken out of both."""
+    with tempfile.TemporaryDirectory() as directory:
+        sizes = (HARDLY_ANY, FEW, MANY)
+        for size in sizes:
+            write_log(f"file:{directory}/log-{size}", size)
+        logs = [f"{directory}/log-{size}" for size in sizes]
+        nothing, few, many = fresh("bench.figures_pipeline_jobs", "export_seconds", directory, *logs)
+    return float((many - nothing) / MANY / ((few - nothing) / FEW))
