@@ -1,0 +1,77 @@
+"""Jobs on a real broker: an export that goes on, its audit, and snapshots that are made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_world import Life, records_of
+from pulsar_cluster import Cluster
+
+from broker_io.port import Broker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.model import Position
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
+from txnbuffer.pipeline.jobs.auditing import audit
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.recovering import recover
+from txnbuffer.pipeline.jobs.running import reading_options
+
+QUICK_START = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    "spark.network.timeout": "600s",
+    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """The session of this process, if other tests have one."""
+    from pyspark.sql import SparkSession
+
+    from txnbuffer.pipeline.spark.session import open_session
+
+    running = SparkSession.getActiveSession()
+    session = running or open_session("local[2]", settings=QUICK_START)
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    if running is None:
+        session.stop()
+
+
+def test_jobs_on_a_cluster(
+    spark: Any, cluster: Cluster, namespace: str, opening: Callable[..., Broker], tmp_path: Path
+) -> None:
+    broker = opening()
+    cluster_options = {"pulsar.admin_url": cluster.admin}
+    address = f"{cluster.url}/{namespace}"
+    options = reading_options(address, ("orders",), None, cluster_options)
+    table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
+    job = Export(spark, options, table, tell=lambda _: None)
+    with BufferKeeper(broker, part_size=3) as keeper:
+        keeper.recover()
+        life = Life(broker, keeper, "orders", 5)
+        for number in (1, 2):
+            life.run(40)
+            with table.locked():
+                run = job.run()
+            assert run is not None
+            assert run.number == number
+            records = records_of(broker, "orders")
+            found = spark.read.parquet(table.table).orderBy("position").select("position", "key", "value").collect()
+            plain = [(Position(*row[0]), *(None if item is None else bytes(item) for item in row[1:])) for row in found]
+            assert plain == [(record.position, record.key, record.value) for record in records]
+        life.snapshot()
+    assert audit(spark, {"broker": address, **cluster_options}, table, tell=lambda _: None).same
+    rows = recover(spark, options, everything=True, wanted=True, tell=lambda _: None)
+    assert [(row["snapshot"], row["written"]) for row in rows] == [("equal", True)]
+    again = opening()
+    assert [record.value for record in records_of(again, "orders")] == [record.value for record in records]
+    with BufferKeeper(again) as keeper:
+        keeper.recover()
+        assert keeper.problems == {}
+        assert keeper.sequencer("orders").next_seqno == rows[0]["visible_records"] + 1
