@@ -242,7 +242,7 @@ def test_lock_files_hold_what_the_project_asks_for() -> None:
         "runtime.txt": runtime,
         "pulsar.txt": runtime + project["project"]["optional-dependencies"]["pulsar"],
         "build.txt": groups["build"],
-        "dev.txt": runtime + groups["build"] + groups["test"] + groups["lint"],
+        "dev.txt": runtime + groups["build"] + groups["test"] + groups["lint"] + groups["notebook"],
     }
     wanted["dev.txt"] += [item for extra in project["project"]["optional-dependencies"].values() for item in extra]
     assert {path.name for path in LOCKS} == set(wanted)
