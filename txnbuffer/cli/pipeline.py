@@ -103,10 +103,10 @@ def export(
     target = ExportDirectory(directory, LATEST if latest else VERSIONS)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
     stop = threading.Event()
-    if continuous:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
     with target.locked(), session(job.master, job.settings) as spark:
+        if continuous:  # behind Spark, which takes SIGINT for itself when it starts
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
         work = Export(spark, options, target, columns=wanted, messages=messages, tell=narrate)
         run = work.follow(stop, every) if continuous else work.run()
     if run is None:

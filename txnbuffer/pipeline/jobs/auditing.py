@@ -18,7 +18,7 @@ from broker_io.errors import TopicNotFound
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.digests import Tally, added, cut_points
-from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
 from txnbuffer.pipeline.options import ReadOptions
@@ -170,7 +170,7 @@ def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDire
     topics = [topic for topic, (at, *_) in run.offset.topics.items()]
     origins = _origins(options, run)
     tell(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(topics)}")
-    log, export, unproven = _sides(spark, options, directory, run, origins)
+    log, export, unproven, held = _sides(spark, options, directory, run, origins)
     both = compared(log, export).persist()
     try:
         with told(spark, "comparing", tell):
@@ -185,7 +185,8 @@ def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDire
             differences = tuple(map(_difference, first_different(both).collect()))
             return Audit(run, ranges, differences, unproven.count())
     finally:
-        both.unpersist()
+        for one in (both, held):
+            one.unpersist()
 
 
 def _origins(options: Mapping[str, str], run: Run) -> dict[str, Position]:
@@ -207,8 +208,8 @@ def _sides(
     directory: ExportDirectory,
     run: Run,
     origins: Mapping[str, Position],
-) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Digests by key of the log and of the export, as far as they can be compared; and the keys that can't be."""
+) -> tuple[DataFrame, DataFrame, DataFrame, DataFrame]:
+    """Digests by key of the log and of the export, as far as they can be compared; keys that can't be; what is held."""
     from pyspark.sql import functions as f
 
     ends = places({topic: reached.at for topic, reached in run.offset.topics.items() if reached.at > EARLIEST})
@@ -219,19 +220,16 @@ def _sides(
     for topic, origin in origins.items():
         old = old | ((table["topic"] == topic) & (table["position.ledger"] < origin.ledger))
     log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends)
-    rows, kept = table.select(*COLUMNS, old.alias("old")), run.kind == LATEST
-    if not kept:
+    rows = table.select(*COLUMNS, old.alias("old"))
+    if run.kind == VERSIONS:
         nothing = rows.where(f.lit(False)).select(*KEY)
-        return key_digests(log, versions=True), key_digests(rows.where(~f.col("old")), versions=True), nothing
+        return key_digests(log, versions=True), key_digests(rows.where(~f.col("old")), versions=True), nothing, rows
     newest = latest(log, deleted=True).persist()
     known = newest.select(*KEY)
     unproven = rows.where("old").join(known, KEY, "left_anti").select(*KEY)
     proven = rows.where(~f.col("old")).unionByName(rows.where("old").join(known, KEY, "left_semi").select(rows.columns))
-    return (
-        key_digests(newest.where(f.col("value").isNotNull()), versions=False),
-        key_digests(proven, versions=False),
-        unproven,
-    )
+    told_of = newest.where(f.col("value").isNotNull())
+    return key_digests(told_of, versions=False), key_digests(proven, versions=False), unproven, newest
 
 
 def _range(row: Any, cuts: Mapping[str, Sequence[bytes]]) -> Range:

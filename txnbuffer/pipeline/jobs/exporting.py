@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from broker_io.errors import TopicNotFound
+from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
@@ -88,10 +88,18 @@ class Export:
         return run
 
     def follow(self, stop: threading.Event, every: float) -> Run | None:
-        """Export what is new every so many seconds until told to stop; the last run of all."""
+        """Export what is new every so many seconds until told to stop; the last run of all.
+
+        What trying again can help with is told and tried again. Raises as `run` else.
+        """
         last = None
         while not stop.is_set():
-            last = self.run() or last
+            try:
+                last = self.run() or last
+            except Error as error:
+                if not error.retryable:
+                    raise
+                self._tell(f"trying again in {every:g} s: {error}")
             stop.wait(every)
         return last
 

@@ -37,10 +37,11 @@ _OURS = re.compile(r"^((?:broker_io|snapshots|txnbuffer)[\w.]*\.(\w+)): (.*)", r
 
 
 class JobFailed(Error):
-    """A job that Spark could not do; the exit code is that of the error which stopped it."""
+    """A job that Spark could not do; exit code, and whether trying again can help, are those of what stopped it."""
 
-    def __init__(self, message: str, exit_code: int = 5) -> None:
+    def __init__(self, message: str, exit_code: int = 5, *, retryable: bool = False) -> None:
         super().__init__(message)
+        self.retryable = retryable  # type: ignore[misc]  # of the cause, where that is known
         self.exit_code = exit_code  # type: ignore[misc]  # of the cause, where that is known
 
 
@@ -101,7 +102,9 @@ def as_ours(text: str) -> JobFailed:
         return JobFailed(f"Spark failed: {first_line(text)}")
     dotted, name, what = found[-1]
     kind = getattr(importlib.import_module(dotted.rpartition(".")[0]), name, None)
-    return JobFailed(what, kind.exit_code if isinstance(kind, type) and issubclass(kind, Error) else 5)
+    if isinstance(kind, type) and issubclass(kind, Error):
+        return JobFailed(what, kind.exit_code, retryable=kind.retryable)
+    return JobFailed(what)
 
 
 def first_line(text: str) -> str:

@@ -1,0 +1,48 @@
+"""An export that goes on: what stops it, and what does not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_io.errors import PositionTrimmed, ServiceUnavailable
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.running import as_ours, reading_options
+
+
+def test_it_goes_on_until_it_is_told_to_stop_or_nothing_can_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    directory = ExportDirectory(str(tmp_path), VERSIONS)
+    job = Export(None, reading_options("file:log"), directory, tell=said.append)  # type: ignore[arg-type]  # not used
+    stop = threading.Event()
+    ways: list[Any] = ["run", None, ServiceUnavailable("away"), "last run"]
+
+    def run() -> Any:
+        way = ways.pop(0)
+        if not ways:
+            stop.set()
+        if isinstance(way, Exception):
+            raise way
+        return way
+
+    monkeypatch.setattr(job, "run", run)
+    assert job.follow(stop, 0.001) == "last run"
+    assert said == ["trying again in 0.001 s: away"]
+    stop.clear()
+    ways[:] = [PositionTrimmed("gone"), None]
+    with pytest.raises(PositionTrimmed):
+        job.follow(stop, 0.001)
+
+
+def test_what_spark_says_becomes_one_line() -> None:
+    text = "[PYTHON_DATA_SOURCE_ERROR] x\nTraceback\nbroker_io.errors.ServiceUnavailable: no service answers\n\tat jvm"
+    found = as_ours(text)
+    assert (str(found), found.exit_code, found.retryable) == ("no service answers", 3, True)
+    assert str(as_ours("\n  Job aborted. \n at x")) == "Spark failed: Job aborted."
+    assert as_ours("txnbuffer.errors.Nothing: x").exit_code == 5
