@@ -91,10 +91,10 @@ class Service:
     def __init__(self, far: MemoryBroker) -> None:
         self.asked: list[tuple[str, Any, int]] = []
         self.raised: dict[str, list[Exception]] = {}
-        self._far = far
+        self.far = far
 
     def __call__(self, broker: Any, method: str, question: dict[str, Any]) -> None:
-        last = self._far.last_position("clean") if "clean" in self._far.topics() else None
+        last = self.far.last_position("clean") if "clean" in self.far.topics() else None
         self.asked.append((method, question["at"], 0 if last is None else last.entry + 1))
         if self.raised.get(method):
             raise self.raised[method].pop()
@@ -147,6 +147,22 @@ def test_a_relay_asks_rarely_and_once_more_at_its_end(source: MemoryBroker, monk
     service.raised = {"AdvanceCursor": [ServiceUnavailable("away")]}
     relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
     assert [at for at, _ in service.moves()] == [1, 6]
+
+
+def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
+    source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "RECORDS", 1)
+    monkeypatch.setattr(relay_cursor, "REST", 0.3)
+    service = Service(MemoryBroker())
+    polls: list[bool] = []
+
+    def stop() -> bool:
+        polls.append((6, 6) in service.moves())
+        return polls[-1] or len(polls) > 300
+
+    relay(source, OwnedTarget(service.far.connect, "clean"), service).run(stop=stop)
+    assert polls[-1]
 
 
 def test_a_relay_whose_cursor_is_gone_ends(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:

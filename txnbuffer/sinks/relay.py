@@ -211,12 +211,9 @@ class Relay:
         while not stop():
             batch = reader.read(limit=RECORDS, timeout=POLL if follow and not under_way else 0.0)
             if batch is None:
-                if under_way:
-                    self._settle(stop)
-                elif not follow:
+                if not under_way and not follow:
                     return
-                else:
-                    self._progress = time.monotonic()
+                self._idle(stop)
                 continue
             if begin.start == "beginning" and begin.after and batch.seqnos is not None:
                 batch = _behind(batch, batch.seqnos, begin.after)
@@ -235,6 +232,15 @@ class Relay:
                 self._settle(stop)
         while under_way:
             self._settle(stop)
+
+    def _idle(self, stop: Callable[[], bool]) -> None:
+        """Nothing more stands in the source just now."""
+        if self._under_way:
+            self._settle(stop)
+            return
+        self._progress = time.monotonic()
+        if self._cursor is not None:
+            self._cursor.follow()
 
     def _settle(self, stop: Callable[[], bool]) -> None:
         """Wait for the oldest append. Raises why it failed, and ServiceUnavailable if that takes too long."""

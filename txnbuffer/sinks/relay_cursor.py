@@ -43,8 +43,12 @@ class RelayCursor:
         """All up to a seqno is durable in the target. Raises UnknownCursor."""
         if seqno is not None:
             self._landed = seqno
-            if time.monotonic() - self._moved >= REST:
-                self._follow()
+        self.follow()
+
+    def follow(self) -> None:
+        """Called again and again, also while nothing comes. Raises UnknownCursor."""
+        if time.monotonic() - self._moved >= REST:
+            self._follow()
 
     def close(self) -> None:
         """Move it a last time, if the service answers: else more is kept than need be."""
