@@ -13,11 +13,11 @@ from broker_io.memory import MemoryBroker
 from txnbuffer import ChangeBatch, MemoryTokens, ResumeToken, connect
 from txnbuffer.client import cursors as following
 from txnbuffer.client.cursors import DurableCursors, Hold
-from txnbuffer.config import RetentionConfig
+from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.retention import Retention
-from txnbuffer.streams.errors import ForeignToken, StreamBranched, StreamTrimmed, UnknownCursor
+from txnbuffer.streams.errors import ForeignToken, StreamBranched, StreamTooSlow, StreamTrimmed, UnknownCursor
 
 
 async def trim(engine: Engine) -> None:
@@ -120,6 +120,31 @@ async def test_a_cursor_that_is_gone_is_told_once(monkeypatch: pytest.MonkeyPatc
                 await up_to(stream, 4)
             await write(client, "t", {"more": "y"})
             await up_to(stream, 4)
+
+
+@pytest.mark.parametrize("cursor", ["cache", None])
+@on_a_loop
+async def test_a_reader_that_is_too_slow_is_told_and_loses_nothing_with_a_cursor(cursor: str | None) -> None:
+    broker = MemoryBroker()
+    async with (
+        engine_on(broker, streams=StreamsConfig(slow_after=0.2)) as engine,
+        client_of(engine, broker) as client,
+        client.stream("t", cursor=cursor) as stream,
+    ):
+        for number in range(12):
+            await write(client, "t", {str(number): "x" * 1_000_000})
+            broker.roll("t")
+        await stream.next(timeout=30.0)  # and then it takes nothing more, beyond its window
+        await eventually(lambda: isinstance(stream.problem, StreamTooSlow))
+        await trim(engine)
+        if cursor is None:
+            await eventually(lambda: stream._ended is not None)  # it was opened again, behind what is gone
+            with pytest.raises(StreamTrimmed):
+                await up_to(stream, 12)
+        else:
+            await up_to(stream, 12)
+            assert stream.statistics().mutations == 12
+        assert stream.statistics().interruptions > 0
 
 
 @on_a_loop

@@ -1,0 +1,160 @@
+"""Retention as short as can be, while relay and materialize are away: their cursors keep what they need.
+
+    python tests/cursor_kills.py --rounds 10 --seed 7
+
+Each round writes transactions and kills the relay, the materializer or the service. In the end the table has to be
+what was written last, and the relay's target all of it, though the log holds next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import IO
+
+from relay_kills import CLEAN, RelayProcess, T, committed, free_port
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from txnbuffer import PlainClient, connect
+from txnbuffer.cli.asking import Service, ask
+
+FLAGS = ("--set", "retention.bytes=1", "--set", "retention.check_seconds=0.3", "--set", "log.segment_bytes=65536")
+PATIENCE = 120.0
+
+Row = tuple[bytes | None, bytes | None]
+
+
+class Rig:
+    """A service with its sinks, and what was written to it."""
+
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        self.directory = directory
+        self.chance = chance
+        self.written: list[Row] = []
+        self._port = free_port()
+        self._errors: IO[str] = (directory / "errors.log").open("a")
+        self.service = self.serve()
+        self.relay = self.relaying()
+        self.table = self.materializing()
+
+    @property
+    def address(self) -> str:
+        return f"txnbuf://127.0.0.1:{self._port}"
+
+    @property
+    def clean(self) -> str:
+        return f"file:{self.directory / 'clean'}"
+
+    def serve(self) -> ServiceProcess:
+        return ServiceProcess(self.directory / "log", *FLAGS, port=self._port).wait_serving()
+
+    def relaying(self, *more: str) -> RelayProcess:
+        arguments = (self.address, T, CLEAN, "--to", self.clean, "--cursor", "relay", *more)
+        return RelayProcess(self.directory / "errors.log", *arguments)
+
+    def materializing(self, *more: str) -> subprocess.Popen[bytes]:
+        arguments = [self.address, T, f"sqlite:{self.directory / 'table.db'}", "--cursor", "table", *more]
+        command = [sys.executable, "-m", "txnbuffer", "materialize", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._errors)
+
+    def held(self) -> int:
+        """Cursors there are."""
+        return len(ask(Service(self.address), "Cursors"))
+
+    def write(self, client: PlainClient, count: int) -> None:
+        for _ in range(count):
+            with client.transaction() as txn:
+                for _ in range(5):
+                    key, value = f"k{self.chance.randrange(40)}", self.chance.randbytes(500).hex()
+                    txn.send(T, value, key=key)
+                    self.written.append((key.encode(), value.encode()))
+
+    def kill_one(self) -> str:
+        what = self.chance.choice(["relay", "table", "relay", "table", "service"])
+        if what == "service":
+            self.service.kill()
+            self.service = self.serve()
+            return what
+        if what == "relay":
+            self.relay.kill()
+        else:
+            self._kill(self.table)
+        time.sleep(self.chance.uniform(0.0, 2.0))  # so long it is away, whatever is trimmed meanwhile
+        if what == "relay":
+            self.relay = self.relaying()
+        else:
+            self.table = self.materializing()
+        return what
+
+    def finish(self) -> list[str]:
+        """Let both sinks come to the end; what is wrong then."""
+        self.relay.kill()
+        self._kill(self.table)
+        self.relay, self.table = self.relaying("--no-follow"), self.materializing("--to", "now")
+        codes = self.relay.finish()[0], self.table.wait(PATIENCE)
+        wrong = [] if codes == (0, 0) else [f"exit codes {codes}", (self.directory / "errors.log").read_text()]
+        with open_broker(self.clean, read_only=True) as broker:
+            if [row[:2] for row in committed(broker, CLEAN)] != self.written:
+                wrong.append("the relay's target is not what was written")
+        with closing(sqlite3.connect(self.directory / "table.db")) as database:
+            found = database.execute(f"SELECT key, value FROM {T}").fetchall()
+        if {key.encode(): value.encode() for key, value in found} != dict(self.written):
+            wrong.append("the table is not what was written last")
+        return wrong
+
+    def close(self) -> None:
+        self.service.kill()
+        if self.relay.process.poll() is None:
+            self.relay.kill()
+        self._kill(self.table)
+        self._errors.close()
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE)
+
+
+def through_kills(directory: Path, rounds: int, seed: int) -> tuple[Rig, list[str], int]:
+    """What was done, what is wrong, and how many bytes the log has in the end."""
+    rig = Rig(directory, random.Random(seed))
+    try:
+        with connect(rig.address, patience=PATIENCE) as client:
+            rig.write(client, 1)
+            deadline = time.monotonic() + PATIENCE
+            while rig.held() < 2:
+                assert time.monotonic() < deadline, (directory / "errors.log").read_text()
+                time.sleep(0.1)
+            for _ in range(rounds):
+                rig.write(client, 30)
+                print("killed:", rig.kill_one(), file=sys.stderr)
+        wrong = rig.finish()
+        with open_broker(rig.address) as broker:
+            left = sum(ledger.bytes for ledger in broker.ledgers(T))
+        return rig, wrong, left
+    finally:
+        rig.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        rig, wrong, left = through_kills(Path(directory), chosen.rounds, chosen.seed)
+    written = sum(len(value or b"") for _, value in rig.written)
+    print(f"cursors: seed {chosen.seed}, {len(rig.written)} records of {written} bytes, {left} left, wrong: {wrong}")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
