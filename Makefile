@@ -64,6 +64,7 @@ mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text 
 soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open everything that may be open at once
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/pulsar/cluster_soak.py --shards 2 --brokers $(or $(BROKERS),5) --services $(or $(SERVICES),40) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/relay_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/cursor_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/sinks/materialize_soak.py $(if $(SEED),--seed $(SEED))

@@ -52,7 +52,7 @@ class DirectWorld:
         handle = self.broker.connect()
         self.handles.append(handle)
         resources = AsyncExitStack()
-        client = await client_on(handle, self._dial, None, patience, resources)
+        client = await client_on(handle, [self._dial], None, patience, resources)
         client.resources = resources
         resources.push_async_callback(client.session.close)
         self._clients.append(resources)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
+import pytest
 from raw_session import InProcess, RawSession, transactional
 from service_setup import visible
 
+from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from txnbuffer.buffer import TransactionBuffer
+from txnbuffer.client.client import Client
+from txnbuffer.client.cluster import client_on
+from txnbuffer.client.link import EngineLink, Link
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.frames import Abort
 from txnbuffer.model import TxnId
@@ -89,6 +96,24 @@ class Shards:
 
     def visible(self, *topics: str) -> list[Counter[bytes | None]]:
         return [visible(self.cluster, topic) for topic in topics]
+
+    async def client(self, home: int, patience: float = 60.0) -> Client:
+        """A client whose transactions begin at a shard."""
+        handle, resources = self.cluster.connect(), AsyncExitStack()
+        resources.callback(handle.close)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(random, "randrange", lambda _: home)
+            client = await client_on(
+                handle, [partial(self._dial, one) for one in range(self.count)], None, patience, resources
+            )
+        client.resources = resources
+        return client
+
+    async def _dial(self, number: int) -> Link:
+        engine = self.engines[number]
+        if engine is None:
+            raise ServiceUnavailable(f"shard {number} is away")
+        return EngineLink(engine)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     async def dial_admin() -> AdminLink:
         return EngineAdminLink(engine)
 
-    client.dial_streams, client.dial_admin = dial_streams, dial_admin
+    client.dial_streams, client.dial_admin = dial_streams, [dial_admin]
     try:
         yield client
     finally:

@@ -28,6 +28,8 @@
     [service]                   # txnbuf serve
     listen = "127.0.0.1:7711"   # gRPC; port 0: any free one
     advertise = ""              # HOST:PORT where clients of a cluster find it; listen, or this host by its name
+    shard = 0                   # beside a cluster: which of the namespace's shards it serves
+    shards = 1                  # and how many there are, which is fixed when a namespace is first served
     standby = false             # beside a cluster: serve once whoever serves is gone, instead of fencing it
     http = "127.0.0.1:7712"     # metrics and health; "" for none
     tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
@@ -92,7 +94,7 @@ NO_SETTINGS = {
 """Variables of ours that are no settings: options of commands, and what tests and demo on a real Pulsar are told."""
 
 ABOVE_0 = {
-    *(("service", "max_clients"), ("retention", "check_seconds")),
+    *(("service", "max_clients"), ("service", "shards"), ("retention", "check_seconds")),
     *(
         ("streams", name)
         for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors")
@@ -142,6 +144,8 @@ class PulsarConfig:
 class ServiceConfig:
     listen: str = "127.0.0.1:7711"
     advertise: str = ""
+    shard: int = 0
+    shards: int = 1
     standby: bool = False
     http: str = "127.0.0.1:7712"
     tls_cert: str = ""

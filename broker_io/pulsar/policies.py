@@ -81,10 +81,11 @@ def lift(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: b
 
 def _lift_quotas(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
     """Give a topic quotas of backlog that nothing fills."""
-    quotas, own = dict(policies.quotas or {}), dict(policies.own_quotas or {})
+    own = dict(policies.own_quotas or {})
+    quotas = dict(policies.quotas or {}) | own  # another service may have given it its own between the two questions
     missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _stops(kind, own[kind]))]
     if not missing:
-        return policies
+        return policies._replace(quotas=quotas)
     wanted = {} if ours else admin.ask("GET", f"namespaces/{namespace}/backlogQuotaMap") or {}
     for kind in missing:
         if kind in wanted and _stops(kind, wanted[kind]) and not _is_stock(kind, wanted[kind]):

@@ -1,11 +1,11 @@
 """Kill broker, services and clients at random moments, and compare what is left with what was told.
 
-    python tests/pulsar/cluster_soak.py --brokers 20 --services 50 --seed 7
+    python tests/pulsar/cluster_soak.py --brokers 20 --services 50 --seed 7 --shards 2
 
-Two services stand by for one another beside a broker of our own; writers send transactions over two topics and keep
-diaries; a reader in a process of its own follows live. Brokers and services are killed with SIGKILL, services and
-writers are stopped and go on later, when they are zombies. In the end the service is asked for the outcome of each
-transaction, and writers, service and readers have to agree. Prints one JSON object; exit code 1 if they don't.
+Two services of each shard stand by for one another beside a broker of our own; writers send transactions over two
+topics and keep diaries; a reader in a process of its own follows live. Brokers and services are killed with SIGKILL,
+services and writers are stopped and go on later, when they are zombies. In the end the service is asked for the outcome
+of each transaction, and writers, service and readers have to agree. Prints one JSON object; exit code 1 if they don't.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
+from pulsar_cluster import Cluster, choose  # noqa: E402
 from service_process import ServiceProcess  # noqa: E402
 from soak_judge import TOPICS, Told, Verdict, judge, told  # noqa: E402
 
@@ -65,8 +66,10 @@ class Report(Verdict):
 
 
 class Soak:
-    def __init__(self, broker: Standalone, directory: Path, seed: int, writers: int) -> None:
+    def __init__(self, broker: Standalone | Cluster, directory: Path, seed: int, writers: int, shards: int = 1) -> None:
         self.report = Report()
+        self._shards = shards
+        self._shard_of: dict[ServiceProcess, int] = {}
         self._broker = broker
         self._directory = directory
         self._address = f"{broker.url}/{broker.namespace()}"
@@ -74,9 +77,9 @@ class Soak:
         self._random = random.Random(seed)
         self._names = 0
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._services = [self._start_service(), self._start_service()]
+        self._services = [self._start_service(shard) for shard in range(shards) for _ in range(2)]
         self._old_services: list[ServiceProcess] = []
-        self._active()
+        self._all_active()
         self._live = self._start("soak_reader.py", self._address, str(self._seen), json.dumps(self._options))
         self._writers = [self._start_writer() for _ in range(writers)]
 
@@ -103,24 +106,31 @@ class Soak:
     # What happens
 
     def _kill_active(self) -> None:
-        self._kill_service(self._active())
+        self._kill_service(self._active(self._any_shard()))
 
     def _kill_standby(self) -> None:
-        active = self._active()
-        self._kill_service(next(service for service in self._services if service is not active))
+        active = self._active(self._any_shard())
+        self._kill_service(next(service for service in self._of(self._shard_of[active]) if service is not active))
 
     def _kill_both(self) -> None:
-        for service in [*self._services]:
+        for service in self._of(self._any_shard()):
+            self._kill_service(service)
+
+    def _kill_actives(self) -> None:
+        """Of all shards at once."""
+        for service in [self._active(shard) for shard in range(self._shards)]:
             self._kill_service(service)
 
     def _kill_broker(self) -> None:
+        assert isinstance(self._broker, Standalone)
         self.report.broker_kills += 1
         self._broker.kill()
         time.sleep(self._random.uniform(0.0, 1.0))
         self._broker.start()
 
     def _kill_broker_and_active(self) -> None:
-        active = self._active()
+        assert isinstance(self._broker, Standalone)
+        active = self._active(self._any_shard())
         self.report.broker_kills += 1
         self._broker.kill()
         self._kill_service(active)
@@ -135,10 +145,11 @@ class Soak:
 
     def _make_zombie(self) -> None:
         """Stop the owner, let somebody fence it, and wake it up."""
-        zombie = self._active()
+        shard = self._any_shard()
+        zombie = self._active(shard)
         zombie.process.send_signal(signal.SIGSTOP)
         started = time.monotonic()
-        successor = self._start_service(standby=False)
+        successor = self._start_service(shard, standby=False)
         self._services[self._services.index(zombie)] = successor
         self._old_services.append(zombie)
         wait_until(lambda: successor.event("serving") is not None, "nobody fences a stopped service")
@@ -165,15 +176,25 @@ class Soak:
     def _replace(self, service: ServiceProcess) -> None:
         """As whatever supervises services does."""
         self._old_services.append(service)
-        self._services[self._services.index(service)] = self._start_service()
+        self._services[self._services.index(service)] = self._start_service(self._shard_of[service])
 
-    def _active(self) -> ServiceProcess:
-        """The one that serves, once there is one."""
+    def _any_shard(self) -> int:
+        return self._random.randrange(self._shards) if self._shards > 1 else 0
+
+    def _of(self, shard: int) -> list[ServiceProcess]:
+        return [service for service in self._services if self._shard_of[service] == shard]
+
+    def _all_active(self) -> None:
+        for shard in range(self._shards):
+            self._active(shard)
+
+    def _active(self, shard: int) -> ServiceProcess:
+        """The one that serves a shard, once there is one."""
         started = time.monotonic()
 
         def serving() -> ServiceProcess | None:
             self._supervise()
-            return next((service for service in self._services if service.event("serving") is not None), None)
+            return next((service for service in self._of(shard) if service.event("serving") is not None), None)
 
         found = wait_until(serving, "nobody serves")
         self._took_over(started)
@@ -196,9 +217,12 @@ class Soak:
 
     # Processes
 
-    def _start_service(self, *, standby: bool = True) -> ServiceProcess:
+    def _start_service(self, shard: int, *, standby: bool = True) -> ServiceProcess:
         flags = [word for setting in SETTINGS for word in ("--set", setting)]
-        return ServiceProcess(self._address, "--admin-url", self._broker.admin, *["--standby"] * standby, *flags)
+        flags += ["--admin-url", self._broker.admin, "--shards", str(self._shards), "--shard", str(shard)]
+        service = ServiceProcess(self._address, *["--standby"] * standby, *flags)
+        self._shard_of[service] = shard
+        return service
 
     def _start_writer(self) -> subprocess.Popen[bytes]:
         self._names += 1
@@ -237,7 +261,7 @@ class Soak:
             code = writer.wait(SECONDS)
             if code:
                 self.report.surprises.append(f"a writer ended with {code}")
-        self._active()
+        self._all_active()
         transactions = list(told(self._diaries))
         print(time.strftime("%H:%M:%S"), f"asking for {len(transactions)} transactions", file=sys.stderr)
         outcomes = ask_outcomes(self._address, self._options, transactions)
@@ -271,7 +295,7 @@ class Soak:
             service.terminate()
         for service in self._services:
             if code := service.finish(SECONDS):
-                self.report.surprises.append(f"a service stopped with {code}: {''.join(service.lines[-20:])}")
+                self._ended(service, code)
         for service in (*self._old_services, *self._services):
             told_of = [event for event in service.events if event["event"] in ("damage", "topic stopped")]
             self.report.surprises += [str(event) for event in told_of]
@@ -328,9 +352,9 @@ def plan(brokers: int, services: int, chance: random.Random) -> list[str]:
     return events
 
 
-def soak(broker: Standalone, events: Sequence[str], seed: int, writers: int) -> Report:
+def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers: int, shards: int = 1) -> Report:
     with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
-        run = Soak(broker, Path(directory), seed, writers)
+        run = Soak(broker, Path(directory), seed, writers, shards)
         try:
             return run.run(events)
         finally:
@@ -338,19 +362,18 @@ def soak(broker: Standalone, events: Sequence[str], seed: int, writers: int) -> 
 
 
 def main() -> int:
-    from pulsar_cluster import Cluster, choose
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--brokers", type=int, default=20, help="how often brokers are killed")
     parser.add_argument("--services", type=int, default=50, help="how often services are killed, at least")
     parser.add_argument("--writers", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=1, help="how many share the topics, each with two services")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
     print(f"seed {options.seed}", file=sys.stderr)
     events = plan(options.brokers, options.services, random.Random(options.seed))
     with Cluster(choose(), "", "").private_standalone() as broker:
-        report = soak(broker, events, options.seed, options.writers)
+        report = soak(broker, events, options.seed, options.writers, options.shards)
     print(json.dumps(asdict(report) | {"good": report.good}))
     return 0 if report.good else 1
 

@@ -34,6 +34,13 @@ def test_writers_service_and_readers_agree_through_kills_of_all(cluster: Cluster
     assert (report.broker_kills, report.service_kills, report.writer_kills, report.zombies) == (2, 3, 1, 2)
 
 
+def test_readers_see_transactions_across_shards_whole_through_kills(cluster: Cluster, soaking: ModuleType) -> None:
+    report = soaking.soak(cluster, ["kill_active", "make_zombie", "kill_actives"], seed=20260104, writers=1, shards=2)
+    assert report.good, report
+    assert report.committed > 0
+    assert (report.service_kills, report.zombies) == (3, 1)
+
+
 @pytest.mark.parametrize(("brokers", "services"), [(20, 50), (3, 10), (0, 5)])
 def test_the_plan_kills_as_often_as_it_is_told(soaking: ModuleType, brokers: int, services: int) -> None:
     kills = Counter(soaking.plan(brokers, services, random.Random(1)))

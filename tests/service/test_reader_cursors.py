@@ -228,11 +228,11 @@ async def test_a_service_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyP
     async def dial() -> Away:
         return link
 
-    assert await DurableCursors(dial, 60.0).advance("t", "c", 7) == 7
+    assert await DurableCursors([dial], 60.0).advance("t", "c", 7) == 7
     assert link.closed == 3
     with pytest.raises(ServiceUnavailable):
         link.left = 2
-        await DurableCursors(dial, -1.0).advance("t", "c", 7)
+        await DurableCursors([dial], -1.0).advance("t", "c", 7)
     assert link.left == 1
 
 

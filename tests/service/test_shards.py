@@ -13,7 +13,8 @@ from shard_world import App, Shards, shards_on, topics_of
 
 from broker_io.memory import MemoryBroker
 from snapshots.verify import Level, verify
-from txnbuffer.config import RetentionConfig
+from txnbuffer.config import Config as Settings
+from txnbuffer.config import RetentionConfig, ServiceConfig
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
 from txnbuffer.errors import (
     Error,
@@ -29,6 +30,7 @@ from txnbuffer.service import letters
 from txnbuffer.service.engine import BESIDE, Engine
 from txnbuffer.service.opening import prepare
 from txnbuffer.service.retention import Retention
+from txnbuffer.service.serving import check
 from txnbuffer.shards import Shard, shard_of
 
 (HERE,), (THERE,) = topics_of(2)
@@ -268,6 +270,19 @@ def test_a_namespace_keeps_the_number_of_its_shards() -> None:
         prepare(plain, Shard(0, 2))
     prepare(plain, Shard())
     assert plain.topics() == ["__txnbuffer_decisions"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared", "why"),
+    [
+        (ServiceConfig(shards=2), False, "only a cluster has several"),
+        (ServiceConfig(shard=2, shards=2), True, "there is no shard 2 of 2"),
+        (ServiceConfig(shards=1000), True, "there may be 1 to 256"),
+    ],
+)
+def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, shared: bool, why: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=why):
+        check(replace(Settings(), service=settings), shared=shared)
 
 
 @on_a_loop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, ask, service_option
+from txnbuffer.cli.asking import Service, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record
 
 
@@ -17,4 +17,4 @@ def command(txn: str, service: Service, output: str) -> None:
 
     One that has committed stays committed: then the outcome is COMMIT.
     """
-    show_record(ask(service, "Abort", txn=txn), output)
+    show_record(ask_owner(service, "Abort", txn=txn), output)

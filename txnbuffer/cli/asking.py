@@ -9,19 +9,27 @@ from typing import Any, NamedTuple
 
 import click
 
-from broker_io.errors import InvalidAddress
+from broker_io.errors import InvalidAddress, TopicNotFound
 from txnbuffer.cli.opening import tls_option
 from txnbuffer.client.trust import certificates
+from txnbuffer.errors import ForeignTopic, ForeignTransaction
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
 
 
 class Service(NamedTuple):
-    """A running service; `tls_ca` is the file of the certificate that signs its own, None where it has no TLS."""
+    """A running service, or that of each shard with commas between.
+
+    `tls_ca` is the file of the certificate that signs its own, None where it has no TLS.
+    """
 
     address: str
     tls_ca: str | None = None
+
+    @property
+    def each(self) -> list[Service]:
+        return [Service(address.strip(), self.tls_ca) for address in self.address.split(",")]
 
 
 def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,10 +44,33 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--service",
         default=DEFAULT,
         show_default=True,
-        metavar="HOST:PORT",
+        metavar="HOST:PORT,…",
         envvar="TXNBUFFER_SERVICE",
-        help="The running service; also txnbuf://HOST:PORT. Environment: TXNBUFFER_SERVICE.",
+        help="The running service, also as txnbuf://HOST:PORT; with shards that of each, with commas between. "
+        "Environment: TXNBUFFER_SERVICE.",
     )(decorated)
+
+
+def ask_owner(service: Service, method: str, **question: Any) -> Any:
+    """The answer of the shard that a question is for. Raises what that one answered, or that a service is away."""
+    for one in service.each[:-1]:
+        try:
+            return ask(one, method, **question)
+        except (ForeignTopic, ForeignTransaction, TopicNotFound):
+            continue
+    return ask(service.each[-1], method, **question)
+
+
+def ask_all(service: Service, method: str, **question: Any) -> list[Any]:
+    """The answers of all shards."""
+    return [ask(one, method, **question) for one in service.each]
+
+
+def rows_of_all(service: Service, method: str, *order: str, **question: Any) -> list[dict[str, Any]]:
+    """The rows of all shards; of several sorted by what stands under the names of `order`."""
+    answers = ask_all(service, method, **question)
+    rows = [row for answer in answers for row in answer]
+    return rows if len(answers) == 1 else sorted(rows, key=lambda row: [str(row[name]) for name in order])
 
 
 def ask(service: Service, method: str, *, timeout: float = TIMEOUT, **question: Any) -> Any:

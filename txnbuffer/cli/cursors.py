@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import Service, ask, service_option
+from txnbuffer.cli.asking import Service, ask_owner, rows_of_all, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -27,7 +27,7 @@ def list_(service: Service, output: str) -> None:
 
     `items_remaining`: mutations behind it; `first_ledger`: the first one that it holds.
     """
-    show_rows(ask(service, "Cursors"), output, title="durable cursors", empty="none")
+    show_rows(rows_of_all(service, "Cursors", "topic", "cursor"), output, title="durable cursors", empty="none")
 
 
 @command.command("add")
@@ -39,7 +39,7 @@ def list_(service: Service, output: str) -> None:
 @output_option
 def add(topic: str, cursor: str, at: str, service: Service, output: str) -> None:
     """Make CURSOR at TOPIC; one that is there stays where it is."""
-    _show(ask(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
+    _show(ask_owner(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
 
 
 @command.command("advance")
@@ -53,7 +53,7 @@ def advance(topic: str, cursor: str, place: str, service: Service, output: str) 
 
     It never moves back.
     """
-    _show(ask(service, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
+    _show(ask_owner(service, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
 
 
 @command.command("remove")
@@ -63,7 +63,7 @@ def advance(topic: str, cursor: str, place: str, service: Service, output: str) 
 @output_option
 def remove(topic: str, cursor: str, service: Service, output: str) -> None:
     """Remove CURSOR of TOPIC: what it held may go."""
-    _show(ask(service, "RemoveCursor", topic=topic, cursor=cursor), output)
+    _show(ask_owner(service, "RemoveCursor", topic=topic, cursor=cursor), output)
 
 
 def _show(answer: dict[str, Any], output: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, ask, service_option
+from txnbuffer.cli.asking import Service, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -17,7 +17,7 @@ def command(topic: str, service: Service, output: str) -> None:
 
     Says which transaction holds max_read_position back, since when, and whose it is.
     """
-    answer = ask(service, "Describe", topic=topic)
+    answer = ask_owner(service, "Describe", topic=topic)
     if output == "json":
         show_record(answer, output)
         return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from txnbuffer.cli.asking import Service, ask, service_option
+from txnbuffer.cli.asking import Service, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
@@ -19,4 +21,18 @@ def command(seconds: float, service: Service, output: str) -> None:
     Each holds back the readers of all topics it wrote to. It is aborted by itself when its time is up;
     `txnbuf abort` does it now.
     """
-    show_rows(ask(service, "FindHanging", seconds=seconds), output, title="open transactions", empty="none hangs")
+    found = merged(ask_all(service, "FindHanging", seconds=seconds))
+    show_rows(found, output, title="open transactions", empty="none hangs")
+
+
+def merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each transaction, of what the shards know: its coordinator knows most, each its own topics."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for answer in answers for row in answer):
+        known = found.setdefault(row["txn"], row)
+        if known is not row:
+            better = row if known["session"] is None else known
+            ages = [one["open_seconds"] for one in (row, known) if one["open_seconds"] is not None]
+            topics = sorted({*known["topics"], *row["topics"]})
+            found[row["txn"]] = better | {"topics": topics, "open_seconds": max(ages, default=None)}
+    return sorted(found.values(), key=lambda row: -(row["open_seconds"] or 0))

@@ -25,6 +25,10 @@ LEFT = 3
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
 @click.option("--insecure", is_flag=True, help="Listen on any address without TLS.")
+@click.option("--shard", type=int, metavar="K", help="Beside a cluster: which shard to serve, 0 to N - 1 (0).")
+@click.option(
+    "--shards", type=int, metavar="N", help="How many share the namespace, fixed when it is first served (1)."
+)
 @click.option("--standby", is_flag=True, help="Beside a cluster: serve once whoever serves is gone.")
 @click.option("--advertise", metavar="HOST:PORT", help="Where clients of a cluster find this service.")
 @click.option("--admin-url", metavar="URL", help="REST interface of the cluster.")
@@ -39,7 +43,7 @@ def command(
     insecure: bool,
     no_create: bool,
     standby: bool,
-    **given: str | None,
+    **given: str | int | None,
 ) -> int:
     """Serve transactions on the log at ADDRESS until SIGTERM.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, ask, service_option
+from txnbuffer.cli.asking import Service, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_line, show_rows
 
 SHOWN = (
@@ -20,16 +20,18 @@ def command(service: Service, output: str) -> None:
     """Show the change streams that are open, and how far each has come.
 
     In JSON it is one object: connections with their streams, for each topic its mutation manager with its cursors,
-    and the memory of all. `items_remaining` is at most what is still to be sent.
+    and the memory of all; with shards one such object of each. `items_remaining` is at most what is still to be sent.
     """
-    answer = ask(service, "Streams")
+    answers = ask_all(service, "Streams")
     if output == "json":
-        show_line(answer)
+        for answer in answers:
+            show_line(answer)
         return
     rows = [
         {"peer": connection["peer"], **{name: stream[name] for name in SHOWN}}
+        for answer in answers
         for connection in answer["connections"]
         for stream in connection["streams"]
     ]
-    memory = answer["memory"]
-    show_rows(rows, output, title=f"change streams; {memory['bytes']:,} of {memory['budget']:,} bytes of memory")
+    used, budget = (sum(answer["memory"][name] for answer in answers) for name in ("bytes", "budget"))
+    show_rows(rows, output, title=f"change streams; {used:,} of {budget:,} bytes of memory")

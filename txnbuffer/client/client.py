@@ -20,7 +20,7 @@ from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Source, process
 from txnbuffer.client.read_topics import Start
-from txnbuffer.client.routing import Routes
+from txnbuffer.client.routing import NoRoutes, Routes
 from txnbuffer.client.rows import (
     BATCHINGS,
     Batching,
@@ -35,6 +35,8 @@ from txnbuffer.client.rows import (
 )
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import Session
+from txnbuffer.client.sessions import Sessions
+from txnbuffer.client.shard_streams import ShardStreams
 from txnbuffer.client.stream_link import StreamDial
 from txnbuffer.client.streaming import Streaming
 from txnbuffer.client.threaded import AsyncReader
@@ -65,13 +67,15 @@ class Client:
     ) -> None:
         """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
         self.session = session
+        self.sessions = Sessions(session)
         self.serializer = serializer
         self.batching: Batching = "messages"
-        self.routes: Routes | None = None
+        self.routes: Routes | NoRoutes = NoRoutes()
         self.resources = AsyncExitStack()
         self.open_broker = broker
         self.dial_streams: StreamDial | None = None
-        self.dial_admin: AdminDial | None = None
+        self.dial_admin: Sequence[AdminDial] = ()
+        self.shard_streams: ShardStreams | None = None  # where there are several shards
         self._ordinary = ordinary
         self._streaming: Streaming | None = None
         self._cursors: DurableCursors | None = None
@@ -80,11 +84,10 @@ class Client:
 
     async def close(self) -> None:
         """End the session and all change streams; transactions that are open abort."""
-        if self._streaming is not None:
-            await self._streaming.close()
-        if self._cursors is not None:
-            await self._cursors.close()
-        await self.session.close()
+        for part in (self._streaming, self.shard_streams, self._cursors):
+            if part is not None:
+                await part.close()
+        await self.sessions.close()
         await self.resources.aclose()
 
     # Transactions
@@ -103,6 +106,10 @@ class Client:
         if name is not None:
             naming = check_name(name, "a producer"), check_number(number)
         return Transaction(self, naming, check_timeout(timeout))
+
+    def transaction_of(self, group: str) -> Transaction:
+        """A transaction that is to move a consumer group."""
+        return Transaction(self, None, None, group)
 
     async def run(
         self,
@@ -134,7 +141,8 @@ class Client:
     async def outcome(self, txn: TxnId | str) -> Outcome | None:
         """How a transaction ended; None while it has not. Raises OutcomeForgotten, UnknownTransaction."""
         wanted = TxnId.parse(txn) if isinstance(txn, str) else txn
-        result = await self.session.result(lambda future: self.session.core.query(wanted, future))
+        session = self.sessions.at(wanted.most)
+        result = await session.result(lambda future: session.core.query(wanted, future))
         return result if isinstance(result, Outcome) else None
 
     async def committed_number(self, name: str) -> int:
@@ -267,18 +275,14 @@ class Client:
         UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
-        if self._streaming is None:
-            if self.dial_streams is None:
-                raise InvalidRequest("this client was made without a way to change streams: use connect")
-            self._streaming = Streaming(self.dial_streams, self.session.patience)
         hold = None if cursor is None else Hold(self.cursors, topic, cursor)
-        return self._streaming.stream(topic, from_, to, store, hold)
+        return self._streams(topic).stream(topic, from_, to, store, hold)
 
     @property
     def cursors(self) -> DurableCursors:
         """Durable cursors: what stands behind one is kept in its topic's log."""
         if self._cursors is None:
-            if self.dial_admin is None:
+            if not self.dial_admin:
                 raise InvalidRequest("this client was made without a way to durable cursors: use connect")
             self._cursors = DurableCursors(self.dial_admin, self.session.patience)
         return self._cursors
@@ -290,7 +294,7 @@ class Client:
 
     async def take_part(self, part: TakePart) -> Shares:
         """A member of a consumer group comes, is still there, or goes; what it holds."""
-        shares: Shares = await self.session.result(lambda future: self.session.core.take_part(part, future))
+        shares: Shares = await self.sessions.ask(part.group, lambda core, future: core.take_part(part, future))
         return shares
 
     # For transactions
@@ -350,28 +354,18 @@ class Client:
             return 0
         return min(SET_BYTES, self.max_message_bytes)
 
-    async def room(self) -> None:
-        """Wait until the service takes more records."""
-        while not self.session.core.has_room:
-            await self.session.result(self.session.core.wait_for_room)
+    async def room(self, session: Session) -> None:
+        """Wait until the service of a session takes more records."""
+        while not session.core.has_room:
+            await session.result(session.core.wait_for_room)
 
     async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
         """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
-        if self.routes is not None:
-            return await self.routes.parts(topic, rows, partition)
-        self._check_no_partition(topic, partition)
-        return ((topic, rows),)
+        return await self.routes.parts(topic, rows, partition)
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
         """As `parts`, of columns."""
-        if self.routes is not None:
-            return await self.routes.split(topic, records, partition)
-        self._check_no_partition(topic, partition)
-        return ((topic, records),)
-
-    def _check_no_partition(self, topic: str, partition: int | None) -> None:
-        if partition is not None:
-            raise InvalidRequest(f"topic {topic!r} has no partitions: it can't take a record for partition {partition}")
+        return await self.routes.split(topic, records, partition)
 
     async def _send(
         self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
@@ -389,9 +383,18 @@ class Client:
         if not len(rows.values):
             return
         for piece in pieces(rows):
-            await self.room()
+            await self.room(self.session)
             await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))
 
     async def _ask(self, field: Any, name: str) -> Any:
-        return await self.session.result(lambda future: self.session.core.ask(field, name, future))
+        return await self.sessions.ask(name, lambda core, future: core.ask(field, name, future))
+
+    def _streams(self, topic: str) -> Streaming:
+        if self.shard_streams is not None:
+            return self.shard_streams.of(topic)
+        if self._streaming is None:
+            if self.dial_streams is None:
+                raise InvalidRequest("this client was made without a way to change streams: use connect")
+            self._streaming = Streaming(self.dial_streams, self.session.patience)
+        return self._streaming

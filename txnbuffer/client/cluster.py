@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -16,6 +17,7 @@ from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.routing import Routes
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import Session
+from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.writers import Writers
 from txnbuffer.errors import Error, ServiceUnavailable
 
@@ -33,19 +35,33 @@ DialAddress: TypeAlias = Callable[[str], Awaitable[L]]
 
 
 async def client_on(
-    broker: Broker, dial: Dial, serializer: Serializer | None, patience: float, resources: AsyncExitStack
+    broker: Broker,
+    dials: Sequence[Dial],
+    serializer: Serializer | None,
+    patience: float,
+    resources: AsyncExitStack,
 ) -> Client:
-    """A client that writes to `broker` itself and reaches its service by `dial`; `resources` end with it."""
+    """A client that writes to `broker` itself, and reaches the service of each shard by its dial.
+
+    `resources` end with it.
+    """
     writers = Writers(broker, patience)
     resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
-    carrier = Carrier(writers, broker.max_message_bytes)
 
-    async def direct() -> Link:
-        return carrier.over(await dial())
+    def session_of(number: int) -> Session:
+        carrier = Carrier(writers, broker.max_message_bytes)
 
-    session = Session(direct, patience, apart=True)
-    session.begin()
+        async def direct() -> Link:
+            return carrier.over(await dials[number]())
+
+        session = Session(direct, patience, apart=True)
+        session.begin()
+        return session
+
+    home = random.randrange(len(dials))  # noqa: S311  clients are to spread over the shards
+    session = session_of(home)
     client = Client(session, lambda: broker, serializer, OrdinarySends(writers, broker))
+    client.sessions = Sessions(session, home, len(dials), session_of)
     if isinstance(broker, PartitionedBroker):
         client.routes = Routes(broker)
     return client

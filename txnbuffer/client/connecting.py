@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io import is_cluster, open_broker
 from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
+from snapshots.shards import shards_of
 from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink
 from txnbuffer.client.client import Client
 from txnbuffer.client.cluster import client_on, dial_at, finding
@@ -22,15 +23,19 @@ from txnbuffer.client.rows import BATCHINGS, Batching
 from txnbuffer.client.same_log import SameLog, log_of
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import LONGEST_PAUSE, Session
+from txnbuffer.client.shard_streams import ShardStreams
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
 from txnbuffer.client.trust import certificates
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.shards import Shard
 
 if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
 
 REMOTE = "txnbuf://"
+
+Way: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
 
 
 class ClusterOptions(NamedTuple):
@@ -95,26 +100,35 @@ class Opening:
 
         broker = await asyncio.to_thread(open_broker, self.address, **{"goodbye": 0.0, **options})
         resources.push_async_callback(asyncio.to_thread, broker.close)
-        log = log_of(broker, self.address, DECISIONS)
-
-        async def dial(target: str) -> Link:
-            return await GrpcLink.open(target, trusted, self._timeout, log)
-
-        way = dial_at(service, dial) if service is not None else finding(Finder(broker, self.address), dial)
-        client = await client_on(broker, way, self._serializer, self._patience, resources)
-
-        async def dial_streams(target: str) -> StreamLink:
-            return await GrpcStreamLink.open(target, trusted, self._timeout, log)
-
-        found = finding(Finder(broker, self.address), dial_streams)
-        client.dial_streams = found if service is None else dial_at(service, dial_streams)
-
-        async def dial_admin(target: str) -> AdminLink:
-            return await GrpcAdminLink.open(target, trusted, self._timeout, log)
-
-        asked = finding(Finder(broker, self.address), dial_admin)
-        client.dial_admin = asked if service is None else dial_at(service, dial_admin)
+        shards = await asyncio.to_thread(shards_of, broker)
+        if service is not None and shards > 1:
+            raise InvalidRequest(f"{self.address!r} has {shards} shards, each with a service: leave service= out")
+        ways = [self._way(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)]
+        client = await client_on(
+            broker, [way(GrpcLink.open) for way in ways], self._serializer, self._patience, resources
+        )
+        streams = [way(GrpcStreamLink.open) for way in ways]
+        client.dial_admin = [way(GrpcAdminLink.open) for way in ways]
+        if shards == 1:
+            client.dial_streams = streams[0]
+        else:
+            client.shard_streams = ShardStreams(streams, self._patience)
         return client
+
+    def _way(self, broker: Broker, decisions: str, trusted: bytes | None) -> Way:
+        """How to the owner of a decision log: from what opens a link to an address to what dials the owner."""
+        service, _ = self._cluster
+        log = log_of(broker, self.address, decisions)
+
+        def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+            async def dial(target: str) -> Any:
+                return await opening(target, trusted, self._timeout, log)
+
+            if service is not None:
+                return dial_at(service, dial)
+            return finding(Finder(broker, self.address, decisions), dial)
+
+        return dial_of
 
     async def _certificates(self) -> bytes | None:
         return None if self._tls_ca is None else await asyncio.to_thread(certificates, self._tls_ca)
@@ -147,7 +161,7 @@ class Opening:
             return await GrpcAdminLink.open(target, trusted, self._timeout, log)
 
         client = await self._client_of(dial, broker)
-        client.dial_streams, client.dial_admin = dial_streams, dial_admin
+        client.dial_streams, client.dial_admin = dial_streams, [dial_admin]
         resources.push_async_callback(close_broker)
         return client
 
@@ -180,7 +194,7 @@ class Opening:
             return EngineAdminLink(engine)
 
         client = await self._client_of(dial, lambda: broker)
-        client.dial_streams, client.dial_admin = dial_streams, dial_admin
+        client.dial_streams, client.dial_admin = dial_streams, [dial_admin]
         return client
 
     async def _client_of(self, dial: Dial, broker: Any) -> Client:

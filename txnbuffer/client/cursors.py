@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from txnbuffer.client.admin_link import AdminDial, AdminLink
 from txnbuffer.errors import Error, ServiceUnavailable
+from txnbuffer.shards import shard_of
 from txnbuffer.streams.errors import ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
 from txnbuffer.streams.token import ResumeToken
 
@@ -23,12 +25,15 @@ At = int | str | ResumeToken
 
 
 class DurableCursors:
-    """Cursors of topics, by name; made by `Client.cursors`. `patience`: seconds for which a service may be away."""
+    """Cursors of topics, by name; made by `Client.cursors`.
 
-    def __init__(self, dial: AdminDial, patience: float) -> None:
-        self._dial = dial
+    `dials` reach the service of each shard; `patience`: seconds for which one may be away.
+    """
+
+    def __init__(self, dials: Sequence[AdminDial], patience: float) -> None:
+        self._dials = dials
         self._patience = patience
-        self._link: AdminLink | None = None
+        self._links: dict[int, AdminLink] = {}
         self._asking = asyncio.Lock()
 
     async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
@@ -51,7 +56,11 @@ class DurableCursors:
         await self._ask("RemoveCursor", {"topic": topic, "cursor": cursor}, 0.0)
 
     async def close(self) -> None:
-        link, self._link = self._link, None
+        for number in [*self._links]:
+            await self._hang_up(number)
+
+    async def _hang_up(self, number: int) -> None:
+        link = self._links.pop(number, None)
         if link is not None:
             await link.close()
 
@@ -62,14 +71,15 @@ class DurableCursors:
 
     async def _ask(self, method: str, question: dict[str, Any], patience: float) -> Any:
         give_up, pause = time.monotonic() + patience, FIRST_PAUSE
+        number = shard_of(question["topic"], len(self._dials))
         while True:
             async with self._asking:  # so that nobody closes the link under another's question
                 try:
-                    if self._link is None:
-                        self._link = await self._dial()
-                    return await self._link.ask(method, question)
+                    if number not in self._links:
+                        self._links[number] = await self._dials[number]()
+                    return await self._links[number].ask(method, question)
                 except ServiceUnavailable:
-                    await self.close()
+                    await self._hang_up(number)
                     if time.monotonic() + pause > give_up:
                         raise
             await asyncio.sleep(pause)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, NotingBroker
+from broker_io.port import Broker, NotingBroker, PartitionedBroker
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.whereabouts import decode_note
-from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 PATIENCE = 0.25
 """Seconds of silence after which another reader is asked, and then the log is taken to be read."""
@@ -57,6 +57,7 @@ class Finder:
         """
         self._read_on()
         if self._owner is None:
+            self._check_shards()
             raise ServiceUnavailable(
                 f"no service has ever taken over namespace {self._namespace}: run `txnbuf serve --broker …` for it"
             )
@@ -66,6 +67,12 @@ class Finder:
                 "give connect(…, service='HOST:PORT')"
             )
         return self._owner.address
+
+    def _check_shards(self) -> None:
+        """Raises InvalidRequest where the namespace got its shards after it was looked at for them."""
+        broker = self._broker
+        if self._topic == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
+            raise InvalidRequest(f"namespace {self._namespace} has {count} shards by now: open another client")
 
     def _read_on(self) -> None:
         try:

@@ -134,7 +134,7 @@ class Handling:
         """Do the work and move the group, in one transaction; again where that was aborted."""
         group, topic, end = self._member.group, self._share.partition, records.positions.last
         while True:
-            txn = self._client.transaction()
+            txn = self._client.transaction_of(group)
             try:
                 async with AsyncExitStack() as turn:
                     await turn.enter_async_context(self._turn)

@@ -38,6 +38,25 @@ class Known:
         self.asking: asyncio.Future[None] | None = None
 
 
+class NoRoutes:
+    """Where no topic has partitions."""
+
+    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
+        """Raises InvalidRequest for a `partition`."""
+        _check_none(topic, partition)
+        return ((topic, rows),)
+
+    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
+        """As `parts`, of columns."""
+        _check_none(topic, partition)
+        return ((topic, records),)
+
+
+def _check_none(topic: str, partition: int | None) -> None:
+    if partition is not None:
+        raise InvalidRequest(f"topic {topic!r} has no partitions: it can't take a record for partition {partition}")
+
+
 class Routes:
     """Belongs to one loop."""
 

@@ -47,6 +47,7 @@ class Session:
         self._reason: Error | None = None
         self._impatience: asyncio.TimerHandle | None = None
         self._closing = False
+        self._lost_at = 0.0
 
     async def open(self) -> None:
         """Connect. Raises ServiceUnavailable, or why the service refuses this client."""
@@ -68,6 +69,10 @@ class Session:
         forking.check(self.forked_from)
         if self._unreachable is not None:
             raise self._unreachable
+
+    def away_for(self, seconds: float) -> bool:
+        """Whether there has been no connection for so long."""
+        return not self.core.welcomed and self._loop.time() > self._lost_at + seconds
 
     def poke(self) -> None:
         """There is something to send."""
@@ -104,6 +109,7 @@ class Session:
     # Staying connected
 
     def _start(self, link: Link | None) -> None:
+        self._lost_at = self._loop.time()
         self._tasks = [self._loop.create_task(self._run(link)), self._loop.create_task(self._keep_time())]
 
     async def _run(self, link: Link | None) -> None:
@@ -117,6 +123,7 @@ class Session:
                 error = gone
             finally:
                 link, was_welcomed = None, self.core.welcomed
+                self._lost_at = self._loop.time() if was_welcomed else self._lost_at
                 self.core.lost()
                 self._deliver()
             if self._closing:

@@ -31,7 +31,7 @@ class Share:
 
     def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
         self._client = client
-        self._session = client.session
+        self._session = client.sessions.of(name)
         self._naming = Naming(check_name(name, "a producer"), check_number(number), SHARED)
         self._timeout = check_timeout(timeout)
         self._open: OpenTransaction | None = None
@@ -65,7 +65,7 @@ class Share:
             for name, some in await client.split(topic, piece, partition):
                 session.core.send_batch(name, some, self._usable(), set_bytes)
                 session.poke()
-            await client.room()
+            await client.room(session)
 
     async def finish(self) -> Branch:
         """Wait until all that was sent is durable; what the commit is to name. Nothing can be sent after that."""

@@ -36,9 +36,13 @@ class Transaction:
 
     __slots__ = ("_client", "_naming", "_open", "_positions", "_session", "_timeout")
 
-    def __init__(self, client: Client, naming: tuple[str, int] | None, timeout: float | None) -> None:
+    def __init__(
+        self, client: Client, naming: tuple[str, int] | None, timeout: float | None, group: str | None = None
+    ) -> None:
+        """`naming`: the name and number of a producer; `group`: whose positions it is to move."""
+        home = naming[0] if naming is not None else group
         self._client = client
-        self._session = client.session
+        self._session = client.sessions.any() if home is None else client.sessions.of(home)
         self._naming = naming
         self._timeout = timeout
         self._open: OpenTransaction | None = None
@@ -139,7 +143,7 @@ class Transaction:
                 session.core.send(name, some, opened)
             session.poke()
             if not session.core.has_room:
-                await self._client.room()
+                await self._client.room(session)
                 if left:
                     self._usable()
 

@@ -56,6 +56,7 @@ class Admin:
         engine = self._engine
         return {
             "shard": engine.coordinator.shard,
+            "shards": engine.topics.shard.of,
             "epoch": engine.coordinator.epoch,
             "ready": engine.coordinator.ready,
             "draining": engine.intake.draining,
@@ -252,13 +253,14 @@ class Admin:
         engine = self._engine
         transaction = engine.coordinator.transaction(entry.txn)
         session = None if transaction is None else transaction.session
+        elsewhere = None if entry.txn.most == engine.coordinator.shard else entry.txn.most
         started = await engine.topics.work(self._published, topic.name, entry)
         left = None
         if transaction is not None and transaction.state is State.OPEN:
             left = max(transaction.deadline - engine.now(), 0.0)
         return {
             "txn": str(entry.txn),
-            "state": _state(transaction),
+            "state": _state(transaction) if elsewhere is None else f"as shard {elsewhere} decides",
             "open_seconds": None if started is None else round(max(engine.now() - started, 0.0), 3),
             "aborted_in_seconds": None if left is None else round(left, 3),
             "session": None if session is None else session.name,

@@ -32,6 +32,7 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     counts, account = engine.carrying.counts, engine.intake.account
     stopped = sum(topic.problem is not None for topic in engine.topics.by_name.values())
     yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
+    yield Metric("shard", "gauge", "Which shard of the namespace this process owns.", engine.coordinator.shard)
     yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
     yield Metric("draining", "gauge", "1 while no new sessions are taken.", engine.intake.draining)
     yield Metric("connections", "gauge", "Clients that are connected.", len(engine.connections))
@@ -60,6 +61,10 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield Metric("damaged_commits", "counter", "Commits with another number of records than they say.", counts.damaged)
     yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.keeping.written)
     yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
+    letters = engine.carrying.letters
+    sent, received = (0, 0) if letters is None else (letters.sent, letters.received)
+    yield Metric("letters_sent", "counter", "Letters written to services of other shards.", sent)
+    yield Metric("letters_received", "counter", "Letters read from them.", received)
     yield from _of_streams(engine)
 
 

@@ -25,6 +25,7 @@ from txnbuffer.service.leaving import Leaving
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.opening import Standing
 from txnbuffer.service.standing import Standby
+from txnbuffer.shards import Shard, check_shard
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
@@ -35,6 +36,9 @@ def check(config: Config, *, shared: bool = False) -> None:
     service = config.service
     if service.standby and not shared:
         raise InvalidConfiguration("one can stand by beside a cluster only: another log has one owner at a time")
+    check_shard(Shard(service.shard, service.shards))
+    if service.shards > 1 and not shared:
+        raise InvalidConfiguration(f"this log has one shard, not {service.shards}: only a cluster has several")
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):
@@ -44,7 +48,7 @@ def check(config: Config, *, shared: bool = False) -> None:
     check_listening(service.listen, tls=bool(service.tls_cert), insecure=service.insecure)
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
-    coordinator_config(config.transactions, shared=shared)
+    coordinator_config(config.transactions, shared=shared, shards=service.shards)
 
 
 def _check_pem(certificate: str, key: str) -> None:
@@ -65,7 +69,7 @@ def _check_pem(certificate: str, key: str) -> None:
         ) from None
 
 
-def coordinator_config(config: TransactionConfig, *, shared: bool = False) -> CoordinatorConfig:
+def coordinator_config(config: TransactionConfig, *, shared: bool = False, shards: int = 1) -> CoordinatorConfig:
     """Beside a cluster (`shared`) every decision stands in the fenced log, and clients are taken at their word."""
     return CoordinatorConfig(
         one_phase=not shared,
@@ -77,6 +81,7 @@ def coordinator_config(config: TransactionConfig, *, shared: bool = False) -> Co
         remember=config.remember,
         max_open_session=config.max_open_session,
         max_open=config.max_open,
+        shards=shards,
     )
 
 
@@ -119,7 +124,7 @@ async def serve(
         await front.start(certificate, key)
         standing: Standing | None = None
         if config.service.standby:
-            standing = await _stand_by(broker, front, signals, log)
+            standing = await _stand_by(broker, Shard(config.service.shard, config.service.shards), front, signals, log)
             started = time.monotonic()
             if standing is None:
                 return None
@@ -132,10 +137,10 @@ async def serve(
         log("stopped")
 
 
-async def _stand_by(broker: Broker, front: Front, signals: Signals, log: Log) -> Standing | None:
+async def _stand_by(broker: Broker, shard: Shard, front: Front, signals: Signals, log: Log) -> Standing | None:
     front.waits_for("standing by: another service serves")
     log("standing by", port=front.port, http=front.http_port)
-    standby = Standby(broker)
+    standby = Standby(broker, shard)
     telling = asyncio.ensure_future(_tell(lambda: {"standby": standby.problem}, log))
     try:
         standing = await standby.wait(signals.first)
@@ -163,9 +168,10 @@ async def _own(
         broker,
         owner=owner,
         address=advertised(config.service, front.port),
+        shard=Shard(config.service.shard, config.service.shards),
         shared=shared,
         standing=standing,
-        config=coordinator_config(config.transactions, shared=shared),
+        config=coordinator_config(config.transactions, shared=shared, shards=config.service.shards),
         limits=limits(config),
         policy=snapshot_policy(config.snapshots),
         retention=config.retention,

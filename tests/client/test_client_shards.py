@@ -1,0 +1,105 @@
+"""A client of several shards: where its transactions begin, and what goes on while a service is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from service_setup import eventually, on_a_loop
+from shard_world import shards_on, topics_of
+
+from broker_io.memory import MemoryBroker
+from txnbuffer.client import sessions
+from txnbuffer.client.finding import Finder
+from txnbuffer.client.records import Record
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, ServiceUnavailable
+from txnbuffer.model import Outcome
+from txnbuffer.service.opening import prepare
+from txnbuffer.shards import Shard, shard_of
+
+(HERE,), (THERE,) = topics_of(2)
+NAMES = [next(name for name in "abcdef" if shard_of(name, 2) == number) for number in (0, 1)]
+
+
+@on_a_loop
+async def test_transactions_of_a_client_go_across_shards() -> None:
+    async with shards_on() as world:
+        client = await world.client(home=1)
+        async with client.transaction() as txn:
+            assert txn.id.most == 1
+            await txn.send(HERE, b"v")
+            await txn.send(THERE, b"v")
+            await txn.commit(wait_visible=True)
+        assert world.visible(HERE, THERE) == [Counter({b"v": 1})] * 2
+        assert await client.outcome(txn.id) is Outcome.COMMIT
+        await client.close()
+
+
+@on_a_loop
+async def test_a_name_has_its_coordinator_wherever_the_client_is_at_home() -> None:
+    async with shards_on() as world:
+        for home in (0, 1):
+            client = await world.client(home)
+            for number, name in enumerate(NAMES):
+                txn = client.transaction(name=name, number=home + 1)
+                async with txn:
+                    assert txn.id.most == number
+                    await txn.send(THERE, b"v")
+                with pytest.raises(AlreadyCommitted):
+                    await client.transaction(name=name, number=home + 1).begin()
+            await client.close()
+
+
+@on_a_loop
+@pytest.mark.parametrize("group", NAMES)
+async def test_a_group_consumes_topics_of_all_shards_once(group: str) -> None:
+    async with shards_on() as world:
+        client = await world.client(home=0)
+        for topic in (HERE, THERE):
+            async with client.transaction() as txn:
+                await txn.send_many(topic, [b"1", b"2"])
+
+        async def handle(txn: Transaction, record: Record) -> None:
+            await txn.send("copy", record.value)
+
+        for _ in range(2):
+            await client.process([HERE, THERE], group, handle, idle_timeout=0.5)
+        await eventually(lambda: world.visible("copy") == [Counter({b"1": 2, b"2": 2})])
+        await client.close()
+
+
+@on_a_loop
+async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AWAY", 0.2)
+    async with shards_on() as world:
+        client = await world.client(home=0)
+        async with client.transaction() as txn:
+            await txn.send(HERE, b"v")
+            await txn.send(THERE, b"v")
+            await txn.commit(wait_visible=True)
+        await world.kill(0)
+        await eventually(lambda: client.session.away_for(0.2))
+        async with client.transaction() as txn:
+            assert txn.id.most == 1
+            await txn.send(THERE, b"v")
+        named = asyncio.ensure_future(client.transaction(name=NAMES[0], number=1).begin())
+        await eventually(lambda: world.visible(THERE) == [Counter({b"v": 2})])
+        assert not named.done()
+        await world.start(0)
+        await (await named).abort()
+        async with client.transaction() as txn:
+            await txn.send(HERE, b"v")
+        await eventually(lambda: world.visible(HERE) == [Counter({b"v": 2})])
+        await client.close()
+
+
+def test_a_client_that_was_there_before_the_shards_is_told() -> None:
+    cluster = MemoryBroker()
+    finder = Finder(cluster, "ns")
+    with pytest.raises(ServiceUnavailable, match="no service has ever"):
+        finder.look()
+    prepare(cluster, Shard(0, 2))
+    with pytest.raises(InvalidRequest, match="has 2 shards by now"):
+        finder.look()
