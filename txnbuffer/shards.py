@@ -47,8 +47,10 @@ class Shard(NamedTuple):
 ONLY = Shard()
 
 
-def check_shard(shard: Shard) -> None:
-    """Raises InvalidConfiguration for a shard that can't be."""
+def check_shard(shard: Shard, *, shared: bool) -> None:
+    """Raises InvalidConfiguration for a shard that can't be; `shared`: beside a cluster."""
+    if shard.of > 1 and not shared:
+        raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
     if not 1 <= shard.of <= MAX_SHARDS:
         raise InvalidConfiguration(f"{shard.of} shards: there may be 1 to {MAX_SHARDS}")
     if not 0 <= shard.number < shard.of:

@@ -47,6 +47,7 @@ async def test_a_name_has_its_coordinator_wherever_the_client_is_at_home() -> No
                 async with txn:
                     assert txn.id.most == number
                     await txn.send(THERE, b"v")
+                assert await client.outcome(txn.id) is Outcome.COMMIT
                 with pytest.raises(AlreadyCommitted):
                     await client.transaction(name=name, number=home + 1).begin()
             await client.close()

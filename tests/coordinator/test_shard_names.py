@@ -56,7 +56,7 @@ def test_one_shard_has_the_topics_of_old() -> None:
 @pytest.mark.parametrize("shard", [Shard(2, 2), Shard(-1, 2), Shard(0, 0), Shard(0, 257)])
 def test_shards_that_are_none(shard: Shard) -> None:
     with pytest.raises(InvalidConfiguration, match="shard"):
-        check_shard(shard)
+        check_shard(shard, shared=True)
 
 
 def test_golden_letter() -> None:

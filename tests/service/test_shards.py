@@ -20,12 +20,13 @@ from txnbuffer.errors import (
     Error,
     ForeignTopic,
     InvalidConfiguration,
+    InvalidRequest,
     RegistrationFailed,
     ServiceUnavailable,
     UnregisteredTopic,
 )
 from txnbuffer.frames import NamedRequest
-from txnbuffer.model import Outcome, TxnId
+from txnbuffer.model import EARLIEST, Outcome, TxnId
 from txnbuffer.service import letters
 from txnbuffer.service.engine import BESIDE, Engine
 from txnbuffer.service.opening import prepare
@@ -253,6 +254,10 @@ async def test_names_groups_and_streams_belong_to_a_shard() -> None:
         for field in ("open_names", "delete_names", "joins"):
             refused = await app.session.ask(**{field: lambda request: (NamedRequest(request, name),)})
             assert isinstance(refused, ForeignTopic), field
+        moved = ConsumerPosition(name, HERE, 1, EARLIEST, EARLIEST)
+        plan = (TxnId(0, 1), (), (), False, None, (), (), (moved,))
+        refused = await app.session.ask(commits=lambda request: (Commit(request, *plan),))
+        assert isinstance(refused, InvalidRequest)
         with pytest.raises(ForeignTopic, match=f"topic '{THERE}' belongs to shard 1 of 2, this is shard 0"):
             world.engine(0).topics.make(THERE)
 
@@ -288,6 +293,8 @@ def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, shared: bool
 @on_a_loop
 async def test_counts_of_others_topics_are_not_promised() -> None:
     config = replace(BESIDE, verify_counts=True)
+    with pytest.raises(InvalidConfiguration, match="only a cluster has several"):
+        await Engine.start(MemoryBroker(), shard=Shard(0, 2))
     with pytest.raises(InvalidConfiguration, match="verify_counts"):
         await Engine.start(MemoryBroker(), shard=Shard(0, 2), shared=True, config=config)
 

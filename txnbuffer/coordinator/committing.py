@@ -14,6 +14,7 @@ from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Block, Session, Transaction
 from txnbuffer.errors import Error, ForeignTransaction, InvalidRequest, ProducerFenced, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.shards import shard_of
 
 
 class Committing:
@@ -141,7 +142,18 @@ class Committing:
             places = {(position.group, position.topic) for position in commit.positions}
             if len(places) < len(commit.positions):
                 error = InvalidRequest(f"commit of {commit.txn} moves a group twice on one topic: name it once")
+            error = error or self._invalid_groups(commit)
         return error
+
+    def _invalid_groups(self, commit: Commit) -> Error | None:
+        core = self._core
+        for position in commit.positions:
+            owner = shard_of(position.group, core.config.shards)
+            if core.config.shards > 1 and owner != core.shard:
+                return InvalidRequest(
+                    f"commit of {commit.txn} moves group {position.group!r}, which belongs to shard {owner}"
+                )
+        return None
 
     def _invalid_counts(self, txn: TxnId, topics: tuple[str, ...], records: tuple[int, ...]) -> Error | None:
         if len(topics) != len(records) or (records and min(records) < 1) or len(set(topics)) != len(topics):

@@ -115,13 +115,13 @@ class Engine:
         `shared`: applications write the topics themselves.
         `standing`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
         """
+        check_shard(shard, shared=shared)
         limits = limits or Limits()
         if shared:  # where records are written by others, the cluster says how large they may be
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
         config = replace(config or (BESIDE if shared else Config()), shards=shard.of)
-        check_shard(shard)
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
         await engine._start(Identity(owner, address, shard), config, policy, standing, shared=shared)

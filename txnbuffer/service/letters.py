@@ -75,7 +75,7 @@ class Letters:
         self._awaited: dict[str, set[TxnId]] = {}
         self._number = 0
         self._floors: dict[int, dict[int, int]] = {}
-        self._ticks = 0
+        self._ticks = KNOWN_TICKS - 1
 
     # What we want of others
 

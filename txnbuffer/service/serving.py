@@ -36,9 +36,7 @@ def check(config: Config, *, shared: bool = False) -> None:
     service = config.service
     if service.standby and not shared:
         raise InvalidConfiguration("one can stand by beside a cluster only: another log has one owner at a time")
-    check_shard(Shard(service.shard, service.shards))
-    if service.shards > 1 and not shared:
-        raise InvalidConfiguration(f"this log has one shard, not {service.shards}: only a cluster has several")
+    check_shard(Shard(service.shard, service.shards), shared=shared)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):

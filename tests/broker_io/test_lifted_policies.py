@@ -1,0 +1,24 @@
+"""Policies of a cluster's topic, which another service may change between two questions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from broker_io.pulsar.admin import Admin
+from broker_io.pulsar.policies import STOCK_BYTES, UNLIMITED, Policies, lift
+
+STOCK = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
+
+
+class Silent:
+    """An interface that must not be asked."""
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        raise AssertionError(f"{method} {path}")
+
+
+def test_quotas_that_another_service_gave_a_topic_meanwhile_count() -> None:
+    own = {"destination_storage": UNLIMITED, "message_age": UNLIMITED}
+    policies = Policies(0, {"destination_storage": STOCK}, None, None, None, own, 0)
+    lifted = lift(cast("Admin", Silent()), "public/default", "persistent/public/default/t", policies, ours=True)
+    assert lifted.quotas == own
