@@ -75,7 +75,7 @@ def dialling(log: SameLog) -> Callable[[str], Awaitable[Link]]:
 @asynccontextmanager
 async def client_of(log: Served, dial: Dial, patience: float) -> AsyncIterator[Client]:
     async with AsyncExitStack() as resources:
-        client = await client_on(log.broker.connect(), dial, None, patience, resources)
+        client = await client_on(log.broker.connect(), [dial], None, patience, resources)
         resources.push_async_callback(client.session.close)
         yield client
 
