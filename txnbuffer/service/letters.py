@@ -219,7 +219,9 @@ class Letters:
         finally:
             self._serving.discard((sender, name))
         if isinstance(result, Error):
-            self._put(sender, "refused", (name, str(result)))
+            # The one who asked says of it that it could not be registered, too.
+            why = str(result).removeprefix(f"topic {name!r} could not be registered: ").removesuffix("; try again")
+            self._put(sender, "refused", (name, why))
         else:
             self._put(sender, "registered", name)
         self._wake()
