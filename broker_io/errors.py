@@ -80,6 +80,10 @@ class TopicNotFound(CallerError):
     grpc_status = "NOT_FOUND"
 
 
+class TopicPartitioned(TopicNotFound):
+    """A name that stands for partitions, each of which is a topic of its own."""
+
+
 class MessageTooLarge(CallerError):
     """A message over the size limit; nothing of its batch was appended."""
 

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_io.errors import TopicPartitioned
 from broker_io.position import Int64s
 
 Hashing: TypeAlias = Literal["java", "murmur3"]
@@ -48,6 +49,13 @@ class Partition(NamedTuple):
 def partition_name(topic: str, number: int) -> str:
     """What a partition is called."""
     return f"{topic}-partition-{number}"
+
+
+def partitioned(name: str) -> TopicPartitioned:
+    """Why a name that stands for partitions is no topic."""
+    return TopicPartitioned(
+        f"topic {name!r} is partitioned: name one of its partitions, such as {partition_name(name, 0)!r}"
+    )
 
 
 def partition_of(name: str) -> Partition | None:

@@ -155,7 +155,10 @@ class DeduplicatingBroker(Protocol):
 
 @runtime_checkable
 class PartitionedBroker(Protocol):
-    """A broker where a topic may have partitions, which are topics of their own; see `broker_io.partitions`."""
+    """A broker where a topic may have partitions, which are topics of their own; see `broker_io.partitions`.
+
+    Whoever takes the name of such a topic for that of a log gets TopicPartitioned, a TopicNotFound.
+    """
 
     @property
     def hashing(self) -> Hashing:
@@ -174,7 +177,7 @@ class Broker(Protocol):
         """The limit of one message: key, value and properties together."""
 
     def topics(self) -> list[str]:
-        """Names of all topics, sorted."""
+        """Names of all topics, sorted. One that stands for partitions is none, each of these is."""
 
     def create_topic(self, topic: str) -> None:
         """Make a topic; one that exists is left as it is."""

@@ -58,7 +58,7 @@ class MemoryBroker:
     def topics(self) -> list[str]:
         with self.log.changed:
             self._check_open()
-            return sorted(self.log.topics)
+            return sorted(self.log.topics.keys() - self.log.partitions.keys())
 
     def create_topic(self, topic: str) -> None:
         with self.log.changed:

@@ -11,6 +11,7 @@ from broker_io.environment import Clock, SystemClock
 from broker_io.errors import TopicNotFound
 from broker_io.memory.faults import Faults
 from broker_io.memory.topic import TopicLog
+from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class MemoryLog:
         self._incarnations = count(1)
 
     def create(self, name: str) -> None:
+        if name in self.partitions:
+            raise partitioned(name)
         if name not in self.topics:
             incarnation = f"memory-{id(self):x}-{next(self._incarnations)}"
             log = TopicLog(incarnation, lambda: next(self._ledgers), self._ledger_entries)
@@ -42,6 +45,8 @@ class MemoryLog:
 
     def topic(self, name: str) -> TopicLog:
         log = self.topics.get(check_topic_name(name))
+        if name in self.partitions:
+            raise partitioned(name)
         if log is None:
             raise TopicNotFound(f"there is no topic {name!r}: create it first")
         return log

@@ -49,6 +49,9 @@ AHEAD, AHEAD_OF_LARGE = 1000, 250
 """Messages that a reader is sent before it asks; those of our own topics are large."""
 LOOK_SECONDS = 0.1
 
+LIFTING = 32
+"""Locks that those share who change the policies of topics."""
+
 Modes = pulsar.ProducerAccessMode
 
 
@@ -95,6 +98,7 @@ class PulsarBroker:
         self.hashing = hashing
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._lifting = [threading.Lock() for _ in range(LIFTING)]
         self._upkeep = Upkeep(self._cluster)
         try:
             self._greet(address)
@@ -119,8 +123,9 @@ class PulsarBroker:
 
     def topics(self) -> list[str]:
         self._cluster.check()
-        found = self._cluster.admin.ask("GET", f"persistent/{self._cluster.namespace}")
+        ask, path = self._cluster.admin.ask, f"persistent/{self._cluster.namespace}"
         prefix = f"persistent://{self._cluster.namespace}/"
+        found = {*ask("GET", path)} - {*ask("GET", f"{path}/partitioned")}  # an older topic can stand beside partitions
         names = (from_local_name(url.removeprefix(prefix)) for url in found)
         return sorted(name for name in names if name is not None)
 
@@ -283,8 +288,9 @@ class PulsarBroker:
             hold(cluster.admin, path)
         try:
             place = policies_path(cluster.namespace, topic)
-            policies = policies_of(cluster.admin, cluster.namespace, place)
-            policies = lift(cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic))
+            with self._lifting[hash(place) % LIFTING]:  # partitions share policies: of two changes one is lost
+                policies = policies_of(cluster.admin, cluster.namespace, place)
+                policies = lift(cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic))
         except NotAuthorized:
             if exclusive:
                 raise

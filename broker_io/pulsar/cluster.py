@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pulsar
 
-from broker_io.errors import Closed, ClusterRefused, Error, NotOffered, TopicNotFound
-from broker_io.partitions import partition_name
+from broker_io.errors import Closed, ClusterRefused, Error, TopicNotFound
+from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 from broker_io.position import Position
 from broker_io.pulsar.acks import Resolver
@@ -101,9 +101,7 @@ class Cluster:
             return str(mark)
         found = self.ask("GET", topic, "internal-info", patiently=patiently)
         if "partitions" in found:
-            raise NotOffered(
-                f"topic {topic!r} is partitioned: name one of its partitions, such as {partition_name(topic, 0)!r}"
-            )
+            raise partitioned(topic)
         return f"{found['creationDate']} {self.url(topic)}"
 
     def partitions(self, topic: str) -> int:

@@ -8,9 +8,11 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.errors import Error
+from broker_io.partitions import partition_of
 from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import CommittedReader, connect
+from txnbuffer.client import routing
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,3 +49,34 @@ def test_a_deleted_topic_is_made_anew_by_later_transactions(cluster: Cluster, na
 
             eventually(seen)
             assert values == [b"new", b"newer"]
+
+
+def test_a_deleted_topic_is_made_anew_with_partitions(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "REFRESH", 0.0)
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    with (
+        ServiceProcess(address, "--admin-url", cluster.admin),
+        connect(address, broker_options=options) as client,
+    ):
+        with client.transaction() as txn:
+            txn.send("orders", b"old")
+        ask(cluster.admin, f"persistent/{namespace}/orders?force=true", "DELETE")
+        ask(cluster.admin, f"persistent/{namespace}/orders/partitions", "PUT", 2)
+
+        def commits() -> bool:
+            """Whether it did; the old topic may come back for a while, by whoever had it open."""
+            try:
+                with client.transaction() as txn:
+                    txn.send("orders", b"new")
+            except Error:
+                return False
+            return True
+
+        eventually(commits)
+        with client.reader("orders") as reader:
+            batch = reader.read(timeout=60.0)
+            assert batch is not None
+            assert [record.value for record in batch] == [b"new"]
+            assert partition_of(batch.topic) is not None

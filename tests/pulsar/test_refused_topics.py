@@ -7,7 +7,7 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import NotOffered, UnsafePolicy
+from broker_io.errors import NotOffered, TopicPartitioned, UnsafePolicy
 from broker_io.testing.standalone import ask
 from txnbuffer import TransactionAborted, connect
 from txnbuffer.model import Outcome
@@ -17,7 +17,7 @@ def test_a_partitioned_topic_is_refused_by_name(cluster: Cluster, namespace: str
     ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 3)
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         for open_it in (broker.create_topic, broker.writer, broker.incarnation):
-            with pytest.raises(NotOffered, match="'wide' is partitioned"):
+            with pytest.raises(TopicPartitioned, match="'wide' is partitioned"):
                 open_it("wide")
 
 

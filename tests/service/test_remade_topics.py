@@ -9,9 +9,10 @@ from service_setup import eventually, on_a_loop, visible
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
+from snapshots.verify import Level, verify
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.coordinator.states import State
-from txnbuffer.errors import CoordinatorStopped, NotVisible, UnregisteredTopic
+from txnbuffer.errors import CoordinatorStopped, NotVisible, RegistrationFailed, UnregisteredTopic
 from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
@@ -71,6 +72,30 @@ async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks
         assert await answer(app) is Outcome.COMMIT
         assert visible(cluster, "a") == {b"new": 1}
         assert engine.topics.get("a").why_not is None
+
+
+@on_a_loop
+async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(cluster):
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "a")
+        old, new = next(app.ids), next(app.ids)
+        await app.write("a", [old], b"old")
+        assert await app.commit(old, "a") is Outcome.COMMIT
+        with cluster.log.changed:
+            cluster.delete_topic("a")
+            cluster.partition("a", 2)
+        await eventually(lambda: engine.topics.get("a") is None, 60.0)
+        assert "a" not in engine.coordinator.topics()
+        await app.session.register("a-partition-1")
+        await app.write("a-partition-1", [new], b"new")
+        ask_visible(app, new, "a-partition-1")
+        assert await answer(app) is Outcome.COMMIT
+        assert visible(cluster, "a") == {b"new": 1}
+        with pytest.raises(RegistrationFailed, match="such as 'a-partition-0'"):
+            await app.session.register("a")
+    async with beside(cluster) as (engine, _):
+        assert engine.topics.get("a") is None
+    assert [(found.topic, found.level) for found in verify(cluster)] == [("a-partition-1", Level.OK)]
 
 
 @on_a_loop

@@ -1,15 +1,18 @@
 """Topics that were deleted on the cluster, or that it did not answer for: told of as gone, or registered again.
 
 Whoever writes on makes a deleted topic anew, and asks for nothing: so it is looked for as soon as it is missed.
+One that was made anew with partitions is told of no more: each of these is registered when it is used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker, PartitionedBroker
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.topics import Topics
 
@@ -62,14 +65,18 @@ class Remaking:
     async def _look(self, name: str) -> bool:
         """Whether nothing is left to be done."""
         try:
-            there = name in await asyncio.to_thread(self._topics.broker.topics)
+            there, partitioned = await asyncio.to_thread(_ask, self._topics.broker, name)
         except Error:
             return False
         if not self._is_missing(name):  # somebody registers it just now
             return False
         if not there:
             self._coordinator.topic_deleted(name, self._now())
+            writer = self._topics.drop(name) if partitioned else None
             self._wake()
+            if writer is not None:  # its client library would make the topic again, beside the partitions
+                with contextlib.suppress(Error):
+                    await asyncio.to_thread(writer.close)
             return True
         error = await self._register(name)
         if error is not None and not error.retryable and not isinstance(error, TopicNotFound):
@@ -84,3 +91,10 @@ class Remaking:
     def _unsettled(self, name: str) -> bool:
         topic = self._topics.get(name)
         return topic is None or (topic.tail is None and (topic.problem is None or self._is_missing(name)))
+
+
+def _ask(broker: Broker, name: str) -> tuple[bool, bool]:
+    """Whether a topic is there, and if not, whether its name stands for partitions."""
+    if name in broker.topics():
+        return True, False
+    return False, isinstance(broker, PartitionedBroker) and broker.partitions(name) > 0

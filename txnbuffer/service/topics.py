@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
-from broker_io.port import Broker, check_topic_name
+from broker_io.port import Broker, Writer, check_topic_name
 from broker_io.position import Positions
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import INTERNAL_PREFIX, is_internal
@@ -167,6 +167,14 @@ class Topics:
         never_was = topic.writer is None and topic.tail is None and topic.problem is None
         if never_was and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
+
+    def drop(self, name: str) -> Writer | None:
+        """A name stands for no topic any more, and nothing is told of it; the writer that is to be closed."""
+        topic = self.by_name.pop(name, None)
+        if topic is None:
+            return None
+        writer, topic.writer = topic.writer, None
+        return writer
 
     def still_missing(self, topic: Topic, error: Error) -> None:
         """A topic that was missing could not be registered again; unless that is for good it can be tried again."""
