@@ -1,12 +1,26 @@
-"""Comparing data frames of Spark with its own assertion."""
+"""What tests on Spark share: its own assertion on data frames, and streaming queries that come to an end."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from pyspark.errors import StreamingQueryException
 from pyspark.testing import assertDataFrameEqual
+
+BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@contextmanager
+def small_batches(spark: Any, rows: int = 10) -> Iterator[None]:
+    """Tasks of Python are given so many rows at a time: a few rows come in several batches."""
+    spark.conf.set(BATCH_ROWS, rows)
+    yield
+    spark.conf.unset(BATCH_ROWS)
 
 
 def assert_same_rows(actual: Any, expected: Any, **options: Any) -> None:
@@ -16,3 +30,28 @@ def assert_same_rows(actual: Any, expected: Any, **options: Any) -> None:
     """
     with patch.dict(sys.modules, {"pandas": None}):
         assertDataFrameEqual(actual, expected, **options)
+
+
+def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 120.0) -> None:
+    """As `assert_same_rows`, of a frame of topics: what was just committed is read once all before it is decided."""
+    count, deadline = expected.count(), time.monotonic() + seconds
+    while frame.count() < count and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert_same_rows(frame, expected)
+
+
+def run_out(writer: Any, attempts: int = 10) -> Any:
+    """The streaming query of a writer, run until it has read what is there.
+
+    Spark gives the processes that plan ten seconds to start; where others keep the machine busy it tries again.
+    """
+    for attempt in range(1, attempts + 1):
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(400)
+        except StreamingQueryException as error:
+            if attempt == attempts or "failed to connect back" not in str(error):
+                raise
+        else:
+            return query
+    raise AssertionError("the last attempt returns or raises")

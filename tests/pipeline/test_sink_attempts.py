@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from urllib.request import urlopen
 
 import pyarrow as pa
 import pytest
@@ -18,9 +19,20 @@ from txnbuffer.pipeline.write_options import WriteOptions
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     with ServiceProcess(tmp_path_factory.mktemp("log")) as service:
-        yield f"txnbuf://127.0.0.1:{service.port}"
+        yield service
+
+
+@pytest.fixture
+def address(service: ServiceProcess) -> str:
+    return f"txnbuf://127.0.0.1:{service.port}"
+
+
+def open_transactions(service: ServiceProcess) -> int:
+    with urlopen(f"http://127.0.0.1:{service.http}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return int(float(next(line for line in lines if line.startswith("txnbuffer_transactions_open ")).split()[1]))
 
 
 def options(address: str, topic: str, **more: str) -> WriteOptions:
@@ -79,7 +91,7 @@ def test_an_attempt_that_is_late_is_never_seen(address: str) -> None:
     assert read(address, "late") == [b"on time"]
 
 
-def test_what_failed_is_aborted_at_once(address: str) -> None:
+def test_what_failed_is_aborted_at_once(address: str, service: ServiceProcess) -> None:
     sink = options(address, "failed")
 
     def failing() -> Iterator[pa.RecordBatch]:
@@ -88,7 +100,9 @@ def test_what_failed_is_aborted_at_once(address: str) -> None:
 
     with pytest.raises(ArithmeticError, match="planned"):
         write_share(sink, "failed", 1, failing())
+    assert open_transactions(service) == 0
     abort_messages(sink, [write_share(sink, "failed", 1, rows("never")), None])
+    assert open_transactions(service) == 0
     assert read(address, "failed") == []
 
 

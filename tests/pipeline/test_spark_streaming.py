@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_world import Life, records_of, row_of, rows_of_spark
+from spark_frames import run_out
 
 from broker_io import open_broker
 from snapshots.keeper import BufferKeeper
@@ -18,16 +19,12 @@ def test_a_query_that_goes_on_gives_every_record_once(spark: Any, tmp_path: Path
         frame = spark.readStream.format("txnbuffer").options(
             broker=f"file:{tmp_path / 'log'}", topics="orders", max_messages_per_trigger="60", partition_bytes="4000"
         )
-        query = (
+        return run_out(
             frame.load()
             .writeStream.format("parquet")
             .option("path", target)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
         )
-        assert query.awaitTermination(400)
-        return query
 
     with open_broker(f"file:{tmp_path / 'log'}") as broker, BufferKeeper(broker) as keeper:
         keeper.recover()

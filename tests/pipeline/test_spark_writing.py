@@ -10,7 +10,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from service_process import ServiceProcess
-from spark_frames import assert_same_rows
+from spark_frames import assert_soon_same_rows, run_out, small_batches
 
 from txnbuffer import connect
 
@@ -29,6 +29,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service that takes what queries write."""
     with ServiceProcess(tmp_path_factory.mktemp("log")) as service:
         yield f"txnbuf://127.0.0.1:{service.port}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def batches(spark: Any) -> Iterator[None]:
+    """What a task sends before it fails is sent in batches."""
+    with small_batches(spark):
+        yield
 
 
 def read(spark: Any, address: str, topics: str) -> Any:
@@ -65,7 +72,7 @@ def test_all_that_a_record_has_is_written_and_read_back(spark: Any, address: str
     frame = spark.createDataFrame(ROWS, SCHEMA).selectExpr(*COLUMNS).coalesce(1)
     write(frame, address)
     found = read(spark, address, "rows,other")
-    assert_same_rows(found.select("topic", "key", "value", "properties", "event_time"), frame)
+    assert_soon_same_rows(found.select("topic", "key", "value", "properties", "event_time"), frame)
     assert found.select("txn").distinct().count() == 1
 
 
@@ -73,7 +80,7 @@ def test_a_job_with_a_name_and_a_number_is_done_once(spark: Any, address: str) -
     frame = numbered(spark, 40)
     write(frame, address, topic="many", name="import", number="1")
     write(frame, address, topic="many", name="import", number="1")
-    assert_same_rows(texts(read(spark, address, "many")), frame)
+    assert_soon_same_rows(texts(read(spark, address, "many")), frame)
     assert read(spark, address, "many").select("txn").distinct().count() == 2
     write(frame, address, topic="many", name="import", number="2")
     assert read(spark, address, "many").count() == 80
@@ -82,7 +89,7 @@ def test_a_job_with_a_name_and_a_number_is_done_once(spark: Any, address: str) -
 def test_a_task_that_fails_and_is_run_again_leaves_one_copy(spark: Any, address: str) -> None:
     frame = numbered(spark, 40)
     write(frame.mapInArrow(failing(1), frame.schema), address, topic="retried")
-    assert_same_rows(texts(read(spark, address, "retried")), frame)
+    assert_soon_same_rows(texts(read(spark, address, "retried")), frame)
 
 
 def test_a_job_that_fails_leaves_nothing_and_holds_nobody_up(spark: Any, address: str) -> None:
@@ -106,20 +113,17 @@ def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
         source = spark.readStream.format("txnbuffer").options(
             broker=address, topics="source", columns="key,value", max_messages_per_trigger="10"
         )
-        query = (
+        run_out(
             source.load()
             .mapInArrow(failing(1), "key binary, value binary")
             .writeStream.format("txnbuffer")
             .options(broker=address, topic="target", checkpointLocation=str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
         )
-        assert query.awaitTermination(400)
 
     expected = numbered(spark, 25)
     write(expected, address, topic="source")
     run()
-    assert_same_rows(texts(read(spark, address, "target")), expected)
+    assert_soon_same_rows(texts(read(spark, address, "target")), expected)
     commits = sorted((int(found.name), found) for found in (tmp_path / "commits").iterdir() if found.name.isdigit())
     assert len(commits) == 3
     for _, found in commits[1:]:  # as if the driver had been killed between the commits of the sink and these
@@ -127,7 +131,7 @@ def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
             file.unlink(missing_ok=True)
     write(numbered(spark, 3), address, topic="source")
     run()
-    assert_same_rows(texts(read(spark, address, "target")), expected.union(numbered(spark, 3)))
+    assert_soon_same_rows(texts(read(spark, address, "target")), expected.union(numbered(spark, 3)))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pipeline_world import Life, records_of
 from pulsar_cluster import Cluster
 
@@ -18,29 +17,6 @@ from txnbuffer.pipeline.jobs.auditing import audit
 from txnbuffer.pipeline.jobs.exporting import Export
 from txnbuffer.pipeline.jobs.recovering import recover
 from txnbuffer.pipeline.jobs.running import reading_options
-
-QUICK_START = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-    "spark.network.timeout": "600s",
-    "spark.python.authenticate.socketTimeout": "120s",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    """The session of this process, if other tests have one."""
-    from pyspark.sql import SparkSession
-
-    from txnbuffer.pipeline.spark.session import open_session
-
-    running = SparkSession.getActiveSession()
-    session = running or open_session("local[2]", settings=QUICK_START)
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    if running is None:
-        session.stop()
 
 
 def test_jobs_on_a_cluster(

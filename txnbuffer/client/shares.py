@@ -6,6 +6,7 @@ count; every other one of that number, however late it is, stays invisible for e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from txnbuffer.client.rows import Batching
 from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import SHARED, Branch, Naming
 from txnbuffer.coordinator.states import State
-from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, NotVisible, TransactionAborted
 from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
@@ -118,12 +119,14 @@ async def abort_shares(client: Client, shares: Sequence[Branch]) -> None:
 async def commit_shares(client: Client, name: str, number: int, shares: Sequence[Branch]) -> bool:
     """Commit a number of a producer with these shares; False: it was committed before, by whatever shares.
 
-    Raises TransactionAborted, after which nothing of it is visible, ProducerFenced, OutcomeUnknown.
+    Waits until it is visible on all topics, two minutes at most. Raises TransactionAborted, after which nothing of
+    it is visible, ProducerFenced, OutcomeUnknown.
     """
     txn = client.transaction(name=name, number=number)
     try:
         await txn.begin()
-        await txn.commit(winners=shares)
+        with contextlib.suppress(NotVisible):  # of a commit that stands
+            await txn.commit(wait_visible=True, winners=shares)
     except AlreadyCommitted:
         return False
     except Error:

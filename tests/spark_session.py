@@ -13,7 +13,6 @@ QUICK_START = {
     "spark.network.timeout": "600s",
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",

@@ -1,0 +1,115 @@
+"""A Spark cluster in miniature: a standalone master, workers and drivers, each a process of its own on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+SECONDS = 300.0
+"""What waits is over by then, on a machine that is busy with other tests."""
+DAEMON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false -Dspark.master.ui.enabled=false"
+
+
+class SparkProcess:
+    """A process whose lines, on both of its outputs, can be waited for."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.lines: list[str] = []
+        self._told = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._told:
+                self.lines.append(line)
+                self._told.notify_all()
+        with self._told:
+            self._ended = True
+            self._told.notify_all()
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """The first line with this in it, which is waited for."""
+        with self._told:
+            self._told.wait_for(lambda: self._ended or self._find(pattern) is not None, SECONDS)
+            found = self._find(pattern)
+        assert found is not None, f"no {pattern} in:\n{''.join(self.lines[-100:])}"
+        return found
+
+    def _find(self, pattern: str) -> re.Match[str] | None:
+        return next((found for line in self.lines if (found := re.search(pattern, line)) is not None), None)
+
+    def end(self, *, gently: bool = True) -> None:
+        """A worker that ends gently ends its executors."""
+        if gently:
+            self.process.terminate()
+        try:
+            self.process.wait(30 if gently else 0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(SECONDS)
+        self._reader.join(5)  # an executor that outlives its worker for a moment holds the pipe
+        if not self._reader.is_alive() and self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class SparkCluster:
+    """A master and workers of one core; `url` is where drivers find them.
+
+    Each worker has a loopback address of its own: Spark speculates on other hosts only.
+    """
+
+    def __init__(self, directory: Path, workers: int = 2) -> None:
+        self._processes: list[SparkProcess] = []
+        try:
+            master = self._start("master.Master", "127.0.0.1", "--port", "0")
+            self.url = master.line(r"Starting Spark master at (spark://\S+)")[1]
+            for number in range(workers):
+                place = ["--work-dir", str(directory / f"worker{number}")]
+                self._start(
+                    "worker.Worker", f"127.0.0.{2 + number}", "--cores", "1", "--memory", "600M", *place, self.url
+                )
+            for worker in self._processes[1:]:
+                worker.line("Successfully registered with master")
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _start(self, name: str, host: str, *arguments: str) -> SparkProcess:
+        import pyspark
+
+        launcher = f"{os.path.dirname(pyspark.__file__)}/bin/spark-class"
+        command = [launcher, f"org.apache.spark.deploy.{name}", "--host", host, "--webui-port", "0", *arguments]
+        environment = {"SPARK_LOCAL_IP": host, "SPARK_DAEMON_MEMORY": "200m", "SPARK_DAEMON_JAVA_OPTS": DAEMON}
+        self._processes.append(SparkProcess(command, environment))
+        return self._processes[-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):
+            process.end()
+
+
+class Driver(SparkProcess):
+    """`spark_driver.py` as a process; it says what it found as lines `NAME: JSON`."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("spark_driver.py")), *arguments]
+        super().__init__(command, {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
+
+    def said(self, name: str) -> Any:
+        return json.loads(self.line(rf"^{name}: (.*)")[1])
