@@ -97,6 +97,8 @@ def test_row_58_a_reader_that_makes_no_progress_is_too_slow() -> None:
     rig.open(request(), facts(high=2), granted=(1, 100))
     rig.snapshot(1, 1, 2, 1, ends=False)
     assert rig.server.statistics(1.5).streams[0].paused_current_duration == 1.5
+    rig.server.advanced("t", 3, 3.0)  # more to send is no progress, nor is a grant that grants nothing
+    rig.say(Grant(1, 1, 100), now=4.0)
     rig.server.tick(4.9)
     assert rig.heard() == []
     assert rig.server.next_tick() == 5.0
