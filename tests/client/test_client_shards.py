@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from service_setup import eventually, on_a_loop
-from shard_world import shards_on, topics_of
+from shard_world import Shards, shards_on, topics_of
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.client import sessions
+from txnbuffer.client.client import Client
 from txnbuffer.client.finding import Finder
 from txnbuffer.client.records import Record
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import AlreadyCommitted, InvalidRequest, ServiceUnavailable
-from txnbuffer.model import Outcome
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.engine import BESIDE
 from txnbuffer.service.opening import prepare
 from txnbuffer.shards import Shard, shard_of
 
 (HERE,), (THERE,) = topics_of(2)
+QUICK = replace(BESIDE, transaction_timeout=2.0, session_timeout=2.0)
 NAMES = [next(name for name in "abcdef" if shard_of(name, 2) == number) for number in (0, 1)]
 
 
@@ -94,6 +99,59 @@ async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyP
             await txn.send(HERE, b"v")
         await eventually(lambda: world.visible(HERE) == [Counter({b"v": 2})])
         await client.close()
+
+
+def visible_anywhere(world: Shards) -> list[bytes | None]:
+    """What readers of either topic see."""
+    there = [topic for topic in (HERE, THERE) if topic in world.cluster.topics()]
+    return [value for found in world.visible(*there) for value in found]
+
+
+@on_a_loop
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_kills_at_random_leave_transactions_across_shards_whole(seed: int) -> None:
+    chance = random.Random(seed)
+    committed: set[bytes | None] = set()
+    seen: set[bytes | None] = set()
+    unknown: dict[bytes, TxnId] = {}
+
+    async def work(client: Client, lane: int) -> None:
+        for number in range(20):
+            token = b"%d/%d" % (lane, number)
+            try:
+                async with client.transaction() as txn:
+                    for topic in (HERE, THERE):
+                        await txn.send(topic, token)
+                        await asyncio.sleep(chance.random() * 0.05)
+                    if chance.random() < 0.2:
+                        await txn.abort()
+                        continue
+            except TransactionAborted:
+                continue
+            except OutcomeUnknown as error:
+                unknown[token] = error.txn
+            else:
+                committed.add(token)
+
+    async with shards_on(config=QUICK) as world:
+        clients = [await world.client(lane % 2) for lane in range(4)]
+        working = asyncio.gather(*(work(client, lane) for lane, client in enumerate(clients)))
+        while not working.done():
+            await asyncio.sleep(chance.random() * 0.3)
+            number = chance.randrange(2)
+            await world.kill(number)
+            await asyncio.sleep(chance.random() * 0.3)
+            seen |= {*visible_anywhere(world)}
+            await world.start(number)
+        await working
+        for token, txn in unknown.items():
+            await eventually(lambda: world.engine(txn.most).coordinator.ready)  # noqa: B023  awaited here
+            if await clients[0].outcome(txn) is Outcome.COMMIT:
+                committed.add(token)
+        await eventually(lambda: world.visible(HERE, THERE) == [Counter(committed)] * 2)
+        assert seen <= committed != set()
+        for client in clients:
+            await client.close()
 
 
 def test_a_client_that_was_there_before_the_shards_is_told() -> None:

@@ -27,7 +27,7 @@ from txnbuffer.errors import (
 )
 from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, TxnId
-from txnbuffer.service import letters
+from txnbuffer.service import engine, letters
 from txnbuffer.service.engine import BESIDE, Engine
 from txnbuffer.service.opening import prepare
 from txnbuffer.service.retention import Retention
@@ -40,6 +40,12 @@ QUICK = replace(BESIDE, transaction_timeout=0.3, max_transaction_timeout=60.0, s
 
 ONE = Counter({b"v": 1})
 NONE: Counter[bytes | None] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at every second is looked at more often."""
+    monkeypatch.setattr(engine, "TICK", 0.1)
 
 
 async def written(world: Shards, *ids: int) -> App:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker_io.batch import PlacedBatch
+from broker_io.errors import Error
 from broker_io.position import EARLIEST, Position
 from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.counting import Counting
@@ -55,6 +56,11 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
         )
         carrying.elsewhere, carrying.letters = elsewhere, letters
         following.follow(shard.topic(LETTERS), inbox or EARLIEST, letters.take, engine.fail)
+
+
+def troubles_elsewhere(engine: Engine) -> dict[str, Error | None]:
+    """What keeps markers and letters from topics of other shards, by what they are."""
+    return {f"writing to {topic.name}": topic.trouble for topic in writers_elsewhere(engine)}
 
 
 def writers_elsewhere(engine: Engine) -> list[Topic]:
