@@ -16,10 +16,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from group_member import DONE, GROUP
+from relay_kills import free_port
 from service_process import ServiceProcess
 
 from broker_io.position import Position
@@ -32,6 +34,8 @@ MOST, FEWEST = 5, 1
 """Members that run at once."""
 LONG = 300.0
 """Seconds in which everything is done once nobody is killed any more."""
+RESTARTS = 0.05
+"""How often it is the service that is killed, in the long form."""
 SHORT_TIMES = ("--set", "transactions.timeout=6", "--set", "transactions.session_timeout=2")
 """What those who were killed or stopped had open is soon aborted, so that it holds nobody back for long."""
 TOPICS = tuple(f"flights-{number}" for number in range(5))
@@ -41,13 +45,18 @@ Flight = tuple[bytes | None, bytes]
 
 
 class Place(NamedTuple):
-    """Where members work: `topics` of the log or cluster at `address`; `grow` adds partitions."""
+    """Where members work: `topics` of the log or cluster at `address`; `grow` adds partitions.
+
+    `restart` kills the service and starts another one, by that chance instead of each event.
+    """
 
     address: str
     options: dict[str, str]
     service: str
     topics: Sequence[str]
     grow: Callable[[], None] = lambda: None
+    restart: Callable[[], None] = lambda: None
+    restarts: float = 0.0
 
 
 @dataclass
@@ -120,7 +129,11 @@ def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: 
                 if number == events // 2:
                     place.grow()
                 write(client, place.topics, [next(flights) for _ in range(each)], number, sent)
-                report.happened[members.event(joined(place))] += 1
+                if chance.random() < place.restarts:
+                    place.restart()
+                    report.happened["restart"] += 1
+                else:
+                    report.happened[members.event(joined(place))] += 1
                 time.sleep(chance.choice([0.0, 0.2, 1.0, 2.0]))
             members.go_on()
             judge(client, sent, report)
@@ -159,6 +172,8 @@ def judge(client: PlainClient, sent: Counter[bytes], report: Report) -> None:
             if batch is None and found.total() >= sent.total():
                 break
             for record in batch or ():
+                if "from" not in record.properties:
+                    continue
                 found[(record.value or b"").swapcase()] += 1
                 source, at = record.properties["from"], Position.parse(record.properties["at"])
                 if source in last and at <= last[source]:
@@ -185,33 +200,51 @@ def of_the_year() -> Iterator[Flight]:
         yield from ((record.key, record.value or b"") for record in hour.records[DEPARTURES])
 
 
-def embedded(directory: Path, events: int, seed: int, flights: Iterator[Flight]) -> Report:
+class Restarted:
+    """A service that is killed and started again at the same port."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self.port = free_port()
+        self._service = ServiceProcess(*arguments, *SHORT_TIMES, port=self.port).wait_serving()
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def restart(self) -> None:
+        self._service.kill()
+        self._service = ServiceProcess(*self._arguments, *SHORT_TIMES, port=self.port).wait_serving()
+
+    def kill(self) -> None:
+        self._service.kill()
+
+
+def embedded(directory: Path, events: int, seed: int, flights: Iterator[Flight], restarts: float = 0.0) -> Report:
     """On the embedded log of a service."""
-    service = ServiceProcess(directory / "log", *SHORT_TIMES).wait_serving()
+    service = Restarted(str(directory / "log"))
     try:
-        address = f"127.0.0.1:{service.port}"
-        place = Place(f"txnbuf://{address}", {}, address, TOPICS)
+        place = Place(f"txnbuf://{service.target}", {}, service.target, TOPICS)
         with connect(place.address) as client:
-            for topic in (DONE, *TOPICS):
-                client.send_many(topic, [])
-                with client.transaction() as txn:
-                    txn.send(topic, b"begin")
-                    txn.abort()
-        return soak(place, events, seed, flights)
+            client.send(DONE, b"begin")
+        return soak(place._replace(restart=service.restart, restarts=restarts), events, seed, flights)
     finally:
         service.kill()
 
 
-def beside_pulsar(url: str, admin: str, namespace: str, events: int, seed: int, flights: Iterator[Flight]) -> Report:
-    """On a partitioned topic of a cluster, which grows meanwhile."""
+def beside_pulsar(
+    cluster: tuple[str, str, str], events: int, seed: int, flights: Iterator[Flight], restarts: float = 0.0
+) -> Report:
+    """On a partitioned topic of a cluster (its address, its admin address, a namespace), which grows meanwhile."""
+    url, admin, namespace = cluster
     path = f"persistent/{namespace}/{WIDE}/partitions"
     ask_cluster(admin, path, "PUT", 3)
     ask_cluster(admin, f"persistent/{namespace}/{DONE}", "PUT")
     address = f"{url}/{namespace}"
-    service = ServiceProcess(address, "--admin-url", admin, *SHORT_TIMES).wait_serving()
+    service = Restarted(address, "--admin-url", admin)
     try:
-        grow = lambda: ask_cluster(admin, path, "POST", 5)  # noqa: E731  what a place does
-        place = Place(address, {"admin_url": admin}, f"127.0.0.1:{service.port}", (WIDE,), grow)
+        grow = partial(ask_cluster, admin, path, "POST", 5)
+        place = Place(address, {"admin_url": admin}, service.target, (WIDE,), grow, service.restart, restarts)
         return soak(place, events, seed, flights)
     finally:
         service.kill()
@@ -226,7 +259,7 @@ def main() -> None:
     print(f"seed {asked.seed}", flush=True)
     reports = {}
     with tempfile.TemporaryDirectory() as directory:
-        reports["embedded"] = embedded(Path(directory), asked.events, asked.seed, of_the_year())
+        reports["embedded"] = embedded(Path(directory), asked.events, asked.seed, of_the_year(), RESTARTS)
         print(reports["embedded"], flush=True)
         if asked.pulsar_events:
             from pulsar_cluster import shared
@@ -234,7 +267,7 @@ def main() -> None:
             with shared(Path(directory)) as cluster:
                 namespace = cluster.namespace()
                 place = cluster.url, cluster.admin, namespace
-                reports["pulsar"] = beside_pulsar(*place, asked.pulsar_events, asked.seed, of_the_year())
+                reports["pulsar"] = beside_pulsar(place, asked.pulsar_events, asked.seed, of_the_year(), RESTARTS)
                 cluster.drop(namespace)
             print(reports["pulsar"], flush=True)
     if any(report.wrong for report in reports.values()):

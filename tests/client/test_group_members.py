@@ -21,6 +21,7 @@ from txnbuffer.coordinator.messages import ConsumerPosition
 from txnbuffer.errors import InvalidRequest, StaleGeneration
 from txnbuffer.model import Position
 from txnbuffer.service.admin import Admin
+from txnbuffer.service.metrics import metrics
 
 TOPICS = [f"source-{number}" for number in range(4)]
 
@@ -158,6 +159,8 @@ def test_operators_see_members_what_they_hold_and_what_is_left() -> None:
         assert (held["topic"], held["stage"], held["position"]) == ("source", "stable", row["position"])
         assert (idle["topic"], idle["position"], idle["lag"]) == (None, None, None)
         assert held["member"] != idle["member"]
+        told = {metric.name: metric.value for metric in metrics(world.engine)}
+        assert (told["groups"], told["group_members"], told["group_members_spare"]) == (1, 2, 1)
         assert held["generation"] > row["generation"]
         assert await admin.groups({"group": "another"}) == []
         for member in members:

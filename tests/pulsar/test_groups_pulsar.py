@@ -7,7 +7,7 @@ from pulsar_cluster import Cluster
 
 
 def test_each_record_of_a_cluster_counts_once_while_members_come_and_go(cluster: Cluster, namespace: str) -> None:
-    report = beside_pulsar(cluster.url, cluster.admin, namespace, events=4, seed=5, flights=made_up())
+    report = beside_pulsar((cluster.url, cluster.admin, namespace), events=4, seed=5, flights=made_up())
     assert report.wrong == []
     assert report.records == 160
     assert report.generation > 1
