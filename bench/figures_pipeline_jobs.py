@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,11 +33,14 @@ LATEST_RECORDS, KEYS = 10_000_000, 1_000_000
 FILES = 8
 FEW, MANY = 1_000_000, 50_000_000
 HARDLY_ANY = 10_000
+LARGE_TASK = 640 * 1024 * 1024
+"""Bytes of the log that a task reads when the latest records are looked for: two tasks for ten million records."""
 COLUMNS = ("topic", "position", "key", "value")
 
 
-def write_log(address: str, records: int) -> None:
-    """So many records, committed in transactions of 1,000."""
+def write_log(address: str, records: int, keys: int | None = None) -> None:
+    """So many thousands of records, committed in transactions of 1,000; of so many keys, None: each of its own."""
+    chance = np.random.default_rng(2)
     with open_broker(address) as broker, BufferKeeper(broker) as keeper:
         keeper.recover()
         keeper.register(TOPIC)
@@ -44,8 +48,10 @@ def write_log(address: str, records: int) -> None:
         with broker.writer(TOPIC) as writer:
             for first in range(0, records, AT_ONCE):
                 appends = []
-                for batch in batches(min(AT_ONCE, records - first), min(TXN_RECORDS, records)):
+                for batch in batches(min(AT_ONCE, records - first), TXN_RECORDS):
                     number += 1
+                    if keys is not None:
+                        batch = replace(batch, keys=_keys(chance, len(batch), keys))
                     appends.append(transactional(batch, TxnId(0, number), 1))
                     appends.append(end_of(range(number, number + 1), Outcome.COMMIT, len(batch)))
                 append_all(writer, appends)
@@ -68,41 +74,51 @@ def write_versions(directory: str, records: int, keys: int) -> None:
             for first in range(file * share, min((file + 1) * share, records), AT_ONCE // 4):
                 count = min(AT_ONCE // 4, min((file + 1) * share, records) - first)
                 numbers = np.arange(first, first + count)
-                ids = chance.integers(0, keys, count).astype(">u8").tobytes()
                 axes = [fixed(axis, pa.int64()) for axis in (numbers // 100_000, numbers % 100_000, np.full(count, -1))]
                 columns = [
                     strings([TOPIC] * count),
                     pa.StructArray.from_arrays(axes, fields=[*TYPES["position"]]),
-                    binary(_blobs(ids, KEY_BYTES, count)),
+                    binary(_keys(chance, count, keys)),
                     binary(_blobs(chance.bytes(count * VALUE_BYTES), VALUE_BYTES, count)),
                 ]
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def _keys(chance: np.random.Generator, count: int, keys: int) -> Blobs:
+    return _blobs(chance.integers(0, keys, count).astype(">u8").tobytes(), KEY_BYTES, count)
 
 
 def _blobs(data: bytes, width: int, count: int) -> Blobs:
     return Blobs(data, np.arange(0, (count + 1) * width, width, dtype=np.int32), None)
 
 
-def plans(spark: SparkSession, directory: str) -> dict[str, DataFrame]:
-    """The latest record of each key: our plan, and the two that one would write in SQL."""
+def plans(spark: SparkSession, path: str) -> dict[str, DataFrame]:
+    """The latest record of each key, of Parquet files or a log: our plan, and the two that one would write in SQL."""
     from txnbuffer.pipeline.jobs.latest import latest
 
-    frame = spark.read.parquet(directory)
+    if path.startswith("file:"):
+        options = {"broker": path, "topics": TOPIC, "columns": ",".join(COLUMNS)}
+        frame = spark.read.format("txnbuffer").options(**options).load()
+        whole = {**options, "latest": "true", "partition_bytes": str(LARGE_TASK)}
+        ours = latest(spark.read.format("txnbuffer").options(**whole).load(), thinned=True)
+    else:
+        frame = spark.read.parquet(path)
+        ours = latest(frame)
     frame.createOrReplaceTempView("versions")
     ranked = "SELECT *, row_number() OVER (PARTITION BY topic, key ORDER BY position DESC) rank FROM versions"
     by_key = "max(position) position, max_by(value, position) value"
     return {
-        "ours": latest(frame),
+        "ours": ours,
         "row_number": spark.sql(f"SELECT topic, position, key, value FROM ({ranked}) WHERE rank = 1"),
         "max_by": spark.sql(f"SELECT topic, key, {by_key} FROM versions GROUP BY topic, key"),
     }
 
 
-def latest_seconds(directory: str) -> dict[str, float]:
+def latest_seconds(path: str) -> dict[str, float]:
     """Seconds that each plan takes on local[2]; each has run once before."""
     spark = session()
     seconds = {}
-    for name, frame in plans(spark, directory).items():
+    for name, frame in plans(spark, path).items():
         pass_seconds(frame)
         seconds[name] = pass_seconds(frame)
     spark.stop()
@@ -151,9 +167,23 @@ def export_records() -> float:
     peer="Spark SQL, the faster of row_number and max_by",
 )
 def latest_records() -> Pair:
+    """Of Parquet files as an export of all versions writes them."""
     with tempfile.TemporaryDirectory() as directory:
         write_versions(f"{directory}/versions", LATEST_RECORDS, KEYS)
         seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"{directory}/versions")
+    return _beside_sql(seconds)
+
+
+@figure("pipeline.latest_records_per_s.log", unit="records/s", peer="Spark SQL, the faster of row_number and max_by")
+def latest_of_log() -> Pair:
+    """Of a log, where tasks that read it leave out what they see superseded; Spark SQL is given all of it."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_log(f"file:{directory}/log", LATEST_RECORDS, KEYS)
+        seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"file:{directory}/log")
+    return _beside_sql(seconds)
+
+
+def _beside_sql(seconds: dict[str, float]) -> Pair:
     return Pair(LATEST_RECORDS / seconds["ours"], LATEST_RECORDS / min(seconds["row_number"], seconds["max_by"]))
 
 

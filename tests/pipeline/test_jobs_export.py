@@ -157,3 +157,31 @@ def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list
         source(spark, {"broker": f"file:{tmp_path}/log", "topics": "missing"}).count()
     assert failed.value.exit_code == 2
     assert os.listdir(tmp_path / "export" / "run=1")
+
+
+def test_what_is_trimmed_is_not_compared(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
+    exports_of = {kind: ExportDirectory(str(tmp_path / kind), kind) for kind in (VERSIONS, LATEST)}
+    for life in lives:
+        while life.sent:
+            life.end()
+        life.roll()
+        life.plain()
+        life.plain()
+        life.snapshot()
+        life.snapshot()
+    for directory in exports_of.values():
+        with directory.locked():
+            assert Export(spark, options(tmp_path), directory).run()
+    for life in lives:
+        life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
+    first = {topic: broker.ledgers(topic)[0].ledger for topic in TOPICS}
+    there = {(record.topic, record.key) for topic in TOPICS for record in records_of(broker, topic)}
+    rows = exported(spark, exports_of[LATEST])
+    gone = [row for row in rows if row[1].ledger < first[row[0]] and (row[0], row[2]) not in there]
+    assert 0 < len(gone) < len(rows)
+    latest = audit(spark, options_of_audit(tmp_path), exports_of[LATEST])
+    assert (latest.same, latest.unproven) == (True, len(gone))
+    versions = audit(spark, options_of_audit(tmp_path), exports_of[VERSIONS])
+    assert versions.same
+    kept = [row for row in exported(spark, exports_of[VERSIONS]) if row[1].ledger >= first[row[0]]]
+    assert sum(one.export.records for one in versions.ranges) == len(kept) > 0

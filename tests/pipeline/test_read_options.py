@@ -69,6 +69,9 @@ def test_a_pattern_chooses_topics_of_data() -> None:
         ({"partition_bytes": "0"}, "option partition_bytes is a whole number above 0"),
         ({"max_messages_per_trigger": "1e6"}, "option max_messages_per_trigger is a whole number above 0"),
         ({"fail_on_data_loss": "no"}, "option fail_on_data_loss is true or false"),
+        ({"latest": "yes"}, "option latest is true or false"),
+        ({"latest": "true", "columns": "key,value"}, "option latest needs the columns topic, position"),
+        ({"latest": "true", "include_aborted": "true"}, "latest is about visible records"),
         ({"failondataloss": "true"}, "option failondataloss is unknown"),
     ],
 )

@@ -208,9 +208,10 @@ def test_a_topic_that_was_made_anew_is_another_one() -> None:
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
-def test_an_end_is_for_batches() -> None:
-    with pytest.raises(InvalidRequest, match="option end"):
-        StreamReader(ReadOptions.of({"broker": "file:log", "topics": "orders", "end": "3:4"}))
+@pytest.mark.parametrize(("option", "text"), [("end", "3:4"), ("latest", "true")])
+def test_some_options_are_for_batches(option: str, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"option {option} is one of batch queries"):
+        StreamReader(ReadOptions.of({"broker": "file:log", "topics": "orders", option: text}))
 
 
 def test_golden_offset() -> None:

@@ -20,6 +20,8 @@ BEGINNING, END = "beginning", "end"
 
 COLUMNS = ("topic", "position", "seqno", "key", "value", "properties", "txn", "event_time", "publish_time")
 OUTCOME = "outcome"
+LATEST_BY = ("topic", "key", "position")
+"""What tells the latest record of a key."""
 
 CLUSTER_SETTINGS = "pulsar."
 """Options that begin so are settings of that section of the configuration."""
@@ -31,7 +33,7 @@ Place: TypeAlias = "Position | datetime | str"
 
 _KNOWN = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
-    "max_messages_per_trigger", "fail_on_data_loss", "config",
+    "max_messages_per_trigger", "fail_on_data_loss", "latest", "config",
 )  # fmt: skip
 
 
@@ -40,7 +42,8 @@ class ReadOptions:
     """What to read. `start` and `end` hold a place by topic, under "" for all others.
 
     `broker_options` are those of `open_broker`. `topics` is empty where `pattern` chooses, which is to match the
-    whole name. `max_messages`: of the log, in one micro-batch; None: no limit.
+    whole name. `max_messages`: of the log, in one micro-batch; None: no limit. `latest`: tasks leave out what has
+    no key, and as far as they see both what a later record of the same key supersedes.
     """
 
     broker: str
@@ -55,6 +58,7 @@ class ReadOptions:
     partition_bytes: int
     max_messages: int | None
     fail_on_data_loss: bool
+    latest: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -88,6 +92,9 @@ class ReadOptions:
             if "max_messages_per_trigger" in given
             else None,
             fail_on_data_loss=_flag("fail_on_data_loss", given.get("fail_on_data_loss", "true")),
+            latest=_latest(
+                given.get("latest", "false"), _columns(given.get("columns"), aborted=aborted), aborted=aborted
+            ),
         )
 
     def chosen(self, known: Sequence[str]) -> list[str]:
@@ -177,6 +184,15 @@ def _columns(text: str | None, *, aborted: bool) -> tuple[str, ...]:
     if strange or not names:
         raise InvalidRequest(f"option columns names {', '.join(strange) or 'none'}: there are {', '.join(known)}")
     return names
+
+
+def _latest(text: str, columns: tuple[str, ...], *, aborted: bool) -> bool:
+    wanted = _flag("latest", text)
+    if wanted and aborted:
+        raise InvalidRequest("option latest is about visible records: leave include_aborted out")
+    if wanted and (missing := [name for name in LATEST_BY if name not in columns]):
+        raise InvalidRequest(f"option latest needs the columns {', '.join(missing)} too")
+    return wanted
 
 
 def _flag(option: str, text: str) -> bool:

@@ -18,7 +18,7 @@ from broker_io.errors import TopicNotFound
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.digests import Tally, added, cut_points
-from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
 from txnbuffer.pipeline.options import ReadOptions
@@ -219,12 +219,13 @@ def _sides(
     old = ~table["topic"].isin([*origins])
     for topic, origin in origins.items():
         old = old | ((table["topic"] == topic) & (table["position.ledger"] < origin.ledger))
-    log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends)
+    only = "true" if run.kind == LATEST else "false"
+    log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends, latest=only)
     rows = table.select(*COLUMNS, old.alias("old"))
     if run.kind == VERSIONS:
         nothing = rows.where(f.lit(False)).select(*KEY)
         return key_digests(log, versions=True), key_digests(rows.where(~f.col("old")), versions=True), nothing, rows
-    newest = latest(log, deleted=True).persist()
+    newest = latest(log, deleted=True, thinned=True).persist()
     known = newest.select(*KEY)
     unproven = rows.where("old").join(known, KEY, "left_anti").select(*KEY)
     proven = rows.where(~f.col("old")).unionByName(rows.where("old").join(known, KEY, "left_semi").select(rows.columns))

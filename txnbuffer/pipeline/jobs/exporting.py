@@ -22,7 +22,7 @@ from txnbuffer.pipeline.fixing import Fixed, fix
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
 from txnbuffer.pipeline.offsets import Offset, Reached, Stretch, limited
-from txnbuffer.pipeline.options import BEGINNING, READ_COMMITTED, ReadOptions
+from txnbuffer.pipeline.options import BEGINNING, PARTITION_BYTES, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.options import COLUMNS as KNOWN
 from txnbuffer.pipeline.planning import first_wanted, names
 from txnbuffer.pipeline.spark.tasks import open_for_reading
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALWAYS = ("topic", "position")
+MOST_BYTES = 1024 * 1024 * 1024
+"""No task reads more of the log."""
 COLUMNS = ("topic", "position", "key", "value", "properties", "event_time", "publish_time")
 """What is exported unless columns are named; seqno is not there, for it makes long ledgers tasks of one core."""
 
@@ -64,6 +66,7 @@ class Export:
         self._wanted = ReadOptions.of({**options, "columns": ",".join(self.columns)})
         self._messages = messages
         self._tell = tell
+        self._share = PARTITION_BYTES
 
     def run(self) -> Run | None:
         """Export what is new; None if nothing is. The directory is locked by whoever calls.
@@ -118,12 +121,17 @@ class Export:
             stretches.append(Stretch(topic, one.extents, first, max(first, one.stop)))
             incarnations[topic] = one.incarnation
         ends = limited(stretches, self._messages)
+        self._share = share_of(stretches, self._cores)
         firsts = {one.topic: one.first for one in stretches if ends[one.topic] > one.first}
         reached = dict(begun)
         for topic, incarnation in incarnations.items():
             if topic in firsts or topic not in begun:
                 reached[topic] = Reached(ends[topic], incarnation)
         return Offset(reached), firsts
+
+    @property
+    def _cores(self) -> int:
+        return int(self._spark.sparkContext.defaultParallelism)
 
     def _look(self, broker: Broker, topic: str) -> Fixed:
         isolated = self._wanted.isolation == READ_COMMITTED
@@ -133,7 +141,7 @@ class Export:
         frame = self._news(offset, firsts)
         if self._directory.kind == LATEST:
             kept = None if last is None else self._spark.read.parquet(self._directory.table)
-            frame = latest(frame) if kept is None else replaced(kept, frame)
+            frame = latest(frame, thinned=True) if kept is None else replaced(kept, frame)
         with told(self._spark, "exporting", self._tell):
             frame.write.mode("overwrite").parquet(self._directory.writing)
         return rows_in(self._directory.writing)
@@ -141,12 +149,20 @@ class Export:
     def _news(self, offset: Offset, firsts: Mapping[str, Position]) -> DataFrame:
         options = {name: text for name, text in self._options.items() if name not in ("topics", "pattern")}
         columns = ",".join(self.columns)
+        if self._directory.kind == LATEST:
+            options = {"partition_bytes": str(self._share), **options, "latest": "true"}
         if not firsts:
-            return source(self._spark, self._options, columns=columns, end=BEGINNING)
+            return source(self._spark, {**self._options, **options}, columns=columns, end=BEGINNING)
         ends = places({topic: offset.topics[topic].at for topic in firsts})
         return source(
             self._spark, options, topics=json.dumps([*firsts]), columns=columns, start=places(firsts), end=ends
         )
+
+
+def share_of(stretches: Iterable[Stretch], cores: int) -> int:
+    """Bytes of the log for each core: of few large tasks a key leaves fewer records."""
+    size = sum(extent.bytes for one in stretches for extent in one.extents if extent.ledger >= one.first.ledger)
+    return min(max(size // cores + 1, PARTITION_BYTES), MOST_BYTES)
 
 
 def columns_of(names: Iterable[str], kind: str) -> tuple[str, ...]:

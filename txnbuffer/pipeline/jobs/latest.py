@@ -29,20 +29,26 @@ HELD_BYTES = 256 * 1024 * 1024
 Rows = NDArray[np.intp]
 
 
-def latest(frame: DataFrame, *, deleted: bool = False) -> DataFrame:
+def latest(frame: DataFrame, *, deleted: bool = False, thinned: bool = False) -> DataFrame:
     """The record of each topic and key that stands last; those without a key are left out.
 
     `frame` has the columns topic, key and position, and any others. A key whose latest value is null is gone: it is
-    there with `deleted` only.
+    there with `deleted` only. `thinned` says that the data source read with its option `latest` already.
     """
     from pyspark.sql import functions as f
 
-    cores = frame.sparkSession.sparkContext.defaultParallelism
-    keyed = frame.where(f.col("key").isNotNull()).coalesce(cores)  # of few large tasks a key leaves fewer records
     schema = frame.schema
-    thinned = keyed.mapInArrow(partial(newest, held_bytes=HELD_BYTES), schema)
-    found = thinned.repartition(*KEY).mapInArrow(newest, schema)
-    return found if deleted or "value" not in frame.columns else found.where(f.col("value").isNotNull())
+    if not thinned:
+        cores = frame.sparkSession.sparkContext.defaultParallelism
+        keyed = frame.where(f.col("key").isNotNull()).coalesce(cores)  # of few large tasks a key leaves fewer records
+        frame = keyed.mapInArrow(partial(newest, held_bytes=HELD_BYTES), schema)
+    found = frame.repartition(*KEY).mapInArrow(newest, schema)
+    return found if deleted or "value" not in schema.names else found.where(f.col("value").isNotNull())
+
+
+def with_key(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The records of a batch that have a key."""
+    return batch.filter(batch["key"].is_valid()) if batch["key"].null_count else batch
 
 
 def newest(batches: Iterable[pa.RecordBatch], held_bytes: int | None = None) -> Iterator[pa.RecordBatch]:

@@ -33,6 +33,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         if options.end != {"": END}:
             raise InvalidRequest("option end is one of batch queries: a streaming query goes on until it is stopped")
+        if options.latest:
+            raise InvalidRequest("option latest is one of batch queries: a micro-batch knows no later one")
         self._options = anywhere(options)
         self._cut = cut_of(options)
         self._broker: Broker | None = None

@@ -13,6 +13,7 @@ from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer.pipeline.arrow import record_batch, schema_of
 from txnbuffer.pipeline.fixing import Fixed
+from txnbuffer.pipeline.jobs.latest import HELD_BYTES, newest, with_key
 from txnbuffer.pipeline.options import READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.ranges import Range
 from txnbuffer.pipeline.reading import Judge, read_range
@@ -31,6 +32,11 @@ class Task(InputPartition):
 
 def read_task(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, Judge]) -> Iterator[pa.RecordBatch]:
     """What stands in ranges, as Arrow record batches with the columns of the options."""
+    found = _read(options, ranges, judges)
+    return newest(map(with_key, found), HELD_BYTES) if options.latest else found
+
+
+def _read(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, Judge]) -> Iterator[pa.RecordBatch]:
     if not ranges:
         return
     schema = schema_of(options.columns)
