@@ -9,7 +9,7 @@ from typing import NamedTuple
 from broker_io.batch import PlacedBatch
 from broker_io.environment import Clock
 from broker_io.errors import StorageError
-from broker_io.port import Broker, Ledger
+from broker_io.port import Broker, Ledger, Reader
 from broker_io.position import NO_INDEX, Position
 from snapshots.numbering import Numbering
 from snapshots.policy import SnapshotDue, SnapshotPolicy
@@ -57,7 +57,7 @@ class Tail:
         self._broker = broker
         self._clock = clock
         self._following = (self.buffer.applied, restored.following_ledger)
-        self._reader = broker.reader(self.topic, restored.resume, inclusive=False)
+        self._reader: Reader | None = broker.reader(self.topic, restored.resume, inclusive=False)
         self._resume = restored.resume
         self.numbering = Numbering(
             broker,
@@ -96,6 +96,8 @@ class Tail:
 
         Raises ProtocolStopped, PositionTrimmed, Damaged: the topic can't be followed any further then.
         """
+        if self._reader is None:
+            raise AssertionError(f"the reader of topic {self.topic} was given away")
         placed = self._reader.read(timeout=timeout)
         return None if placed is None else self.apply(placed)
 
@@ -153,12 +155,16 @@ class Tail:
         """The lowest ledger that readers of what is still undecided and both kept snapshots need."""
         return min([self.state().resume_ledger, *self.generations])
 
-    def stop_reading(self) -> None:
-        """From here on whatever the log gets is given to `apply`."""
-        self._reader.close()
+    def give_reader(self) -> Reader:
+        """The reader, which goes on behind `at`, for its new owner: from here on what comes is given to `apply`."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            raise AssertionError(f"the reader of topic {self.topic} was given away")
+        return reader
 
     def close(self) -> None:
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
         self.numbering.close()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 from service_setup import eventually, on_a_loop
 
 from broker_io.batch import Batch, Message, PlacedBatch
-from broker_io.errors import Damaged
+from broker_io.errors import Closed, Damaged, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
 from txnbuffer.errors import TailStalled
@@ -62,6 +63,39 @@ async def test_all_that_came_is_taken_in_order(broker):
         put(broker, *values[start : start + 7])
     await eventually(lambda: len(taker.values) == 200)
     assert taker.values == values
+    await taker.stop()
+
+
+@on_a_loop
+async def test_it_goes_on_with_the_reader_of_who_read_before(broker):
+    put(broker, b"before", b"behind")
+    reader = broker.reader("a")
+    before = reader.read(limit=1)
+    assert before is not None
+    at, incarnation, taker = before.positions.last, broker.incarnation("a"), Taker(broker)
+    with patch.object(broker, "reader", side_effect=AssertionError("another reader")):
+        taker.following.follow("a", at, taker.take, taker.failures.append, incarnation, reader)
+        await eventually(lambda: taker.values == [b"behind"])
+        put(broker, b"later")
+        await eventually(lambda: taker.values == [b"behind", b"later"])
+        await taker.stop()
+    assert taker.failures == []
+    with pytest.raises(Closed):
+        reader.read()
+
+
+@on_a_loop
+async def test_a_reader_of_another_topic_that_has_the_name_now_is_not_gone_on_with(broker):
+    put(broker, b"old")
+    incarnation = broker.incarnation("a")
+    broker.delete_topic("a")
+    broker.create_topic("a")
+    put(broker, b"new")
+    taker = Taker(broker)
+    taker.following.follow("a", EARLIEST, taker.take, taker.failures.append, incarnation, broker.reader("a"))
+    await eventually(lambda: taker.failures)
+    assert isinstance(taker.failures[0], TopicNotFound)
+    assert taker.values == []
     await taker.stop()
 
 

@@ -48,11 +48,19 @@ class Follower:
 
     `take` gets the messages and `fail` what ended it, both on the loop. `problem`: why nothing comes at the
     moment; it is tried again. `paused`: nothing is taken for now. `incarnation`: that of the topic, if only that
-    one is to be read. `gather`: seconds for which it pauses after few messages.
+    one is to be read. `gather`: seconds for which it pauses after few messages. `reader`: one to begin with, if there
+    is one that goes on there.
     """
 
     def __init__(
-        self, broker: Broker, name: str, at: Position, take: Take, fail: Fail, incarnation: str | None = None
+        self,
+        broker: Broker,
+        name: str,
+        at: Position,
+        take: Take,
+        fail: Fail,
+        incarnation: str | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.name = name
         self.take = take
@@ -65,7 +73,8 @@ class Follower:
         self._broker = broker
         self._at = at
         self._incarnation = incarnation
-        self._reader: Reader | None = None
+        self._reader = reader
+        self._unchecked = reader is not None
         self._read_at = time.monotonic()
         self._ahead: Position | None = None
         self._came: list[PlacedBatch] = []
@@ -121,6 +130,9 @@ class Follower:
 
     def _read(self) -> bool:
         """Read once; whether anything came."""
+        if self._unchecked:
+            self._check_incarnation()
+            self._unchecked = False
         reader = self._reader or self._open()
         placed = reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS)
         if placed is None:
@@ -186,9 +198,17 @@ class Following:
         self._told: deque[Follower] = deque()
         self._woken = False
 
-    def follow(self, name: str, at: Position, take: Take, fail: Fail, incarnation: str | None = None) -> Follower:
+    def follow(
+        self,
+        name: str,
+        at: Position,
+        take: Take,
+        fail: Fail,
+        incarnation: str | None = None,
+        reader: Reader | None = None,
+    ) -> Follower:
         """Read a topic behind a position from now on; with its incarnation no other one of its name."""
-        follower = Follower(self._broker, name, at, take, fail, incarnation)
+        follower = Follower(self._broker, name, at, take, fail, incarnation, reader)
         self._followers.append(follower)
         self._share()
         follower.start(self._tell)

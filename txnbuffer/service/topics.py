@@ -252,10 +252,12 @@ class Topics:
 
     def _follow(self, topic: Topic) -> None:
         tail = topic.tail = self.keeper.tail(topic.name)
-        tail.stop_reading()
-        if self.following is not None:
+        reader = tail.give_reader()
+        if self.following is None:
+            reader.close()
+        else:
             take, fail = partial(self._came, topic), partial(self._broke, topic)
-            topic.follower = self.following.follow(topic.name, tail.at, take, fail, tail.writer.incarnation)
+            topic.follower = self.following.follow(topic.name, tail.at, take, fail, tail.writer.incarnation, reader)
 
     def _share_memory(self) -> None:
         tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]
