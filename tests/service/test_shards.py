@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from raw_session import InProcess, RawSession
 from service_setup import eventually, on_a_loop
 from shard_world import App, Shards, shards_on, topics_of
 
+from broker_io.errors import UnsafePolicy
 from broker_io.memory import MemoryBroker
+from broker_io.memory.writer import MemoryWriter
 from snapshots.verify import Level, verify
 from txnbuffer.config import Config as Settings
 from txnbuffer.config import RetentionConfig, ServiceConfig
@@ -21,6 +24,7 @@ from txnbuffer.errors import (
     ForeignTopic,
     InvalidConfiguration,
     InvalidRequest,
+    NotVisible,
     RegistrationFailed,
     ServiceUnavailable,
     UnregisteredTopic,
@@ -28,6 +32,7 @@ from txnbuffer.errors import (
 from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, TxnId
 from txnbuffer.service import engine, letters
+from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import BESIDE, Engine
 from txnbuffer.service.opening import prepare
 from txnbuffer.service.retention import Retention
@@ -215,6 +220,30 @@ async def test_a_topic_that_is_gone_needs_no_markers() -> None:
         assert await app.commit(1, *BOTH) is Outcome.COMMIT
         await eventually(lambda: not [*world.engine(0).coordinator.transactions()])
         assert world.visible(HERE) == [ONE]
+
+
+@on_a_loop
+async def test_a_topic_of_another_shard_that_takes_no_markers_is_told_of_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with shards_on() as world:
+        app = await written(world, 1)
+        broker = world.broker(0)
+        usual = broker.writer
+
+        def guarded(topic: str, **options: Any) -> MemoryWriter:
+            if topic == THERE:
+                raise UnsafePolicy(f"{topic} is not written to")
+            return usual(topic, **options)
+
+        monkeypatch.setattr(broker, "writer", guarded)
+        told = await app.commit(1, *BOTH, wait_visible=True)
+        assert isinstance(told, NotVisible)
+        assert isinstance(troubles_elsewhere(world.engine(0))[f"writing to {THERE}"], UnsafePolicy)
+        await eventually(lambda: world.visible(*BOTH) == [ONE, NONE])
+        monkeypatch.setattr(broker, "writer", usual)
+        await eventually(lambda: world.visible(THERE) == [ONE])
+        await eventually(lambda: troubles_elsewhere(world.engine(0))[f"writing to {THERE}"] is None)
 
 
 @on_a_loop
