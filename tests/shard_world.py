@@ -44,9 +44,9 @@ def topics_of(shards: int, each: int = 1) -> list[list[str]]:
 class Shards:
     """`engines` by shard; one that was killed is None. `options` go to every engine."""
 
-    def __init__(self, count: int, **options: Any) -> None:
+    def __init__(self, count: int, cluster: MemoryBroker | None = None, **options: Any) -> None:
         self.count = count
-        self.cluster = MemoryBroker()
+        self.cluster = cluster or MemoryBroker()
         self.engines: list[Engine | None] = [None] * count
         self.brokers: list[MemoryBroker | None] = [None] * count
         self._options = options

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import uuid
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from shard_world import App, shards_on, topics_of
 
 from broker_io.errors import TopicNotFound
+from broker_io.memory import open_memory
 from txnbuffer.cli import asking
 from txnbuffer.cli.app import app
 from txnbuffer.cli.asking import Service
 from txnbuffer.errors import Error, ForeignTransaction, ServiceUnavailable
+from txnbuffer.model import Outcome
 
 BOTH = "first:1,second:2"
+(HERE,), (THERE,) = topics_of(2)
 
 
 def row(txn: str, topic: str, session: str | None, seconds: float) -> dict[str, Any]:
@@ -73,3 +79,37 @@ def test_a_shard_that_is_away_is_told() -> None:
     result = CliRunner().invoke(app, ["list", "--service", "first:1,third:3"])
     assert result.exit_code != 0
     assert "no service answers at third:3" in f"{result.output}{result.exception}"
+
+
+@pytest.fixture
+def served() -> str:
+    """The address of a log on which a transaction across two shards has committed."""
+    name = f"shards-{uuid.uuid4().hex}"
+
+    async def serve() -> None:
+        async with shards_on(2, cluster=open_memory(name)) as world:
+            writer = await App.on(world, 0, HERE, THERE)
+            for topic in (HERE, THERE):
+                await writer.write(topic, [1])
+            assert await writer.commit(1, HERE, THERE, wait_visible=True) is Outcome.COMMIT
+
+    asyncio.run(asyncio.wait_for(serve(), 60.0))
+    return f"memory:{name}"
+
+
+def looked(*words: str) -> tuple[int, Any]:
+    result = CliRunner().invoke(app, [*words, "--output", "json"], catch_exceptions=False)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_snapshots_of_all_shards_are_shown_checked_and_rebuilt(served: str) -> None:
+    code, entries = looked("inspect", "snapshot", served)
+    assert (code, [entry["entry"] for entry in entries]) == (0, sorted([f"{HERE}-end", f"{THERE}-end"]))
+    assert [entry["entry"] for entry in looked("inspect", "snapshot", served, THERE)[1]] == [f"{THERE}-end"]
+    epochs = {entry["entry"]: entry["epoch"] for entry in entries}
+    assert looked("recover", served, THERE, "--write")[0] == 0
+    rebuilt = {entry["entry"]: entry["epoch"] for entry in looked("inspect", "snapshot", served)[1]}
+    assert rebuilt == epochs | {f"{THERE}-end": epochs[f"{THERE}-end"] + 1}
+    code, findings = looked("verify", served)
+    assert (code, {finding["topic"] for finding in findings}) == (0, {HERE, THERE})
+    assert {finding["level"] for finding in looked("verify", served, THERE)[1]} == {"ok"}
