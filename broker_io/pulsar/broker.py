@@ -102,6 +102,7 @@ class PulsarBroker:
         self._upkeep = Upkeep(self._cluster)
         try:
             self._greet(address)
+            self._cluster.reach()
         except BaseException:
             self._cluster.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import pulsar
 
-from broker_io.errors import Closed, ClusterRefused, Error, TopicNotFound
+from broker_io.errors import Closed, ClusterRefused, Error, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 from broker_io.position import Position
@@ -69,6 +70,25 @@ class Cluster:
             **_tls_options(credentials, tls=address.tls),
         )
         self._end = weakref.finalize(self, _close_client, self.client)  # one with sends under way would abort at exit
+
+    def reach(self) -> None:
+        """See that somebody takes connections where clients go, which the client library would wait for in silence.
+
+        Raises ServiceUnavailable.
+        """
+        missing = []
+        for host in self.service.partition("://")[2].split(","):
+            name, _, port = host.rpartition(":")
+            try:
+                socket.create_connection((name.strip("[]"), int(port)), OPERATION_SECONDS).close()
+            except OSError as error:
+                missing.append(f"{host} ({error})")
+            else:
+                return
+        raise ServiceUnavailable(
+            f"no broker answers at {', '.join(missing)}, though the admin interface at {self.admin.url} does: is the "
+            "port that for clients, 6650 as a rule, and the broker running?"
+        )
 
     def check(self) -> None:
         if self.closed:

@@ -226,3 +226,11 @@ class TestAbort:
         assert isinstance(stage.abort(0, session="operator"), ForeignTransaction)
         assert stage.query(0) is State.OPEN
         assert stage.abort(0, session="operator", operator=True) is Outcome.ABORT
+
+    def test_an_operator_may_abort_what_nobody_has_begun_yet(self) -> None:
+        stage = Stage()
+        stage.owner.open("operator")
+        assert stage.abort(0, session="operator", operator=True) is Outcome.ABORT
+        assert isinstance(stage.commit(0, "a"), TransactionAborted)
+        stage.write(1, "a")
+        assert stage.commit(1, "a") is Outcome.COMMIT

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_io import open_broker
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.admin import Admin, Patience
 from broker_io.pulsar.credentials import Credentials
@@ -118,6 +119,14 @@ def test_nobody_there_is_said(interface: Interface, admin: Callable[..., Admin])
     nobody = admin(patience=0.0, url="http://127.0.0.1:9")
     with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:9"):
         nobody.ask("GET", "x")
+
+
+def test_a_port_for_clients_that_is_closed_is_named_though_the_admin_interface_answers(interface: Interface) -> None:
+    interface.will_answer(200, {"boundaries": []})
+    with pytest.raises(
+        ServiceUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*, localhost:2 .*6650 as a rule"
+    ):
+        open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url)
 
 
 def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin: Callable[..., Admin]) -> None:

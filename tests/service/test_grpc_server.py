@@ -16,8 +16,9 @@ from raw_session import OverGrpc, RawSession, transactional
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import EnvironmentFault
+from broker_io.errors import EnvironmentFault, InvalidAddress
 from broker_io.memory import MemoryBroker
+from txnbuffer.cli.asking import Service, ask
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
 from txnbuffer.frames import ClientFrame, Hello
 from txnbuffer.model import Outcome, TxnId
@@ -266,6 +267,12 @@ def test_a_service_that_is_away_is_told():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert "no service answers at 127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["pulsar://127.0.0.1:6650/public/default", "here", "here:", ":7711", "a:1/b"])
+def test_an_address_that_is_no_services_is_told(address):
+    with pytest.raises(InvalidAddress, match="write HOST:PORT of the service"):
+        ask(Service(address), "List")
 
 
 def get(port, path):

@@ -13,7 +13,8 @@ from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.errors import Damaged, Error, ServiceUnavailable
 from broker_io.memory import MemoryBroker
-from txnbuffer.errors import CoordinatorStopped, RegistrationFailed, UnregisteredTopic
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
 
@@ -25,6 +26,19 @@ DAMAGED = Damaged("ledger 7", 0, "it can't be read")
 def cluster():
     with MemoryBroker() as opened:
         yield opened
+
+
+@on_a_loop
+async def test_an_admin_interface_of_another_cluster_is_told_apart(cluster):
+    with MemoryBroker() as other, cluster.connect() as broker:
+        other.create_topic(DECISIONS)
+        with (
+            patch.object(broker, "ledgers", other.ledgers),
+            pytest.raises(InvalidConfiguration, match="those of one cluster"),
+        ):
+            await Engine.start(broker, shared=True)
+    async with beside(cluster) as (engine, _):
+        await app_on(engine, cluster, "a")
 
 
 async def decide_half(cluster: MemoryBroker) -> tuple[App, int]:

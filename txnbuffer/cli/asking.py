@@ -80,8 +80,10 @@ def ask(service: Service, method: str, *, timeout: float = TIMEOUT, **question: 
     from txnbuffer.client.admin_link import SERVICE, named
 
     target = service.address.removeprefix("txnbuf://")
-    if ":" not in target:
-        raise InvalidAddress(f"{service.address!r} is no service: write HOST:PORT")
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdecimal() or "/" in target:
+        cluster = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "no service"
+        raise InvalidAddress(f"{service.address!r} is {cluster}: write HOST:PORT of the service")
     with _channel(target, service.tls_ca) as channel:
         call = channel.unary_unary(SERVICE + method)
         try:

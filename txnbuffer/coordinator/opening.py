@@ -60,7 +60,7 @@ class Opening:
         """End an open transaction; of any other, tell the outcome once it is durable."""
         transaction = self._core.live.get(txn.least) if operator else None
         if transaction is None or txn.most != self._core.shard:
-            transaction = self._sessions.find(name, request, txn, commit=False)
+            transaction = self._sessions.find(name, request, txn, commit=False, operator=operator)
         if transaction is None:
             return
         transaction.wait(name, request, commit=False)

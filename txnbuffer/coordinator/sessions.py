@@ -116,8 +116,11 @@ class Sessions:
 
     # Transactions
 
-    def find(self, name: str, request: int, txn: TxnId, *, commit: bool) -> Transaction | None:
-        """The transaction, live, of a session; None if the request is answered, or waits for a durable end."""
+    def find(self, name: str, request: int, txn: TxnId, *, commit: bool, operator: bool = False) -> Transaction | None:
+        """The transaction, live, of a session, or of any if an operator asks.
+
+        None if the request is answered, or waits for a durable end.
+        """
         core, least = self._core, txn.least
         transaction = core.live.get(least)
         if txn.most != core.shard:
@@ -138,7 +141,7 @@ class Sessions:
             core.answer(name, request, UnknownTransaction(text))
         elif (retirement := self.retirement(least)) is not None:
             retirement.waiters.append(((name, request, commit), txn))
-        elif block.session.name != name:
+        elif block.session.name != name and not operator:
             self._foreign(name, request, txn)
         else:
             return self.start(txn, block, core.config.transaction_timeout)

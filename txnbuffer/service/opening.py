@@ -74,6 +74,7 @@ def take_over(
     writer, log = standing or fence(broker, shard.topic(DECISIONS))
     try:
         at = acquire_decisions(log, writer, identity)
+        _check_same(broker, log.topic, at)
         _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address))
         letters = _end_of_letters(broker, shard)
         name = broker.incarnation(log.topic)
@@ -87,6 +88,16 @@ def take_over(
         log.close()
     coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, clock.now_ms() / 1000)
     return Opened(coordinator, writer, keeper, at, letters, name)
+
+
+def _check_same(broker: Broker, topic: str, at: Position) -> None:
+    """Raises InvalidConfiguration where questions about a topic are answered by another cluster than has it."""
+    if any(ledger.ledger == at.ledger and ledger.entries > at.entry for ledger in broker.ledgers(topic)):
+        return
+    raise InvalidConfiguration(
+        f"what was just written to topic {topic!r}, at {at}, is unknown to the admin interface: are its address "
+        "(admin_url) and that of the broker those of one cluster?"
+    )
 
 
 def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:

@@ -1,7 +1,8 @@
 """Topics that were deleted on the cluster, or that it did not answer for: told of as gone, or registered again.
 
 Whoever writes on makes a deleted topic anew, and asks for nothing: so it is looked for as soon as it is missed.
-One that was made anew with partitions is told of no more: each of these is registered when it is used.
+One that was made anew with partitions is told of no more: each of these is registered when it is used. Nor is one of
+them, once their topic is gone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from broker_io.errors import Error, TopicNotFound
+from broker_io.partitions import partition_of
 from broker_io.port import Broker, PartitionedBroker
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.topics import Topics
@@ -65,14 +67,14 @@ class Remaking:
     async def _look(self, name: str) -> bool:
         """Whether nothing is left to be done."""
         try:
-            there, partitioned = await asyncio.to_thread(_ask, self._topics.broker, name)
+            there, taken = await asyncio.to_thread(_ask, self._topics.broker, name)
         except Error:
             return False
         if not self._is_missing(name):  # somebody registers it just now
             return False
         if not there:
             self._coordinator.topic_deleted(name, self._now())
-            writer = self._topics.drop(name) if partitioned else None
+            writer = self._topics.drop(name) if taken else None
             self._wake()
             if writer is not None:  # its client library would make the topic again, beside the partitions
                 with contextlib.suppress(Error):
@@ -94,7 +96,12 @@ class Remaking:
 
 
 def _ask(broker: Broker, name: str) -> tuple[bool, bool]:
-    """Whether a topic is there, and if not, whether its name stands for partitions."""
-    if name in broker.topics():
-        return True, False
-    return False, isinstance(broker, PartitionedBroker) and broker.partitions(name) > 0
+    """Whether a topic is there, and if not, whether none can have its name: partitions have it, or had it."""
+    there = name in broker.topics()
+    if not isinstance(broker, PartitionedBroker):
+        return there, False
+    partition = partition_of(name)
+    if partition is not None:
+        gone = partition.number >= broker.partitions(partition.topic)  # it may be there, made by who had it open
+        return there and not gone, gone
+    return there, not there and broker.partitions(name) > 0
