@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pulsar
 
-from broker_io.errors import Closed, ClusterRefused, Error, ServiceUnavailable, TopicNotFound
+from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 from broker_io.position import Position
@@ -62,13 +62,18 @@ class Cluster:
         self.patiently = Patience(patience, self.check)
         self.admin = Admin(admin_url or address.admin, credentials, self.patiently)
         self.acks = Resolver()
-        self.client = pulsar.Client(
-            address.service,
-            authentication=credentials.for_client(),
-            operation_timeout_seconds=max(1, round(min(patience, OPERATION_SECONDS))),
-            logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, log or os.devnull),
-            **_tls_options(credentials, tls=address.tls),
-        )
+        try:
+            self.client = pulsar.Client(
+                address.service,
+                authentication=credentials.for_client(),
+                operation_timeout_seconds=max(1, round(min(patience, OPERATION_SECONDS))),
+                logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, log or os.devnull),
+                **_tls_options(credentials, tls=address.tls),
+            )
+        except ValueError as error:
+            raise InvalidAddress(
+                f"{address.service!r} can't be connected to ({error}): give the name of the host"
+            ) from None
         self._end = weakref.finalize(self, _close_client, self.client)  # one with sends under way would abort at exit
 
     def reach(self) -> None:

@@ -129,6 +129,11 @@ def test_a_port_for_clients_that_is_closed_is_named_though_the_admin_interface_a
         open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url)
 
 
+def test_an_address_that_the_client_library_can_not_take_is_named() -> None:
+    with pytest.raises(InvalidAddress, match=r"'pulsar://\[::1\]:6650' can't be connected to"):
+        open_broker("pulsar://[::1]:6650/tenant/namespace")
+
+
 def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin: Callable[..., Admin]) -> None:
     asked = admin(patience=0.0)
     interface.hang_up = True
