@@ -72,7 +72,8 @@ class Soak:
         self._shard_of: dict[ServiceProcess, int] = {}
         self._broker = broker
         self._directory = directory
-        self._address = f"{broker.url}/{broker.namespace()}"
+        self.namespace = broker.namespace()
+        self._address = f"{broker.url}/{self.namespace}"
         self._options = {"admin_url": broker.admin, "patience": SECONDS}
         self._random = random.Random(seed)
         self._names = 0
@@ -359,6 +360,8 @@ def soak(broker: Standalone | Cluster, events: Sequence[str], seed: int, writers
             return run.run(events)
         finally:
             run.close()
+            if isinstance(broker, Cluster):  # which is not gone with this
+                broker.drop(run.namespace)
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ class Sessions:
 
     def of(self, name: str) -> Session:
         """The session of a named producer, or a consumer group."""
-        return self.at(shard_of(name, self.shards))
+        return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
 
     async def ask(self, name: str, put: Callable[[SessionCore, asyncio.Future[Any]], None]) -> Any:
         """What the service of a producer or a group answers to what `put` asks. Raises the error that is the answer."""

@@ -146,10 +146,10 @@ class Committing:
         return error
 
     def _invalid_groups(self, commit: Commit) -> Error | None:
-        core = self._core
-        for position in commit.positions:
-            owner = shard_of(position.group, core.config.shards)
-            if core.config.shards > 1 and owner != core.shard:
+        shards = self._core.config.shards
+        for position in commit.positions if shards > 1 else ():
+            owner = shard_of(position.group, shards)
+            if owner != self._core.shard:
                 return InvalidRequest(
                     f"commit of {commit.txn} moves group {position.group!r}, which belongs to shard {owner}"
                 )
