@@ -27,6 +27,7 @@ AGREED = {
     "pipeline.flatness",
     "pipeline.latest_records_per_s",
     "pipeline.read_records_per_s.file",
+    "pipeline.read_records_per_s.pulsar",
     "pulsar.load_seconds.800k",
     "pulsar.takeover_seconds",
     "pulsar.txn_per_s.1",

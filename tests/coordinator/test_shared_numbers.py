@@ -155,6 +155,7 @@ def test_anybody_may_abort_one_and_its_time_ends_it() -> None:
     writers = Writers()
     first, second = writers.task(), writers.task()
     assert writers.stage.abort(first - writers.stage.first, "b") is Outcome.ABORT
+    assert first in writers.stage.decided()  # by a marker alone it would stay known under its name
     writers.stage.owner.age(61.0)
     assert writers.state(second) is Outcome.ABORT
     assert isinstance(writers.commit(0, 1, second), TransactionAborted)

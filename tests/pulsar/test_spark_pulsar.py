@@ -10,6 +10,7 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 from spark_frames import assert_soon_same_rows, run_out, small_batches
 
+from bench import figures_pipeline_pulsar
 from broker_io.testing.standalone import ask
 
 
@@ -61,6 +62,7 @@ def test_each_row_once_whatever_fails(spark: Any, cluster: Cluster, namespace: s
         assert_soon_same_rows(read(pattern="wide-partition-.*"), rows(spark, 0, 60))
         copy()
         assert_soon_same_rows(read(topics="copy"), rows(spark, 0, 60))
+        assert min(figures_pipeline_pulsar.measured(spark, address, 40).values()) > 0
 
 
 def _number(file: Path) -> int:

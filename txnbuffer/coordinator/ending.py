@@ -96,7 +96,8 @@ class Ending:
         core = self._core
         if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
             return False
-        return transaction.lead is None and not transaction.branches and transaction.name is None
+        named = transaction.name is not None or transaction.shared is not None
+        return transaction.lead is None and not transaction.branches and not named
 
     def _decide_by_marker(self, transaction: Transaction, outcome: Outcome) -> None:
         transaction.advance(ENDING[outcome])
