@@ -138,11 +138,6 @@ def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
     ("columns", "options", "message"),
     [
         ("value", {}, "one of the option topic and the column topic"),
-        ("value, key topic", {"topic": "t"}, "one of the option topic and the column topic"),
-        ("key", {"topic": "t"}, "no column value"),
-        ("value, key kye", {"topic": "t"}, "column kye is none of a record"),
-        ("1 value", {"topic": "t"}, "column value is int, not binary or string: cast it"),
-        ("value", {"topic": "t", "tpoic": "t"}, "option tpoic is unknown"),
         ("value", {"topic": "t", "broker": "file:log"}, "txnbuf serve file:log"),
         ("CAST(NULL AS STRING) value", {"topic": "t"}, "neither key nor value"),
     ],

@@ -108,6 +108,14 @@ def test_types_of_columns() -> None:
     }
     kinds["properties"] = MapType(StringType(), StringType())
     check_schema(StructType([StructField(name, kind) for name, kind in kinds.items()]), None)
+    for names, topic, message in (
+        (["value"], None, "one of the option topic and the column topic"),
+        (["value", "topic"], "t", "one of the option topic and the column topic"),
+        (["key"], "t", "no column value"),
+        (["value", "kye"], "t", "column kye is none of a record"),
+    ):
+        with pytest.raises(CallerError, match=message):
+            check_schema(StructType([StructField(name, text) for name in names]), topic)
     local = StructType([StructField("value", BinaryType()), StructField("event_time", TimestampNTZType())])
     with pytest.raises(CallerError, match="event_time is timestamp_ntz, not timestamp: cast it"):
         check_schema(local, "t")
