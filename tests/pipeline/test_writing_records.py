@@ -100,13 +100,9 @@ def test_rows_that_are_no_records_are_refused(columns: dict[str, Any], message: 
 
 
 def test_types_of_columns() -> None:
-    kinds: dict[str, DataType] = {
-        "topic": StringType(),
-        "key": StringType(),
-        "value": BinaryType(),
-        "event_time": TimestampType(),
-    }
-    kinds["properties"] = MapType(StringType(), StringType())
+    text = StringType()
+    kinds: dict[str, DataType] = {"topic": text, "key": text, "value": BinaryType(), "event_time": TimestampType()}
+    kinds["properties"] = MapType(text, text)
     check_schema(StructType([StructField(name, kind) for name, kind in kinds.items()]), None)
     for names, topic, message in (
         (["value"], None, "one of the option topic and the column topic"),
