@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -72,8 +73,14 @@ class Positions:
         )
 
     @classmethod
+    def entry(cls, ledger: int, entry: int, count: int) -> Positions:
+        """The `count` members of one set."""
+        return cls(np.full(count, ledger, np.int64), np.full(count, entry, np.int64), np.arange(count, dtype=np.int64))
+
+    @classmethod
     def of(cls, positions: list[Position]) -> Positions:
-        columns = np.array(positions, np.int64).reshape(-1, 3).T
+        flat = itertools.chain.from_iterable(positions)
+        columns = np.fromiter(flat, np.int64, 3 * len(positions)).reshape(-1, 3).T
         return cls(columns[0].copy(), columns[1].copy(), columns[2].copy())
 
     def __len__(self) -> int:

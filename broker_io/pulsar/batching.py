@@ -16,7 +16,7 @@ import _pulsar
 import pulsar
 
 from broker_io.batch import Batch
-from broker_io.position import Position
+from broker_io.position import Position, Positions
 
 PENDING_MESSAGES = 4000
 BATCH_MESSAGES = 1000
@@ -108,8 +108,8 @@ def measure(batch: Batch, about: int) -> tuple[int, int]:
     return int(sizes.sum()), int((sizes - payloads).max()) + room
 
 
-def places_in_entry(last: Position, messages: int) -> list[Position] | None:
+def places_in_entry(last: Position, messages: int) -> Positions | None:
     """The places of all messages of an append that is an entry, by that of its last; None if it is not all of one."""
     if last.batch != messages - 1:
         return None
-    return [last._replace(batch=index) for index in range(messages)]
+    return Positions.entry(last.ledger, last.entry, messages)

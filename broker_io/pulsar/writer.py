@@ -163,7 +163,9 @@ class PulsarWriter(Handle):
         if self._failed is not None:
             return self._failed
         places = [Position(found.ledger_id(), found.entry_id(), found.batch_index()) for found in ids]
-        if entry and places[0].ledger >= 0:
+        first, last = places[0].ledger, places[-1].ledger
+        whole: Positions | None = None
+        if entry and first >= 0:
             whole = places_in_entry(places[0], entry)
             if whole is None:
                 self._fail(
@@ -172,16 +174,15 @@ class PulsarWriter(Handle):
                         "in the log: open another writer"
                     )
                 )
-            places = whole or places
-        if places[0].ledger < 0:
+        if first < 0:
             self._fail(
                 AppendUnknown(
                     f"the cluster dropped a message of topic {self.topic!r} as a duplicate: open another writer"
                 )
             )
-        elif places[0].ledger != self._ledger or places[-1].ledger != self._ledger:
-            self._check_topic(places[-1].ledger)
-        return self._failed or Positions.of(places)
+        elif first != self._ledger or last != self._ledger:
+            self._check_topic(last)
+        return self._failed or (Positions.of(places) if whole is None else whole)
 
     def _check_topic(self, ledger: int) -> None:
         """The library goes on by itself where a topic was deleted and made anew: a new ledger may be another topic."""
