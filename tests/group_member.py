@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
+from contextlib import closing
 
-from txnbuffer import PlainTransaction, Record, connect
+from txnbuffer import PlainClient, PlainTransaction, Record, ServiceUnavailable, connect
 
 GROUP, DONE = "flights-done", "done"
+PATIENCE = 60.0
 
 
 def copy(txn: PlainTransaction, record: Record) -> None:
@@ -19,8 +22,20 @@ def copy(txn: PlainTransaction, record: Record) -> None:
 
 def main(address: str, options: str, *topics: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with connect(address, broker_options=json.loads(options) or None) as client:
+    with closing(connected(address, json.loads(options))) as client:
         client.process(topics, GROUP, copy, batch=25)
+
+
+def connected(address: str, options: dict[str, str]) -> PlainClient:
+    """A client of the service, which may just be started anew."""
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return connect(address, broker_options=options or None).open_plain()
+        except ServiceUnavailable:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.2)
 
 
 if __name__ == "__main__":

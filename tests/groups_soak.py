@@ -73,6 +73,7 @@ class Members:
     def __init__(self, place: Place, chance: random.Random) -> None:
         self._command = [sys.executable, str(MEMBER), place.address, json.dumps(place.options), *place.topics]
         self._chance = chance
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  as long as its members
         self.running: list[subprocess.Popen[bytes]] = []
         self.stopped: list[subprocess.Popen[bytes]] = []
 
@@ -98,7 +99,7 @@ class Members:
         return way
 
     def add(self) -> None:
-        self.running.append(subprocess.Popen(self._command, stderr=subprocess.DEVNULL))
+        self.running.append(subprocess.Popen(self._command, stderr=self._said))
 
     def go_on(self) -> None:
         """Nobody is stopped any more, and somebody runs."""
@@ -107,10 +108,18 @@ class Members:
         if not self.running:
             self.add()
 
+    def ended(self) -> list[str]:
+        """What those said who ended by themselves."""
+        if all(member.poll() is None for member in self.running):
+            return []
+        self._said.seek(0)
+        return [f"a member ended by itself: {self._said.read().decode()[-4000:]}"]
+
     def end(self) -> None:
         for member in self.running + self.stopped:
             member.kill()
             member.wait(60)
+        self._said.close()
 
     def _take(self, members: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
         member = members.pop(self._chance.randrange(len(members)))
@@ -137,10 +146,11 @@ def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: 
                 time.sleep(chance.choice([0.0, 0.2, 1.0, 2.0]))
             members.go_on()
             judge(client, sent, report)
+            report.wrong += members.ended()
         finally:
             members.end()
         rows = ask(Service(place.service), "Groups", group=GROUP)
-        report.generation = max(row["generation"] for row in rows)
+        report.generation = max((row["generation"] for row in rows), default=0)
     return report
 
 
