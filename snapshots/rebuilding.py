@@ -20,7 +20,7 @@ from snapshots.parts import PartEntry, decode_part, encode_part
 from snapshots.recovery import before_ledger, fresh, kept_history
 from snapshots.states import TopicState, decode_state, encode_state
 from snapshots.table import SnapshotTable, TopicEntries
-from snapshots.verify import diff_states
+from snapshots.verify import diff_states, rebuild
 from snapshots.writer import SnapshotWriter, commit
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.items import Part
@@ -64,6 +64,7 @@ def folded(broker: Broker, topic: str) -> Folded:
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
     end = broker.last_position(topic)
     restored, problem = from_snapshot(broker, topic)
+    end = end if restored is None else restored.applied  # both are compared as of one position
     part_size = PART_SIZE if restored is None else restored.parts.part_size
     buffer, sequencer, parts = TransactionBuffer(part_size), Sequencer(), []
     start = before_ledger(origin)
@@ -72,7 +73,7 @@ def folded(broker: Broker, topic: str) -> Folded:
             placed = reader.read(timeout=PATIENCE)
             if placed is None:
                 raise StorageError(f"topic {topic}: its log ends at {end}, but nothing came behind {buffer.applied}")
-            buffer.apply_batch(placed)
+            buffer.apply_batch(placed.take(slice(placed.positions.search(end, right=True))))
             parts += buffer.take_sealed()
         while (placed := second.read()) is not None:
             if sequencer.advance(placed, buffer).stop < len(placed):
@@ -87,6 +88,21 @@ def folded(broker: Broker, topic: str) -> Folded:
         topic, incarnation, buffer.transactional, str(buffer.applied), len(buffer.aborted), len(buffer.ongoing),
         sequencer.next_seqno - 1, *written, problem, tuple(differences),
     )  # fmt: skip
+
+
+def compared(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str]]:
+    """The state of a topic from its log alone, and how its snapshot, with the log behind it, differs.
+
+    A service that runs appends meanwhile: both are as of one position.
+    """
+    restored, problem = from_snapshot(broker, topic)
+    part_size = PART_SIZE if restored is None else restored.parts.part_size
+    until = broker.last_position(topic) if restored is None else restored.applied
+    rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=until)
+    if restored is None:
+        return rebuilt, sequencer, [problem]
+    rebuilt.trim(restored.first_ledger)
+    return rebuilt, sequencer, diff_states(restored, rebuilt)
 
 
 def from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:

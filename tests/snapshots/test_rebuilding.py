@@ -11,14 +11,17 @@ from pipeline_world import Life, records_of
 
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
+from broker_io.port import Broker
+from snapshots import rebuilding
 from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.owner import acquire
-from snapshots.rebuilding import folded, write
+from snapshots.rebuilding import compared, folded, write
 from snapshots.states import decode_state, encode_state
 from snapshots.table import scan
 from snapshots.verify import Level, verify
+from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.items import Items
 
 
@@ -52,6 +55,27 @@ def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> Non
             for one in found:
                 assert len(keeper.buffer(one.topic).aborted) == one.aborts
                 assert keeper.sequencer(one.topic).next_seqno - 1 == one.visible_records
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    with MemoryBroker() as broker, BufferKeeper(broker, part_size=3) as keeper:
+        keeper.recover()
+        life = Life(broker, keeper, "orders", 1)
+        life.run(40)
+        original = rebuilding.from_snapshot
+
+        def busy(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:
+            if when == "before":
+                life.run(20)
+            found = original(broker, topic)
+            if when == "after":
+                life.run(20)
+            return found
+
+        monkeypatch.setattr(rebuilding, "from_snapshot", busy)
+        assert compared(broker, "orders")[2] == []
+        assert folded(broker, "orders").differences == ()
 
 
 def test_what_a_snapshot_says_wrongly_is_told() -> None:
