@@ -18,7 +18,12 @@ def snapshot_topics(broker: Broker) -> list[str]:
     return [Shard(number, count).topic(SNAPSHOT_TOPIC) for number in range(count)]
 
 
+def owner_of(broker: Broker, topic: str) -> Shard:
+    """The shard that a data topic belongs to."""
+    count = shards_of(broker)
+    return Shard(shard_of(topic, count), count)
+
+
 def snapshot_topic_of(broker: Broker, topic: str) -> str:
     """Where the snapshot of a data topic stands."""
-    count = shards_of(broker)
-    return Shard(shard_of(topic, count), count).topic(SNAPSHOT_TOPIC)
+    return owner_of(broker, topic).topic(SNAPSHOT_TOPIC)

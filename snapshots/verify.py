@@ -13,6 +13,7 @@ from typing import NamedTuple
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, StoredBroker
 from broker_io.position import Position
+from snapshots.decisions import look
 from snapshots.deleting import deleted_whole
 from snapshots.entries import EndEntry, decode_end
 from snapshots.errors import (
@@ -35,6 +36,7 @@ from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
+from txnbuffer.errors import DecisionsLost
 from txnbuffer.shards import Shard
 
 
@@ -82,6 +84,9 @@ def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
         findings += verify_topic(broker, table, name)
     for name in sorted(set(known) - with_snapshot - broken):
         findings += _without_snapshot(broker, name, asked=topic is not None)
+    if topic is None:
+        for shard in shards:
+            findings += _decisions(broker, shard)
     return findings
 
 
@@ -120,6 +125,18 @@ def _stored(broker: Broker, topic: str | None, decisions: str) -> Iterator[Findi
                     history.apply(message)
     except Error as error:
         yield Finding(Level.ERROR, decisions, f"the decision log can't be read to its end: {error}")
+
+
+def _decisions(broker: Broker, shard: Shard) -> Iterator[Finding]:
+    """Whether the decision log, if there is one, holds all that the topics tell of it."""
+    if shard.topic(DECISIONS) not in broker.topics():
+        return
+    try:
+        found = look(broker, shard)
+    except Error:
+        return  # it has been told of the topic, or the log, that can't be read
+    if found.lost is not None:
+        yield Finding(Level.ERROR, found.topic, str(DecisionsLost(found.topic, found.lost)))
 
 
 def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:

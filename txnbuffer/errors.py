@@ -23,6 +23,7 @@ __all__ = [
     "CallerError",
     "ClientBroken",
     "CoordinatorStopped",
+    "DecisionsLost",
     "EnvironmentFault",
     "Error",
     "Fault",
@@ -295,6 +296,17 @@ class CoordinatorStopped(PeerError):
     """The coordinator lost its ownership, or its log failed; another owner answers."""
 
     retryable = True
+
+
+class DecisionsLost(StorageError):
+    """The decision log lacks what it once held: ids would be used twice, and what commits under them seen by nobody."""
+
+    def __init__(self, topic: str, what: str) -> None:
+        super().__init__(
+            f"{topic} lacks what it once held: {what}. Was it deleted, truncated, or put back from an older copy? Put "
+            "back the newest; or `txnbuf recover ADDRESS --decisions --write` begins it anew, which gives up decisions "
+            "that stood nowhere else"
+        )
 
 
 class UnreadableDecision(StorageError):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import StorageError
+from broker_io.errors import PositionTrimmed, StorageError
 from broker_io.port import Broker, Reader
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.history import History
+from txnbuffer.errors import DecisionsLost
 
 PATIENCE = 0.25
 """Seconds without a message after which the rest up to the end is taken to be compacted away."""
@@ -35,7 +36,10 @@ class DecisionLog:
         end = broker.last_position(topic)
         self.at = EARLIEST if end is None else end
         # Opened before the rest is read: what is trimmed behind here from now on is named, not missed.
-        self._reader: Reader = broker.reader(topic, self.at, inclusive=False)
+        try:
+            self._reader: Reader = broker.reader(topic, self.at, inclusive=False)
+        except PositionTrimmed as error:
+            raise DecisionsLost(topic, str(error)) from None
         if end is not None:
             self._read_compacted(end)
 

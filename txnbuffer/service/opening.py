@@ -17,9 +17,10 @@ from snapshots.policy import SnapshotPolicy
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.lost import what_is_lost
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
-from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.shards import LETTERS, ONLY, Shard
 
@@ -79,6 +80,7 @@ def take_over(
         letters = _end_of_letters(broker, shard)
         name = broker.incarnation(log.topic)
         keeper.recover()
+        _check_whole(log, shard, keeper)
         keeper.expect(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
@@ -98,6 +100,14 @@ def _check_same(broker: Broker, topic: str, at: Position) -> None:
         f"what was just written to topic {topic!r}, at {at}, is unknown to the admin interface: are its address "
         "(admin_url) and that of the broker those of one cluster?"
     )
+
+
+def _check_whole(log: DecisionLog, shard: Shard, keeper: BufferKeeper) -> None:
+    """Raises DecisionsLost where topics tell more than the decision log does."""
+    buffers = {topic: keeper.buffer(topic) for topic in keeper.topics}
+    lost = what_is_lost(log.history, log.history.epoch, shard.number, buffers)
+    if lost is not None:
+        raise DecisionsLost(log.topic, lost)
 
 
 def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from broker_io import open_broker
-from snapshots.keys import is_internal
+from snapshots.decisions import hold
+from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from snapshots.owner import acquire
 from snapshots.rebuilding import Folded, folded, write
-from snapshots.shards import snapshot_topic_of
+from snapshots.shards import owner_of
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import Tell, told
 from txnbuffer.pipeline.options import ReadOptions
@@ -72,8 +73,8 @@ def recover(
 ) -> list[Row]:
     """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all.
 
-    One row for each topic that has transactions. Raises OwnershipLost, Locked while a service has the log, and what
-    reading a log raises.
+    One row for each topic that has transactions. Raises OwnershipLost, Locked or StillHeld while a service has the log,
+    and what reading a log raises.
     """
     chosen = anywhere(ReadOptions.of(options))
     with open_for_reading(chosen) as broker:
@@ -99,15 +100,16 @@ def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
     if options.broker.startswith("txnbuf:"):
         raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
     with open_broker(options.broker, **options.broker_options) as broker:
-        places = {one.topic: snapshot_topic_of(broker, one.topic) for one in found}
+        owners = {one.topic: owner_of(broker, one.topic) for one in found}
         written = 0
-        for place in sorted(set(places.values())):
-            ownership, table = acquire(broker, place)
-            with ownership:
-                for one in (one for one in found if places[one.topic] == place):
-                    write(broker, ownership, table, one, time.time_ns() // 1_000_000)
-                    written += 1
-                    tell(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
+        for owner in sorted(set(owners.values())):
+            with hold(broker, owner):
+                ownership, table = acquire(broker, owner.topic(SNAPSHOT_TOPIC))
+                with ownership:
+                    for one in (one for one in found if owners[one.topic] == owner):
+                        write(broker, ownership, table, one, time.time_ns() // 1_000_000)
+                        written += 1
+                        tell(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
 
 
 def _folded(row: Any) -> Folded:

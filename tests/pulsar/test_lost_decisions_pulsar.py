@@ -1,0 +1,62 @@
+"""The decision log of a namespace, deleted or truncated by somebody: refused by name, and begun anew."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_app import app_on
+from pulsar_cluster import Cluster
+from service_setup import engine_on, eventually, on_a_loop_for, visible
+
+from broker_io import open_broker
+from broker_io.port import Broker
+from broker_io.testing.contract.base import eventually as sooner_or_later
+from broker_io.testing.standalone import ask
+from snapshots.decisions import begin_anew, look
+from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.errors import DecisionsLost
+from txnbuffer.model import Outcome
+from txnbuffer.service.engine import Engine
+from txnbuffer.shards import ONLY
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@on_a_loop_for(240.0)
+async def commit_one(broker: Broker, value: bytes) -> None:
+    async with engine_on(broker, shared=True) as engine:
+        app = await app_on(engine, broker, "orders")
+        txn = next(app.ids)
+        await app.write("orders", [txn], value)
+        assert await app.commit(txn, "orders") is Outcome.COMMIT
+        states = engine.topics.by_name["orders"].tail.buffer.coordinators  # type: ignore[union-attr]  # it is there
+        await eventually(lambda: 0 in states and txn in states[0].committed, 120.0)
+
+
+@on_a_loop_for(120.0)
+async def serve(broker: Broker) -> None:
+    await (await Engine.start(broker, shared=True)).stop()
+
+
+@pytest.mark.parametrize("how", ["deleted", "truncated"])
+def test_a_decision_log_that_is_gone(cluster: Cluster, namespace: str, how: str) -> None:
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        commit_one(broker, b"old")
+        path = f"persistent/{namespace}/{TOPIC}"
+        if how == "deleted":
+            ask(cluster.admin, f"{path}?force=true", "DELETE")
+        else:
+            before = broker.ledgers(TOPIC)[-1].ledger
+            ask(cluster.admin, f"{path}/unload", "PUT")
+
+            def truncated() -> bool:
+                ask(cluster.admin, f"{path}/truncate", "DELETE")
+                return broker.ledgers(TOPIC)[0].ledger > before
+
+            sooner_or_later(truncated)
+        for _ in range(2):
+            with pytest.raises(DecisionsLost, match="recover ADDRESS --decisions --write"):
+                serve(broker)
+        assert begin_anew(broker, ONLY, "test").lost is not None
+        assert look(broker, ONLY).lost is None
+        commit_one(broker, b"new")
+        assert visible(broker, "orders") == {b"old": 1, b"new": 1}
