@@ -13,7 +13,15 @@ from broker_io.errors import Error, InvalidAddress
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
-from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportLocked, Run, UnreadableExport
+from txnbuffer.pipeline.exports import (
+    LATEST,
+    VERSIONS,
+    ExportDirectory,
+    ExportFailed,
+    ExportLocked,
+    Run,
+    UnreadableExport,
+)
 from txnbuffer.pipeline.offsets import Offset, Reached
 
 
@@ -128,6 +136,29 @@ def test_what_is_no_export_of_its_kind_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_read_is_told(data: bytes) -> None:
     with pytest.raises(Error, match="x can't be read"):
         Run.decode("x", data)
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportFailed, match="file/_export can't be written: Not a directory"):
+        export(ExportDirectory(str(tmp_path / "file"), VERSIONS))
+    directory = ExportDirectory(str(tmp_path / "full"), VERSIONS)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "run=1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exports.os, "rename", full)
+        with pytest.raises(ExportFailed, match="run=1 can't be written: No space"):
+            export(directory)
+    export(directory)
+    assert data_of(directory) == ["1"]
+
+
+def test_a_directory_is_named_as_a_path_or_as_an_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = [exports.local_path(text) for text in ("a", "file:a", f"file:{tmp_path}/a", f"file://{tmp_path}/a")]
+    assert named == [str(tmp_path / "a")] * 4
 
 
 def test_golden_run() -> None:

@@ -50,6 +50,10 @@ class UnreadableExport(StorageError):
     """What a directory holds is no export that this release understands."""
 
 
+class ExportFailed(EnvironmentFault):
+    """The directory of an export could not be written; what counted before counts on."""
+
+
 class ExportLocked(EnvironmentFault):
     """Another process exports to the same directory."""
 
@@ -120,9 +124,11 @@ class ExportDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the directory and keep other exporters out. Raises ExportLocked."""
-        os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
-        with open(os.path.join(self.path, "_export", "lock"), "a") as lock:
+        """Make the directory and keep other exporters out. Raises ExportLocked, ExportFailed."""
+        with self._writable():
+            os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
+            lock = open(os.path.join(self.path, "_export", "lock"), "a")  # noqa: SIM115  # closed below
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -138,7 +144,21 @@ class ExportDirectory:
                 shutil.rmtree(os.path.join(self.path, "runs", str(number)))
 
     def publish(self, run: Run) -> None:
-        """What stands in `writing` counts from here on, as a run."""
+        """What stands in `writing` counts from here on, as a run. Raises ExportFailed."""
+        with self._writable():
+            self._publish(run)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ExportFailed(
+                f"{error.filename or self.path} can't be written: {error.strerror}; mend that and export again, which "
+                f"goes on with what counts"
+            ) from error
+
+    def _publish(self, run: Run) -> None:
         with open(os.path.join(self.writing, RUN_FILE), "wb") as file:
             file.write(run.encode())
         for directory, _, files in os.walk(self.writing, topdown=False):
@@ -197,7 +217,7 @@ def local_path(path: str) -> str:
     """A path of this machine. Raises InvalidAddress for what is none."""
     scheme, colon, rest = path.partition(":")
     if colon and scheme == "file":
-        path = "/" + rest.lstrip("/")
+        path = "/" + rest.lstrip("/") if rest.startswith("//") else rest
     elif colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
         raise InvalidAddress(
             f"{path} is no directory: exports go to one that all tasks have under the same name, as they count by a "

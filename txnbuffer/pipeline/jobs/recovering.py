@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from broker_io import open_broker
+from broker_io.errors import Error
+from broker_io.port import Broker
 from snapshots.decisions import hold
 from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from snapshots.owner import acquire
@@ -39,28 +41,40 @@ FIELDS = {
     "parts": pa.list_(pa.binary()),
     "problem": pa.string(),
     "differences": pa.list_(pa.string()),
+    "failure": pa.string(),
 }
-"""The columns of `folds`, as `Folded` has them."""
+"""The columns of `folds`: those of `Folded`, or topic and failure where a log can't be folded."""
+
+Row = dict[str, Any]
 
 SCHEMA = (
     "topic string, incarnation string, transactional boolean, applied string, aborts long, open_transactions long, "
-    "visible_records long, state binary, parts array<binary>, problem string, differences array<string>"
+    "visible_records long, state binary, parts array<binary>, problem string, differences array<string>, "
+    "failure string"
 )
 
 
 def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
     """What logs tell, one row for each of the topics: see `snapshots.rebuilding.Folded`."""
-    return topics.select("topic").mapInArrow(partial(_folds, options), SCHEMA)
+    return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
 
 
-def _folds(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def fold_all(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task makes of its topics."""
     schema = pa.schema(list(FIELDS.items()))
     with open_for_reading(options) as broker:
         for batch in batches:
             for topic in batch["topic"].to_pylist():
-                found = folded(broker, topic)
-                row = {name: getattr(found, name) for name in FIELDS}
-                yield pa.RecordBatch.from_pylist([row], schema=schema)
+                yield pa.RecordBatch.from_pylist([_fold(broker, topic)], schema=schema)
+
+
+def _fold(broker: Broker, topic: str) -> Row:
+    """A log that can't be folded holds back no other."""
+    try:
+        found = folded(broker, topic)
+    except Error as error:
+        return {"topic": topic, "failure": str(error)}
+    return {name: getattr(found, name, None) for name in FIELDS}
 
 
 def recover(
@@ -73,8 +87,8 @@ def recover(
 ) -> list[Row]:
     """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all.
 
-    One row for each topic that has transactions. Raises OwnershipLost, Locked or StillHeld while a service has the log,
-    and what reading a log raises.
+    One row for each topic that has transactions, or can't be read. Raises OwnershipLost, and Locked or StillHeld while a
+    service has the log.
     """
     chosen = anywhere(ReadOptions.of(options))
     with open_for_reading(chosen) as broker:
@@ -84,16 +98,15 @@ def recover(
     tell(f"folding the logs of {len(topics)} topics")
     frame = spark.createDataFrame([(topic,) for topic in topics], "topic string").repartition(len(topics))
     with told(spark, "folding", tell):
-        found = [_folded(row) for row in folds(frame, chosen).collect()]
-    found = sorted((one for one in found if one.transactional or one.differences), key=lambda one: one.topic)
+        rows = sorted(folds(frame, chosen).collect(), key=lambda row: str(row.topic))
+    failed = [_failed(row) for row in rows if row.failure is not None]
+    found = [_folded(row) for row in rows if row.failure is None]
+    found = [one for one in found if one.transactional or one.differences]
     due = [one for one in found if everything or not one.sound]
     if wanted and due:
         _write(chosen, due, tell)
     written = {one.topic for one in due} if wanted else set()
-    return [_row(one, written=one.topic in written) for one in found]
-
-
-Row = dict[str, Any]
+    return failed + [_row(one, written=one.topic in written) for one in found]
 
 
 def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
@@ -114,8 +127,16 @@ def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
 
 def _folded(row: Any) -> Folded:
     columns = row.asDict()
+    del columns["failure"]
     columns |= {"state": bytes(row.state), "parts": tuple(map(bytes, row.parts)), "differences": tuple(row.differences)}
     return Folded(**columns)
+
+
+def _failed(row: Any) -> Row:
+    nothing = dict.fromkeys(("applied", "aborts", "open_transactions", "visible_records"))
+    return {
+        "topic": row.topic, "snapshot": f"can't be told: {row.failure}", "differences": [], **nothing, "written": False,
+    }  # fmt: skip
 
 
 def _row(one: Folded, *, written: bool) -> Row:

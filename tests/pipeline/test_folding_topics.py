@@ -1,0 +1,25 @@
+"""What tasks of the job `recover` do: without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from pipeline_world import Life
+
+from broker_io import open_broker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.pipeline.jobs.recovering import FIELDS, fold_all
+from txnbuffer.pipeline.options import ReadOptions
+
+
+def test_a_log_that_cannot_be_folded_holds_back_no_other(tmp_path: Path) -> None:
+    with open_broker(f"file:{tmp_path}") as broker, BufferKeeper(broker) as keeper:
+        keeper.recover()
+        Life(broker, keeper, "orders", 1).run(30)
+    options = ReadOptions.of({"broker": f"file:{tmp_path}", "pattern": ".*"})
+    topics = pa.RecordBatch.from_pydict({"topic": ["missing", "orders"]})
+    missing, orders = [row for batch in fold_all(options, iter([topics])) for row in batch.to_pylist()]
+    assert missing == {**dict.fromkeys(FIELDS), "topic": "missing", "failure": missing["failure"]}
+    assert "missing" in missing["failure"]
+    assert (orders["topic"], orders["failure"], orders["problem"]) == ("orders", None, "")
