@@ -87,8 +87,8 @@ def recover(
 ) -> list[Row]:
     """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all.
 
-    One row for each topic that has transactions, or can't be read. Raises OwnershipLost, and Locked or StillHeld while a
-    service has the log.
+    One row for each topic that has transactions, or can't be read. Raises OwnershipLost, and Locked or StillHeld while
+    a service has the log.
     """
     chosen = anywhere(ReadOptions.of(options))
     with open_for_reading(chosen) as broker:
