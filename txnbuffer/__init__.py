@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from txnbuffer.client.client import Client
     from txnbuffer.client.connecting import connect
     from txnbuffer.client.handling import Processed, dead_letter
+    from txnbuffer.client.partition_streams import stream_partitions
     from txnbuffer.client.plain import PlainClient, PlainTransaction
     from txnbuffer.client.reader import CommittedReader
     from txnbuffer.client.records import Record, RecordBatch
@@ -117,6 +118,7 @@ __all__ = [
     "UsedAfterFork",
     "connect",
     "dead_letter",
+    "stream_partitions",
 ]
 
 _HOMES = {
@@ -124,6 +126,7 @@ _HOMES = {
     "txnbuffer.client.changes": ("ChangeBatch", "ChangeStream", "Rollback"),
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connecting": ("connect",),
+    "txnbuffer.client.partition_streams": ("stream_partitions",),
     "txnbuffer.client.plain": ("PlainClient", "PlainTransaction"),
     "txnbuffer.client.handling": ("Processed", "dead_letter"),
     "txnbuffer.client.reader": ("CommittedReader",),

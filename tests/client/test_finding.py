@@ -10,13 +10,15 @@ from client_world import run
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
+from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client.cluster import finding
-from txnbuffer.client.finding import Finder
+from txnbuffer.client.finding import Finder, owner_of
 from txnbuffer.client.link import Link
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.whereabouts import Whereabouts, decode_note, encode_note
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.frames import ClientFrame, ServerFrame
+from txnbuffer.shards import Shard, shard_of
 
 
 class Log:
@@ -62,6 +64,20 @@ def test_the_newest_owner_is_told_and_looked_for_again() -> None:
     assert log.finder.look() == "a:1"
     log.owner(2, "b:2")
     assert log.finder.look() == "b:2"
+
+
+def test_the_owner_of_a_topic_is_that_of_its_shard() -> None:
+    log = Log()
+    log.owner(1, "only:1")
+    assert owner_of(log.broker, "public/default", "orders") == "only:1"
+    shared = MemoryBroker()
+    shared.partition(SNAPSHOT_TOPIC, 3)
+    shared.partition(TOPIC, 3)
+    for number in range(3):
+        with shared.writer(Shard(number, 3).topic(TOPIC)) as writer:
+            writer.append(Batch.of([encode(Owner(1, "owner", f"shard:{number}"))])).result()
+    for topic in ("orders", "clicks", "flights", "departures"):
+        assert owner_of(shared, "public/default", topic) == f"shard:{shard_of(topic, 3)}"
 
 
 def test_an_owner_of_an_older_epoch_is_none() -> None:

@@ -10,14 +10,22 @@ from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, NotingBroker, PartitionedBroker
 from broker_io.position import EARLIEST, Position
+from snapshots.shards import shards_of
 from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.whereabouts import decode_note
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
+from txnbuffer.shards import Shard, shard_of
 
 PATIENCE = 0.25
 """Seconds of silence after which another reader is asked, and then the log is taken to be read."""
 
 _KEY = OWNER_KEY.encode()
+
+
+def owner_of(broker: Broker, namespace: str, topic: str) -> str:
+    """HOST:PORT of the service that has a topic: the newest owner of its shard. Raises as `Finder.look`."""
+    shards = shards_of(broker)
+    return Finder(broker, namespace, Shard(shard_of(topic, shards), shards).topic(TOPIC)).look()
 
 
 class Finder:

@@ -233,7 +233,10 @@ class Streams:
         count = await self._topics.work(lambda: broker.partitions(name)) if isinstance(broker, PartitionedBroker) else 0
         if count:
             first = partition_name(name, 0)
-            return NotOffered(f"topic {name!r} is partitioned: a stream is of one partition, such as {first!r}")
+            return NotOffered(
+                f"topic {name!r} is partitioned: a stream is of one partition, such as {first!r}, "
+                "or of all by `stream_partitions`"
+            )
         return TopicNotFound(f"there is no topic {name!r} to stream")
 
     async def _facts(self, feed: Feed) -> TopicFacts:
