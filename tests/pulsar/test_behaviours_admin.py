@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from broker_io import open_broker
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.admin import Admin, Patience
 from broker_io.pulsar.credentials import Credentials
+from broker_io.pulsar.policies import QUOTA_KINDS, STOCK_BYTES, UNLIMITED, check_policies, lift, policies_of
+from broker_io.pulsar.state import read_state
 
 
 class Interface(ThreadingHTTPServer):
@@ -127,6 +130,37 @@ def test_a_port_for_clients_that_is_closed_is_named_though_the_admin_interface_a
         ServiceUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*, localhost:2 .*6650 as a rule"
     ):
         open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url)
+
+
+def test_what_stands_beside_partitions_of_its_name_is_no_topic(interface: Interface) -> None:
+    interface.will_answer(200, {"boundaries": []})
+    with open_broker(f"pulsar://127.0.0.1:{interface.server_port}/t/n", admin_url=interface.url) as broker:
+        interface.will_answer(200, [f"persistent://t/n/{name}" for name in ("wide", "wide-partition-0", "plain")])
+        interface.will_answer(200, ["persistent://t/n/wide"])
+        assert broker.topics() == ["plain", "wide-partition-0"]
+
+
+class LiftedMeanwhile(Admin):
+    """Another process lifts the quotas of a topic behind the first question about them."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1", Credentials(), Patience(0.0, nothing))
+        self.own: dict[str, object] = {}
+
+    def ask(self, method: str, path: str, body: object = None, *, patiently: bool = True) -> Any:
+        if method != "GET" or "/backlogQuotaMap" not in path or path.startswith("namespaces/"):
+            return None
+        stock = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
+        answer = {"destination_storage": stock, **self.own} if "applied" in path else self.own
+        self.own = dict.fromkeys(QUOTA_KINDS, UNLIMITED)
+        return answer
+
+
+def test_quotas_that_another_process_lifts_meanwhile_are_no_danger() -> None:
+    admin, path = LiftedMeanwhile(), "persistent/t/n/wide"
+    policies = lift(admin, "t/n", path, policies_of(admin, "t/n", path), ours=False)
+    state = read_state({"lastConfirmedEntry": "1:-1", "ledgers": [], "cursors": {}})
+    check_policies("wide-partition-0", "t/n", policies, state, compacted=False)
 
 
 def test_an_address_that_the_client_library_can_not_take_is_named() -> None:
