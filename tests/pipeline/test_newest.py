@@ -6,7 +6,7 @@ import itertools
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txnbuffer.pipeline.arrow import TYPES
@@ -31,6 +31,7 @@ def numbers_of(batches: list[pa.RecordBatch]) -> list[int]:
     return [number for one in batches for number in one["number"].to_pylist()]
 
 
+@settings(max_examples=200)
 @given(rows, st.lists(st.integers(0, 40), max_size=3), st.sampled_from([None, 0]), st.sampled_from([1, 5, 500_000]))
 def test_only_what_nothing_supersedes_is_left(
     places: list[tuple[str, bytes, Place]], cuts: list[int], held: int | None, first_rows: int
