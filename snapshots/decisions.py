@@ -58,12 +58,15 @@ class Decisions(NamedTuple):
 
 
 def look(broker: Broker, shard: Shard) -> Decisions:
-    """Fold the topics of a shard, and read its decision log after that: what a marker tells stands there by then.
+    """Fold the topics of all shards, which may have transactions of this one, and read its decision log after that.
+
+    What a marker tells stands there by then.
 
     Raises SnapshotError for a topic whose snapshot can't be used: repair that first; and what a reader raises.
     """
     decisions = shard.topic(DECISIONS)
-    buffers = _buffers(broker, shard)
+    others = (Shard(number, shard.of) for number in range(shard.of))
+    buffers = {name: buffer for owner in others for name, buffer in _buffers(broker, owner).items()}
     history, gone = read_history(broker, decisions)
     lost = gone or what_is_lost(history, history.epoch + 1, shard.number, buffers)
     return Decisions(decisions, history, buffers, lost)

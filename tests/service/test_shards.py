@@ -15,6 +15,7 @@ from shard_world import App, Shards, shards_on, topics_of
 from broker_io.errors import UnsafePolicy
 from broker_io.memory import MemoryBroker
 from broker_io.memory.writer import MemoryWriter
+from snapshots.decisions import look
 from snapshots.verify import Level, verify
 from txnbuffer.config import Config as Settings
 from txnbuffer.config import RetentionConfig, ServiceConfig
@@ -279,6 +280,19 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
             patch.setattr(letters, "PATIENCE", 1.0)
             with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
                 await world.letters(1).floor(THERE)
+
+
+@on_a_loop
+async def test_a_decision_log_that_lost_what_topics_of_another_shard_know_is_found_out() -> None:
+    async with shards_on() as world:
+        app = await App.on(world, 0, THERE)
+        await app.write(THERE, [1])
+        assert await app.commit(1, THERE, wait_visible=True) is Outcome.COMMIT
+        assert look(world.cluster, Shard(0, 2)).lost is None
+        await world.kill(0)
+        world.cluster.delete_topic("__txnbuffer_decisions-partition-0")
+        world.cluster.create_topic("__txnbuffer_decisions-partition-0")
+        assert look(world.cluster, Shard(0, 2)).lost is not None
 
 
 @on_a_loop
