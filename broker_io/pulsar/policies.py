@@ -56,14 +56,13 @@ def hold(admin: Admin, path: str) -> None:
 
 def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
     own_ttl = admin.ask("GET", f"{path}/messageTTL")
-    own_quotas = admin.ask("GET", f"{path}/backlogQuotaMap")  # before those in force: another process may lift them
     return Policies(
         admin.ask("GET", f"{path}/messageTTL?applied=true") if own_ttl is None else own_ttl,
         admin.ask("GET", f"{path}/backlogQuotaMap?applied=true"),
         admin.ask("GET", f"{path}/inactiveTopicPolicies?applied=true"),
         admin.ask("GET", f"{path}/compactionThreshold?applied=true"),
         admin.ask("GET", f"namespaces/{namespace}/subscriptionExpirationTime"),
-        own_quotas,
+        admin.ask("GET", f"{path}/backlogQuotaMap"),
         own_ttl,
         admin.ask("GET", f"{path}/replication?applied=true"),
     )
