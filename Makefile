@@ -68,6 +68,7 @@ soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open 
 	PYTHONPATH=tests $(BIN)/python tests/relay_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/cursor_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/sinks/materialize_soak.py $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py
 
