@@ -64,6 +64,12 @@ def partition_of(name: str) -> Partition | None:
     return None if found is None else Partition(found[1], int(found[2]))
 
 
+def whole_name(name: str) -> str:
+    """The topic that this is a partition of, or the name itself."""
+    found = partition_of(name)
+    return name if found is None else found.topic
+
+
 def key_to_text(key: bytes) -> str:
     """The partition key of a key."""
     if key and not key.startswith(_PREFIX):

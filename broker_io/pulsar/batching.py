@@ -38,15 +38,17 @@ NEVER_MS = 60_000
 class Batching:
     """`configuration` is what the producer has to be made with. Its writer's lock is held at each call.
 
-    `limit`: bytes that a message may have at most.
+    `limit`: bytes that a message may have at most. `schema`: what the cluster is told that values are; None: bytes.
     """
 
-    def __init__(self, mode: pulsar.ProducerAccessMode, limit: int, *, enabled: bool) -> None:
+    def __init__(
+        self, mode: pulsar.ProducerAccessMode, limit: int, *, enabled: bool, schema: pulsar.schema.Schema | None = None
+    ) -> None:
         self.enabled = enabled
         self._room = limit // 2  # payloads, and keys in base64, need some as well
         self._unseen = Recent()
         self.configuration = made = _pulsar.ProducerConfiguration()
-        made.schema(pulsar.schema.BytesSchema().schema_info())
+        made.schema((schema or pulsar.schema.BytesSchema()).schema_info())
         made.access_mode(mode)
         made.send_timeout_millis(0)
         made.block_if_queue_full(True)

@@ -21,7 +21,7 @@ from broker_io.errors import (
     TopicNotFound,
     UnsafePolicy,
 )
-from broker_io.partitions import HASHINGS, Hashing
+from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar.address import from_local_name, parse_address, path_of
@@ -63,7 +63,9 @@ class PulsarBroker:
     certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
     others are compacted by nobody. While the cluster is away, questions wait up to `patience` seconds; opening the
     broker does not. A writer that is closed waits `goodbye` seconds for what is under way (None: `patience`). `hashing`
-    is how keys choose partitions (see `broker_io.partitions`). `client_log` is a file for what the client library has
+    is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
+    partitioned ones by the name of the whole, and what the client library calls a schema: writers of ours tell the
+    cluster that values are of it, which is the caller's care. `client_log` is a file for what the client library has
     to say.
 
     Raises InvalidAddress, ServiceUnavailable if nobody answers, NotAuthorized.
@@ -87,6 +89,7 @@ class PulsarBroker:
         max_message_bytes: int = MAX_MESSAGE_BYTES - OVERHEAD_BYTES,
         client_log: str | None = None,
         hashing: Hashing = "java",
+        schemas: Mapping[str, pulsar.schema.Schema] | None = None,
     ) -> None:
         if hashing not in HASHINGS:
             raise InvalidAddress(f"hashing is {' or '.join(HASHINGS)}, not {hashing!r}")
@@ -96,6 +99,7 @@ class PulsarBroker:
         self._compacted_prefix = compacted_prefix
         self._batching = batching
         self.hashing = hashing
+        self._schemas = dict(schemas or {})
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._lifting = [threading.Lock() for _ in range(LIFTING)]
@@ -315,6 +319,7 @@ class PulsarBroker:
                 mode=mode,
                 batching=batching,
                 max_message_bytes=self.max_message_bytes,
+                schema=self._schemas.get(whole_name(topic)),
             ),
         )
         self._add(writer)

@@ -37,8 +37,9 @@ def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
         return TopicNotFound(f"there is no topic {topic!r}: create it first")
     if name == "IncompatibleSchema":
         return NotOffered(
-            f"the cluster takes nothing into topic {topic!r} but what names its schema, which markers can't: run "
-            "`pulsar-admin namespaces set-schema-validation-enforce --disable NAMESPACE`"
+            f"the cluster does not take the schema of what is written to topic {topic!r} ({error}). Where it was told "
+            "none: it wants each message to name one, which markers can't, so run "
+            "`pulsar-admin namespaces set-schema-validation-enforce --disable NAMESPACE`; else give the topic's own"
         )
     if name in AWAY:
         return ServiceUnavailable(f"the cluster opens no {what} of topic {topic!r} ({error}): is it running?")

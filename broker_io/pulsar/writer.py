@@ -39,13 +39,14 @@ class PulsarWriter(Handle):
         mode: pulsar.ProducerAccessMode,
         batching: bool,
         max_message_bytes: int,
+        schema: pulsar.schema.Schema | None = None,
     ) -> None:
         self.topic = topic
         self.exclusive = mode != pulsar.ProducerAccessMode.Shared
         self._cluster = cluster
         self._incarnation = incarnation
         self._limit = max_message_bytes
-        self._batching = Batching(mode, max_message_bytes, enabled=batching)
+        self._batching = Batching(mode, max_message_bytes, enabled=batching, schema=schema)
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._closed = False

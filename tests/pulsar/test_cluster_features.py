@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pulsar
 import pytest
@@ -18,6 +19,7 @@ from service_process import ServiceProcess
 from broker_io.errors import Error
 from broker_io.testing.standalone import ask
 from txnbuffer import PlainClient, connect
+from txnbuffer.errors import InvalidRequest
 
 LONG = 60.0
 
@@ -34,11 +36,11 @@ SCHEMA = {
 
 
 @contextmanager
-def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[PlainClient]:
+def beside_a_service(cluster: Cluster, namespace: str, **options: Any) -> Iterator[PlainClient]:
     address = f"{cluster.url}/{namespace}"
     with (
         ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
-        connect(address, broker_options={"admin_url": cluster.admin}) as client,
+        connect(address, broker_options={"admin_url": cluster.admin}, **options) as client,
     ):
         yield client
 
@@ -78,6 +80,53 @@ def test_a_topic_with_a_schema_takes_transactions(cluster: Cluster, namespace: s
         )
         messages = [consumer.receive(int(LONG * 1000)) for _ in range(3)]
         assert [message.value().apples for message in messages if "tb.marker" not in message.properties()] == [1, 2]
+
+
+@pytest.mark.parametrize("topic", ["orders", "orders-partition-1"])
+def test_a_schema_goes_with_what_is_sent(cluster: Cluster, namespace: str, topic: str) -> None:
+    """The cluster registers it, and each message has its version, by which consumers know what wrote it."""
+    if topic != "orders":
+        ask(cluster.admin, f"persistent/{namespace}/orders/partitions", "PUT", 2)
+    with (
+        another(cluster) as other,
+        beside_a_service(cluster, namespace, schemas={"orders": AvroSchema(Order)}) as client,
+    ):
+        with client.transaction() as txn:
+            txn.send(topic, Order(apples=2))
+            txn.send_many(topic, [Order(apples=3), Order(apples=4)])
+            txn.commit(wait_visible=True)
+        assert ask(cluster.admin, f"schemas/{namespace}/orders/schema")["type"] == "AVRO"
+        url = f"persistent://{namespace}/{topic}"
+        consumer = other.subscribe(url, "p", schema=AvroSchema(Order), initial_position=pulsar.InitialPosition.Earliest)
+        records: list[tuple[int, int]] = []
+        while len(records) < 3:
+            message = consumer.receive(int(LONG * 1000))
+            if "tb.marker" not in message.properties():
+                version = message._message.int_schema_version()  # the wrapper does not show it
+                records.append((version, message.value().apples))
+        assert records == [(0, 2), (0, 3), (0, 4)]
+        decoded = [AvroSchema(Order).decode(value).apples for value in committed(client, topic, 3)]
+        assert decoded == [2, 3, 4]
+
+
+def test_what_a_schema_can_not_have_is_refused_by_name(cluster: Cluster, namespace: str) -> None:
+    ask(cluster.admin, f"persistent/{namespace}/counts", "PUT", {})
+    ask(cluster.admin, f"schemas/{namespace}/counts/schema", "POST", {"type": "INT32", "schema": "", "properties": {}})
+    schemas = {"orders": AvroSchema(Order), "counts": AvroSchema(Order)}
+    with beside_a_service(cluster, namespace, schemas=schemas) as client:
+        with client.transaction() as txn:
+            with pytest.raises(InvalidRequest, match="not of its schema"):
+                txn.send("orders", "no order")
+            with pytest.raises(InvalidRequest, match="'orders' has a schema"):
+                txn.send_many("orders", [Order(apples=1)], batching="records")
+            txn.send("orders", Order(apples=1))
+            txn.commit()
+        with pytest.raises(Error, match="does not take the schema of what is written to topic 'counts'"):
+            client.send("counts", Order(apples=1))
+        with pytest.raises(Error, match="does not take the schema"), client.transaction() as txn:
+            txn.send("counts", Order(apples=1))
+            txn.commit()
+        assert [AvroSchema(Order).decode(value).apples for value in committed(client, "orders", 1)] == [1]
 
 
 def test_a_namespace_that_enforces_schemas_is_refused_by_name(cluster: Cluster, namespace: str) -> None:

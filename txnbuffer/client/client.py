@@ -33,7 +33,7 @@ from txnbuffer.client.rows import (
     one_row,
     pieces,
 )
-from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import Session
 from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.shard_streams import ShardStreams
@@ -62,13 +62,13 @@ class Client:
         self,
         session: Session,
         broker: Callable[[], Broker],
-        serializer: Serializer | None,
+        serializers: Serializers | None,
         ordinary: OrdinarySends | None = None,
     ) -> None:
         """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
         self.session = session
         self.sessions = Sessions(session)
-        self.serializer = serializer
+        self.serializers = serializers or Serializers()
         self.batching: Batching = "messages"
         self.routes: Routes | NoRoutes = NoRoutes()
         self.resources = AsyncExitStack()
@@ -175,8 +175,7 @@ class Client:
 
         Raises SendUnknown if the connection broke meanwhile: sent again it may stand there twice.
         """
-        serializer = serializer or self.serializer
-        rows = one_row(value, key, ordering_key, event_time, properties, serializer)
+        rows = one_row(value, key, ordering_key, event_time, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
 
     async def send_many(
@@ -195,7 +194,7 @@ class Client:
 
         More than 4 MiB go in several appends, in order: after an error a beginning of them may stand.
         """
-        rows = many_rows(values, keys, event_times, properties, serializer or self.serializer)
+        rows = many_rows(values, keys, event_times, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
@@ -340,18 +339,19 @@ class Client:
         own = self._ordinary.max_message_bytes
         return min(known, own) if known else own
 
-    def batched(self, rows: Rows, batching: Batching | None) -> Rows:
+    def batched(self, topic: str, rows: Rows, batching: Batching | None) -> Rows:
         """The rows with what they are to become in the log. Raises InvalidRequest."""
-        set_bytes = self.set_bytes(batching)
+        set_bytes = self.set_bytes(topic, batching)
         return rows._replace(set_bytes=set_bytes) if set_bytes else rows
 
-    def set_bytes(self, batching: Batching | None) -> int:
+    def set_bytes(self, topic: str, batching: Batching | None) -> int:
         """Of what size at most record sets are to be; 0: none are made. Raises InvalidRequest."""
         wanted = batching or self.batching
         if wanted not in BATCHINGS:
             raise InvalidRequest(f"batching is 'messages' or 'records', not {wanted!r}")
         if wanted == "messages" or self._ordinary is None:  # an embedded log has columns as it is
             return 0
+        self.serializers.check_sets(topic)
         return min(SET_BYTES, self.max_message_bytes)
 
     async def room(self, session: Session) -> None:
@@ -373,7 +373,7 @@ class Client:
         core = self.session.core
         self.check()
         self.check_topic(topic)
-        rows = self.batched(rows, batching)
+        rows = self.batched(topic, rows, batching)
         check_size(rows, self.max_message_bytes)
         if self._ordinary is not None:
             if len(rows.values):

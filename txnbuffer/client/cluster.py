@@ -15,7 +15,7 @@ from txnbuffer.client.finding import Finder
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.routing import Routes
-from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.session import Session
 from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.writers import Writers
@@ -37,7 +37,7 @@ DialAddress: TypeAlias = Callable[[str], Awaitable[L]]
 async def client_on(
     broker: Broker,
     dials: Sequence[Dial],
-    serializer: Serializer | None,
+    serializers: Serializers,
     patience: float,
     resources: AsyncExitStack,
 ) -> Client:
@@ -60,7 +60,7 @@ async def client_on(
 
     home = random.randrange(len(dials))  # noqa: S311  clients are to spread over the shards
     session = session_of(home)
-    client = Client(session, lambda: broker, serializer, OrdinarySends(writers, broker))
+    client = Client(session, lambda: broker, serializers, OrdinarySends(writers, broker))
     client.sessions = Sessions(session, home, len(dials), session_of)
     if isinstance(broker, PartitionedBroker):
         client.routes = Routes(broker)

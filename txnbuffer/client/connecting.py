@@ -21,7 +21,7 @@ from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.rows import BATCHINGS, Batching
 from txnbuffer.client.same_log import SameLog, log_of
-from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.serializers import Schema, Serializer, Serializers
 from txnbuffer.client.session import LONGEST_PAUSE, Session
 from txnbuffer.client.shard_streams import ShardStreams
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
@@ -54,7 +54,7 @@ class Opening:
     def __init__(
         self,
         address: str,
-        serializer: Serializer | None,
+        serializers: Serializers,
         timeout: float,
         patience: float,
         tls_ca: str | None,
@@ -64,7 +64,7 @@ class Opening:
         self.address = address
         self._cluster = cluster
         self._batching = batching
-        self._serializer = serializer
+        self._serializers = serializers
         self._timeout = timeout
         self._patience = patience
         self._tls_ca = tls_ca
@@ -77,7 +77,9 @@ class Opening:
             if is_cluster(self.address):
                 client = await self._open_cluster(resources)
             elif self._cluster != NO_CLUSTER:
-                raise InvalidRequest(f"{self.address!r} is no cluster: service and broker_options are for pulsar://…")
+                raise InvalidRequest(
+                    f"{self.address!r} is no cluster: service, broker_options and schemas are for pulsar://…"
+                )
             elif self.address.startswith(REMOTE):
                 client = await self._open_remote(resources)
             else:
@@ -105,7 +107,7 @@ class Opening:
             raise InvalidRequest(f"{self.address!r} has {shards} shards, each with a service: leave service= out")
         ways = [self._way(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)]
         client = await client_on(
-            broker, [way(GrpcLink.open) for way in ways], self._serializer, self._patience, resources
+            broker, [way(GrpcLink.open) for way in ways], self._serializers, self._patience, resources
         )
         streams = [way(GrpcStreamLink.open) for way in ways]
         client.dial_admin = [way(GrpcAdminLink.open) for way in ways]
@@ -200,7 +202,7 @@ class Opening:
     async def _client_of(self, dial: Dial, broker: Any) -> Client:
         session = Session(dial, self._patience)
         await session.open()
-        return Client(session, broker, self._serializer)
+        return Client(session, broker, self._serializers)
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self.open().__await__()
@@ -235,6 +237,7 @@ def connect(
     tls_ca: str | None = None,
     service: str | None = None,
     broker_options: Mapping[str, Any] | None = None,
+    schemas: Mapping[str, Schema] | None = None,
     batching: Batching = "messages",
 ) -> Opening:
     """A client of a log in this process, of a service, or of a Pulsar cluster.
@@ -250,14 +253,18 @@ def connect(
     to trust, in PEM; without it the connection to the service is not encrypted.
 
     For a cluster: `service` is HOST:PORT of the service; without it what the service wrote into the namespace is
-    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS. With `batching` "records"
-    what is sent together goes into record sets, messages of many records: that is many times as fast, and only readers
-    of ours can read it. A send can say otherwise; an embedded log needs no such thing.
+    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS. `schemas` has topics and
+    their schemas of the Pulsar client library: values are encoded by them, and the cluster is told. With `batching`
+    "records" what is sent together goes into record sets, messages of many records: that is many times as fast,
+    and only readers of ours can read it. A send can say otherwise; an embedded log needs no such thing.
     """
     if batching not in BATCHINGS:
         raise InvalidRequest(f"batching is 'messages' or 'records', not {batching!r}")
-    cluster = ClusterOptions(service, dict(broker_options or {}))
-    return Opening(address, serializer, timeout, patience, tls_ca, cluster, batching)
+    options = dict(broker_options or {})
+    if schemas:
+        options["schemas"] = schemas
+    cluster = ClusterOptions(service, options)
+    return Opening(address, Serializers(serializer, schemas), timeout, patience, tls_ca, cluster, batching)
 
 
 def is_target(text: str) -> bool:

@@ -306,7 +306,7 @@ class PlainTransaction:
         partition: int | None = None,
     ) -> None:
         """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
-        serializer = serializer or self._plain.client.serializer
+        serializer = self._plain.client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
         self._hold(topic, rows, batching, partition)
 
@@ -323,7 +323,7 @@ class PlainTransaction:
         partition: int | None = None,
     ) -> None:
         """Send records given as columns of one length."""
-        serializer = serializer or self._plain.client.serializer
+        serializer = self._plain.client.serializers.of(topic, serializer)
         self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
 
     def delete(self, topic: str, key: Key) -> None:
@@ -359,7 +359,7 @@ class PlainTransaction:
         client = self._plain.client
         forking.check(client.session.forked_from)
         client.check_topic(topic)
-        check_size(client.batched(rows, batching), client.max_message_bytes, PROPERTY_BYTES)
+        check_size(client.batched(topic, rows, batching), client.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
         self._held.append((topic, rows, batching, partition))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from broker_io.partitions import whole_name
 from txnbuffer import avro
 from txnbuffer.errors import InvalidRequest
 
@@ -53,3 +54,50 @@ class AvroSerializer:
             return avro.decode(self._schema, data)
         except ValueError as error:
             raise InvalidRequest(f"the value is {error}") from None
+
+
+class Schema(Protocol):
+    """What the Pulsar client library calls a schema, such as its AvroSchema and JsonSchema."""
+
+    def encode(self, obj: Any, /) -> bytes: ...
+
+    def decode(self, data: bytes, /) -> Any: ...
+
+
+class SchemaSerializer:
+    """Values of one of the Pulsar client library's schemas."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def dumps(self, value: Any) -> bytes:
+        """Raises InvalidRequest for a value that is not of the schema."""
+        try:
+            return self._schema.encode(value)
+        except Exception as error:  # it raises whatever it stumbles over
+            raise InvalidRequest(f"the value is not of its schema: {type(error).__name__} {error}") from None
+
+    def loads(self, data: bytes) -> Any:
+        """Raises InvalidRequest for bytes that are not of the schema."""
+        try:
+            return self._schema.decode(data)
+        except Exception as error:
+            raise InvalidRequest(f"the value is not of its schema: {type(error).__name__} {error}") from None
+
+
+class Serializers:
+    """Of which topic values are serialized by what: one for all, and those of topics that have a schema."""
+
+    def __init__(self, serializer: Serializer | None = None, schemas: Mapping[str, Schema] | None = None) -> None:
+        self._serializer = serializer
+        self._schemas = {topic: SchemaSerializer(schema) for topic, schema in (schemas or {}).items()}
+
+    def of(self, topic: str, given: Serializer | None) -> Serializer | None:
+        """What a value for a topic goes through; `given` is what a send was told."""
+        return given or self._schemas.get(whole_name(topic)) or self._serializer
+
+    def check_sets(self, topic: str) -> None:
+        """Raises InvalidRequest for a topic with a schema: a set of records would be no value of it."""
+        if whole_name(topic) in self._schemas:
+            text = f"topic {topic!r} has a schema, which a message of many records is not of: send it with batching"
+            raise InvalidRequest(f"{text}='messages'")

@@ -60,7 +60,7 @@ class Share:
         """
         client, session = self._client, self._session
         client.check_topic(topic)
-        set_bytes = client.set_bytes(batching)
+        set_bytes = client.set_bytes(topic, batching)
         check_batch(records, client.max_message_bytes, in_sets=set_bytes > 0)
         for piece in split(records):
             for name, some in await client.split(topic, piece, partition):

@@ -101,7 +101,7 @@ class Transaction:
         1970. `batching` as in `connect`; `partition` of a partitioned topic, else the key chooses one. Raises
         InvalidMessage, MessageTooLarge (the transaction goes on), or why it can only abort.
         """
-        serializer = serializer or self._client.serializer
+        serializer = self._client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
@@ -118,7 +118,7 @@ class Transaction:
         partition: int | None = None,
     ) -> None:
         """Send records given as columns of one length."""
-        serializer = serializer or self._client.serializer
+        serializer = self._client.serializers.of(topic, serializer)
         rows = many_rows(values, keys, event_times, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
@@ -133,7 +133,7 @@ class Transaction:
         session = self._session
         opened = self._usable()
         self._client.check_topic(topic)
-        rows = self._client.batched(rows, batching)
+        rows = self._client.batched(topic, rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
         left = len(rows.values)
         for chunk in pieces(rows, CHUNK) if left else ():

@@ -1,0 +1,64 @@
+"""Values of topics that have a schema of the Pulsar client library."""
+
+from __future__ import annotations
+
+import pytest
+from pulsar.schema import AvroSchema, Integer, JsonSchema
+from pulsar.schema import Record as SchemaRecord
+
+from txnbuffer import JsonSerializer, connect
+from txnbuffer.client.serializers import Serializers
+from txnbuffer.errors import InvalidRequest
+
+
+class Order(SchemaRecord):  # type: ignore[misc]  # the client library has no types
+    apples = Integer(required=True)
+
+
+@pytest.mark.parametrize("kind", [AvroSchema, JsonSchema])
+def test_values_of_a_topic_and_of_its_partitions_go_through_its_schema(kind):
+    serializers = Serializers(JsonSerializer(), {"orders": kind(Order)})
+    for topic in ("orders", "orders-partition-3"):
+        serializer = serializers.of(topic, None)
+        assert serializer.loads(serializer.dumps(Order(apples=3))).apples == 3
+    assert serializers.of("other", None).dumps([1]) == b"[1]"
+
+
+def test_what_a_send_is_told_goes_before_the_schema():
+    given = JsonSerializer()
+    assert Serializers(None, {"orders": AvroSchema(Order)}).of("orders", given) is given
+
+
+def test_without_a_serializer_there_is_none():
+    assert Serializers().of("orders", None) is None
+
+
+@pytest.mark.parametrize("value", [{"apples": 3}, "three", 3])
+def test_a_value_that_is_not_of_the_schema_is_refused(value):
+    serializer = Serializers(None, {"orders": AvroSchema(Order)}).of("orders", None)
+    assert serializer is not None
+    with pytest.raises(InvalidRequest, match="not of its schema"):
+        serializer.dumps(value)
+
+
+def test_bytes_that_are_not_of_the_schema_are_refused():
+    serializer = Serializers(None, {"orders": AvroSchema(Order)}).of("orders", None)
+    assert serializer is not None
+    with pytest.raises(InvalidRequest, match="not of its schema"):
+        serializer.loads(b"")
+
+
+def test_record_sets_are_refused_where_there_is_a_schema():
+    serializers = Serializers(None, {"orders": AvroSchema(Order)})
+    serializers.check_sets("other")
+    for topic in ("orders", "orders-partition-3"):
+        with pytest.raises(InvalidRequest, match="has a schema"):
+            serializers.check_sets(topic)
+
+
+def test_a_log_that_is_no_cluster_has_no_schemas():
+    with (
+        pytest.raises(InvalidRequest, match="no cluster"),
+        connect("memory:", schemas={"orders": AvroSchema(Order)}),
+    ):
+        pass
