@@ -11,6 +11,7 @@ from typing import Any
 
 from txnbuffer.client import forking
 from txnbuffer.client.core import SessionCore
+from txnbuffer.client.grpc_link import TurnedAway
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.frames import ClientFrame
@@ -52,7 +53,11 @@ class Session:
     async def open(self) -> None:
         """Connect. Raises ServiceUnavailable, or why the service refuses this client."""
         self._loop = asyncio.get_running_loop()
-        self._start(await self._dial())
+        try:
+            link = await self._dial()
+        except TurnedAway:
+            link = None  # it is being started: that is waited for
+        self._start(link)
         await self._first.wait()
         if self._unreachable is not None:
             error = self._unreachable
