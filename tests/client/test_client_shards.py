@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from service_setup import eventually, on_a_loop
 from shard_world import Shards, shards_on, topics_of
 
+from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from txnbuffer.client import sessions
 from txnbuffer.client.client import Client
 from txnbuffer.client.finding import Finder
+from txnbuffer.client.plain import PlainClient
 from txnbuffer.client.records import Record
+from txnbuffer.client.shares import Share, abort_shares
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
@@ -98,6 +102,63 @@ async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyP
         async with client.transaction() as txn:
             await txn.send(HERE, b"v")
         await eventually(lambda: world.visible(HERE) == [Counter({b"v": 2})])
+        await client.close()
+
+
+@pytest.fixture
+def plainly() -> Iterator[tuple[PlainClient, Shards]]:
+    """A plain client at home in shard 0, and the shards, on the loop of its thread."""
+    world = Shards(2)
+
+    async def opened() -> Client:
+        for number in range(2):
+            await world.start(number)
+        client = await world.client(home=0)
+        client.resources.push_async_callback(world.close)
+        return client
+
+    plain = PlainClient.open(opened)
+    yield plain, world
+    plain.close()
+
+
+def test_a_plain_client_opens_the_sessions_of_names_where_they_are_used(
+    plainly: tuple[PlainClient, Shards],
+) -> None:
+    plain, _ = plainly
+    for number, name in enumerate(NAMES):
+        with plain.transaction(name=name, number=1) as txn:
+            assert txn.id.most == number
+            txn.send(THERE, b"v")
+        assert plain.outcome(txn.id) is Outcome.COMMIT
+        assert plain.committed_number(name) == 1
+
+
+def test_a_plain_client_begins_elsewhere_while_its_home_is_away(
+    plainly: tuple[PlainClient, Shards], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, world = plainly
+    monkeypatch.setattr(sessions, "AWAY", 0.2)
+    plain.call(world.kill, 0)
+    plain.call(eventually, lambda: plain.client.session.away_for(0.2))
+    with plain.transaction() as txn:
+        txn.send(THERE, b"v")
+        txn.commit(wait_visible=True)
+    assert txn.id.most == 1
+    assert world.visible(THERE) == [Counter({b"v": 1})]
+
+
+@on_a_loop
+async def test_shares_of_a_name_are_begun_and_aborted_at_its_shard() -> None:
+    async with shards_on() as world:
+        client = await world.client(home=0)
+        share = Share(client, NAMES[1], 1)
+        await share.begin()
+        await share.send_batch(THERE, Batch.of([Message(None, b"never")]))
+        branch = await share.finish()
+        assert branch.txn.most == 1
+        await abort_shares(client, [branch])
+        assert await client.outcome(branch.txn) is Outcome.ABORT
         await client.close()
 
 

@@ -25,6 +25,7 @@ from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
     from txnbuffer.client.client import Client
+    from txnbuffer.client.session import Session
 
 
 class Share:
@@ -32,7 +33,7 @@ class Share:
 
     def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
         self._client = client
-        self._session = client.sessions.of(name)
+        self._session: Session  # from `begin` on, which opens it if need be
         self._naming = Naming(check_name(name, "a producer"), check_number(number), SHARED)
         self._timeout = check_timeout(timeout)
         self._open: OpenTransaction | None = None
@@ -44,8 +45,9 @@ class Share:
 
     async def begin(self) -> None:
         """Begin; returns when the service knows it. Raises AlreadyCommitted if the number is, TransactionAborted."""
-        session = self._session
+        session = self._client.sessions.of(self._naming.name)
         session.check()
+        self._session = session
         while not session.core.can_begin:
             await session.result(session.core.wait_to_begin)
         opened = self._open = session.core.begin(self._timeout, self._naming)
@@ -58,6 +60,7 @@ class Share:
 
         Raises MessageTooLarge, or why the share can only abort.
         """
+        self._begun()
         client, session = self._client, self._session
         client.check_topic(topic)
         set_bytes = client.set_bytes(topic, batching)
@@ -95,8 +98,8 @@ class Share:
             raise TransactionAborted(opened.txn, "its time was up, or its number was committed without it")
 
     def _usable(self) -> OpenTransaction:
-        self._session.check()
         opened = self._begun()
+        self._session.check()
         if opened.failure is not None:
             raise opened.failure
         if opened.ending:
@@ -111,9 +114,9 @@ class Share:
 
 async def abort_shares(client: Client, shares: Sequence[Branch]) -> None:
     """Abort shares that others wrote; of those that have ended nothing changes."""
-    core = client.session.core
     for txn, topics, _ in shares:
-        await client.session.result(partial(core.abort_foreign, txn, topics))
+        session = client.sessions.at(txn.most)
+        await session.result(partial(session.core.abort_foreign, txn, topics))
 
 
 async def commit_shares(client: Client, name: str, number: int, shares: Sequence[Branch]) -> bool:

@@ -17,6 +17,7 @@ from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
     from txnbuffer.client.client import Client
+    from txnbuffer.client.session import Session
 
 PROPERTY_BYTES = 80
 """The most that the properties which make a record part of a transaction add to it."""
@@ -34,15 +35,15 @@ class Transaction:
     it happened: run it again), OutcomeUnknown (ask `client.outcome`), Fenced (another one took over: open anew).
     """
 
-    __slots__ = ("_client", "_naming", "_open", "_positions", "_session", "_timeout")
+    __slots__ = ("_client", "_home", "_naming", "_open", "_positions", "_session", "_timeout")
 
     def __init__(
         self, client: Client, naming: tuple[str, int] | None, timeout: float | None, group: str | None = None
     ) -> None:
         """`naming`: the name and number of a producer; `group`: whose positions it is to move."""
-        home = naming[0] if naming is not None else group
         self._client = client
-        self._session = client.sessions.any() if home is None else client.sessions.of(home)
+        self._session: Session  # from `begin` on: sessions are opened on the loop, where a transaction need not be made
+        self._home = naming[0] if naming is not None else group
         self._naming = naming
         self._timeout = timeout
         self._open: OpenTransaction | None = None
@@ -69,15 +70,18 @@ class Transaction:
 
     async def begin(self) -> Self:
         """Begin; `async with` does it. Raises AlreadyCommitted if the number of its name is."""
-        session = self._session
-        session.check()
+        client, home = self._client, self._home
+        client.check()
         if self._open is not None:
             raise InvalidRequest(f"transaction {self._open.txn} was begun before: make another one")
+        session = client.sessions.any() if home is None else client.sessions.of(home)
+        session.check()
         naming: Naming | None = None
         if self._naming is not None:
-            naming = await self._client.naming(*self._naming)
+            naming = await client.naming(*self._naming)
         while not session.core.can_begin:
             await session.result(session.core.wait_to_begin)
+        self._session = session
         self._open = session.core.begin(self._timeout, naming)
         session.poke()
         return self
@@ -130,8 +134,8 @@ class Transaction:
         self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
     ) -> None:
         """Send records that are checked columns already."""
-        session = self._session
         opened = self._usable()
+        session = self._session
         self._client.check_topic(topic)
         rows = self._client.batched(topic, rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
@@ -158,9 +162,9 @@ class Transaction:
         have committed, and the exception says so. Raises TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted,
         and NotVisible of a commit that stands.
         """
+        opened = self._begun()
         session = self._session
         session.check()
-        opened = self._begun()
         if opened.ending:
             raise self._over(opened)
         future = session.future()
@@ -182,9 +186,9 @@ class Transaction:
 
     async def abort(self) -> None:
         """Abort; returns when that is durable. After a commit, or another abort, this does nothing."""
+        opened = self._begun()
         session = self._session
         session.check()
-        opened = self._begun()
         if not opened.ending:
             await session.result(lambda future: session.core.end(opened, Plan(False, future)))
 
@@ -210,8 +214,8 @@ class Transaction:
 
     def _usable(self) -> OpenTransaction:
         """The open transaction. Raises why nothing can be sent in it."""
-        self._session.check()
         opened = self._begun()
+        self._session.check()
         if opened.failure is not None:
             if isinstance(opened.failure, Fenced):
                 self._lost_name()
