@@ -140,9 +140,11 @@ class Handling:
                     await turn.enter_async_context(self._turn)
                     generation = self._member.generation_of(self._share)
                     async with txn:
-                        await work(txn, records)
+                        with txn.lent():
+                            await work(txn, records)
                         await turn.aclose()
                         txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
+                        await txn.commit()
             except TransactionAborted:
                 await asyncio.sleep(PAUSE)
                 continue

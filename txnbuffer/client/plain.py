@@ -332,10 +332,12 @@ class PlainTransaction:
 
     def commit(self, *, wait_visible: bool = False) -> None:
         """Commit; returns when that is durable, or visible to every reader."""
+        self._transaction.check_own()
         self._plain.call(self._commit, wait_visible)
 
     def abort(self) -> None:
         """Abort; returns when that is durable."""
+        self._transaction.check_own()
         self._held.clear()
         if self._transaction.begun:
             self._plain.call(self._transaction.abort)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,7 +36,7 @@ class Transaction:
     it happened: run it again), OutcomeUnknown (ask `client.outcome`), Fenced (another one took over: open anew).
     """
 
-    __slots__ = ("_client", "_home", "_naming", "_open", "_positions", "_session", "_timeout")
+    __slots__ = ("_client", "_home", "_lent", "_naming", "_open", "_positions", "_session", "_timeout")
 
     def __init__(
         self, client: Client, naming: tuple[str, int] | None, timeout: float | None, group: str | None = None
@@ -48,6 +49,7 @@ class Transaction:
         self._timeout = timeout
         self._open: OpenTransaction | None = None
         self._positions: tuple[ConsumerPosition, ...] = ()
+        self._lent = False
 
     @property
     def id(self) -> TxnId:
@@ -155,6 +157,23 @@ class Transaction:
         """The transaction consumed a topic for a group; it commits only if nobody else did."""
         self._positions += (position,)
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Meanwhile it can't be ended: it is a handler's, of a group that moves by it."""
+        self._lent = True
+        try:
+            yield
+        finally:
+            self._lent = False
+
+    def check_own(self) -> None:
+        """Raises InvalidRequest while it can't be ended."""
+        if self._lent:
+            raise InvalidRequest(
+                "a handler can't end its transaction, which also moves the group and ends when the handler has "
+                "returned: raise an exception to abort it"
+            )
+
     async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; returns when that is durable, or visible to every reader, for which it waits two minutes at most.
 
@@ -162,6 +181,7 @@ class Transaction:
         have committed, and the exception says so. Raises TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted,
         and NotVisible of a commit that stands.
         """
+        self.check_own()
         opened = self._begun()
         session = self._session
         session.check()
@@ -186,6 +206,7 @@ class Transaction:
 
     async def abort(self) -> None:
         """Abort; returns when that is durable. After a commit, or another abort, this does nothing."""
+        self.check_own()
         opened = self._begun()
         session = self._session
         session.check()
@@ -198,6 +219,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.check_own()
         opened = self._begun()
         if opened.ending:
             return  # the block has ended it by itself

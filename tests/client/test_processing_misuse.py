@@ -1,0 +1,61 @@
+"""Handlers that do what they can't: all is refused, nothing is lost or doubled by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from client_world import World, in_world, until, values
+
+from txnbuffer import connect
+from txnbuffer.client.plain import PlainTransaction
+from txnbuffer.client.records import Record
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import InvalidRequest
+
+NUMBERS = [str(number).encode() for number in range(30)]
+
+
+@pytest.mark.parametrize("ending", [Transaction.commit, Transaction.abort])
+def test_a_handler_that_ends_its_transaction_is_refused_and_loses_nothing(ending: Callable[..., Any]) -> None:
+    async def ends(txn: Transaction, record: Record) -> None:
+        await txn.send("target", record.value or b"")
+        if record.value == b"19":
+            await ending(txn)
+
+    async def copies(txn: Transaction, record: Record) -> None:
+        await txn.send("target", record.value or b"")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        with pytest.raises(InvalidRequest, match="can't end its transaction"):
+            await client.process("source", "g", ends, batch=10, idle_timeout=0.05)
+        assert (await client.process("source", "g", copies, batch=10, idle_timeout=0.05)).records == 20
+        await until(lambda: values(world.broker, "target") == NUMBERS)
+
+    in_world(test)
+
+
+def within(txn: PlainTransaction) -> None:
+    with txn:
+        raise KeyError("which aborts")
+
+
+@pytest.mark.parametrize("ending", [PlainTransaction.commit, PlainTransaction.abort, within])
+def test_a_plain_handler_may_catch_that_and_go_on(ending: Callable[[PlainTransaction], None]) -> None:
+    def ends(txn: PlainTransaction, record: Record) -> None:
+        txn.send("target", record.value)
+        if record.value in (b"9", b"15"):
+            with pytest.raises(InvalidRequest, match="can't end its transaction"):
+                ending(txn)
+
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+        assert client.process("source", "g", ends, batch=10, idle_timeout=0.05).records == 30
+        found: list[bytes | None] = []
+        with client.reader("target") as reader:
+            while len(found) < len(NUMBERS) and (batch := reader.read(timeout=60)) is not None:
+                found += [record.value for record in batch]
+        assert found == NUMBERS
