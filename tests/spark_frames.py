@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.testing import assertDataFrameEqual
 
@@ -21,6 +22,22 @@ def small_batches(spark: Any, rows: int = 10) -> Iterator[None]:
     spark.conf.set(BATCH_ROWS, rows)
     yield
     spark.conf.unset(BATCH_ROWS)
+
+
+def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Passes rows on, but fails behind the first ones in so many attempts of the task.
+
+    A function in a function goes to the tasks as code: they can't import what tests import.
+    """
+
+    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+        yield next(batches)
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() < attempts:
+            raise ArithmeticError("planned")
+        yield from batches
+
+    return pass_on
 
 
 def assert_same_rows(actual: Any, expected: Any, **options: Any) -> None:

@@ -29,6 +29,10 @@ def test_what_a_send_is_told_goes_before_the_schema():
     assert Serializers(None, {"orders": AvroSchema(Order)}).of("orders", given) is given
 
 
+def test_what_is_no_topic_is_left_to_who_checks_topics():
+    assert Serializers(None, {"orders": AvroSchema(Order)}).of(5, None) is None  # type: ignore[arg-type]  # on purpose
+
+
 def test_without_a_serializer_there_is_none():
     assert Serializers().of("orders", None) is None
 

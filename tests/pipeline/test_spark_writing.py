@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from service_process import ServiceProcess
-from spark_frames import assert_soon_same_rows, run_out, small_batches
+from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from txnbuffer import connect
 
@@ -53,19 +52,6 @@ def numbered(spark: Any, count: int) -> Any:
 
 def write(frame: Any, address: str, **options: str) -> None:
     frame.write.format("txnbuffer").mode("append").option("broker", address).options(**options).save()
-
-
-def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Passes rows on, but fails behind the first ones in so many attempts of the task."""
-
-    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
-        yield next(batches)
-        context = TaskContext.get()
-        if context is not None and context.attemptNumber() < attempts:
-            raise ArithmeticError("planned")
-        yield from batches
-
-    return pass_on
 
 
 def test_all_that_a_record_has_is_written_and_read_back(spark: Any, address: str) -> None:

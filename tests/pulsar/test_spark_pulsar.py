@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
-from spark_frames import assert_soon_same_rows, run_out, small_batches
+from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from bench import figures_pipeline_pulsar
 from broker_io.testing.standalone import ask
-
-
-def failing_once(batches: Iterator[Any]) -> Iterator[Any]:
-    """Passes rows on, but fails behind the first ones in the first attempt of the task."""
-    from pyspark import TaskContext
-
-    yield next(batches)
-    context = TaskContext.get()
-    if context is not None and context.attemptNumber() == 0:
-        raise ArithmeticError("planned")
-    yield from batches
 
 
 def rows(spark: Any, first: int, stop: int) -> Any:
@@ -41,7 +29,7 @@ def test_each_row_once_whatever_fails(spark: Any, cluster: Cluster, namespace: s
         source = spark.readStream.format("txnbuffer").options(
             pattern="wide-partition-.*", columns="key,value", max_messages_per_trigger="6", **address
         )
-        sink = source.load().mapInArrow(failing_once, "key binary, value binary").writeStream.format("txnbuffer")
+        sink = source.load().mapInArrow(failing(1), "key binary, value binary").writeStream.format("txnbuffer")
         run_out(sink.options(topic="copy", checkpointLocation=str(tmp_path), **address))
 
     def read(**topics: str) -> Any:
@@ -51,7 +39,7 @@ def test_each_row_once_whatever_fails(spark: Any, cluster: Cluster, namespace: s
     ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 2)
     with ServiceProcess(address["broker"], "--admin-url", cluster.admin), small_batches(spark):
         first = rows(spark, 0, 30)
-        write(first.mapInArrow(failing_once, first.schema))
+        write(first.mapInArrow(failing(1), first.schema))
         assert_soon_same_rows(read(pattern="wide-partition-.*"), rows(spark, 0, 30))
         copy()
         last = max((found for found in (tmp_path / "commits").iterdir() if found.name.isdigit()), key=_number)

@@ -94,7 +94,8 @@ class Serializers:
 
     def of(self, topic: str, given: Serializer | None) -> Serializer | None:
         """What a value for a topic goes through; `given` is what a send was told."""
-        return given or self._schemas.get(whole_name(topic)) or self._serializer
+        of_topic = self._schemas.get(whole_name(topic)) if self._schemas and isinstance(topic, str) else None
+        return given or of_topic or self._serializer
 
     def check_sets(self, topic: str) -> None:
         """Raises InvalidRequest for a topic with a schema: a set of records would be no value of it."""
