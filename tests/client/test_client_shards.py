@@ -105,6 +105,22 @@ async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyP
         await client.close()
 
 
+@on_a_loop
+async def test_a_transaction_begins_elsewhere_while_it_waits_for_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AWAY", 0.2)
+    async with shards_on() as world:
+        await world.kill(0)
+        client = await world.client(home=0, patience=30.0)
+        async with client.transaction() as txn:
+            assert txn.id.most == 1
+            await txn.send(THERE, b"v")
+        await client.close()
+        impatient = await world.client(home=0, patience=0.1)
+        with pytest.raises(ServiceUnavailable, match="no service of shard 0 for"):
+            await impatient.transaction(name=NAMES[0], number=1).begin()
+        await impatient.close()
+
+
 @pytest.fixture
 def plainly() -> Iterator[tuple[PlainClient, Shards]]:
     """A plain client at home in shard 0, and the shards, on the loop of its thread."""

@@ -54,7 +54,8 @@ async def client_on(
         async def direct() -> Link:
             return carrier.over(await dials[number]())
 
-        session = Session(direct, patience, apart=True)
+        service = "service" if len(dials) == 1 else f"service of shard {number}"
+        session = Session(direct, patience, apart=True, service=service)
         session.begin()
         return session
 

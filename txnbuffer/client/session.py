@@ -29,16 +29,17 @@ class Session:
     """`patience`: seconds without a connection after which whoever waits is told so. `apart` as of its core.
 
     Where that is so records go to a cluster, which may be away while the service is there; then seconds without an
-    answer or an acknowledgement count as well.
+    answer or an acknowledgement count as well. Errors call what it is a session with `service`.
     """
 
-    def __init__(self, dial: Dial, patience: float, *, apart: bool = False) -> None:
+    def __init__(self, dial: Dial, patience: float, *, apart: bool = False, service: str = "service") -> None:
         self.core = SessionCore(apart=apart)
         self._apart = apart
         self._seen = 0
         self._still = 0.0
         self.forked_from = forking.generation()
         self._dial = dial
+        self._service = service
         self.patience = patience
         self._news = asyncio.Event()
         self._first = asyncio.Event()
@@ -216,7 +217,7 @@ class Session:
             self._impatience = self._loop.call_later(self.patience, self._lose_patience)
 
     def _lose_patience(self) -> None:
-        text = f"no service for {self.patience:g} s: {self._reason or 'it ended the connection'}"
+        text = f"no {self._service} for {self.patience:g} s: {self._reason or 'it ended the connection'}"
         self._give_up(ServiceUnavailable(text))
 
     def _give_up(self, error: Error) -> None:

@@ -8,6 +8,7 @@ stays connected by itself, so a service that is away stops only what it has to a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,17 @@ class Sessions:
     def of(self, name: str) -> Session:
         """The session of a named producer, or a consumer group."""
         return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
+
+    async def ready(self, name: str | None = None) -> Session:
+        """A session by which a transaction can begin at once: that of a name, or any. Raises ServiceUnavailable."""
+        while True:
+            session = self.any() if name is None else self.of(name)
+            session.check()
+            if session.core.can_begin:
+                return session
+            with contextlib.suppress(TimeoutError):  # by then another shard may be the one
+                async with asyncio.timeout(AWAY if name is None and self.shards > 1 else None):
+                    await session.result(session.core.wait_to_begin)
 
     async def ask(self, name: str, put: Callable[[SessionCore, asyncio.Future[Any]], None]) -> Any:
         """What the service of a producer or a group answers to what `put` asks. Raises the error that is the answer."""

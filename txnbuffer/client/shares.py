@@ -45,11 +45,7 @@ class Share:
 
     async def begin(self) -> None:
         """Begin; returns when the service knows it. Raises AlreadyCommitted if the number is, TransactionAborted."""
-        session = self._client.sessions.of(self._naming.name)
-        session.check()
-        self._session = session
-        while not session.core.can_begin:
-            await session.result(session.core.wait_to_begin)
+        session = self._session = await self._client.sessions.ready(self._naming.name)
         opened = self._open = session.core.begin(self._timeout, self._naming)
         await self._check(await session.result(lambda future: session.core.query(opened.txn, future)))
 

@@ -72,18 +72,14 @@ class Transaction:
 
     async def begin(self) -> Self:
         """Begin; `async with` does it. Raises AlreadyCommitted if the number of its name is."""
-        client, home = self._client, self._home
+        client = self._client
         client.check()
         if self._open is not None:
             raise InvalidRequest(f"transaction {self._open.txn} was begun before: make another one")
-        session = client.sessions.any() if home is None else client.sessions.of(home)
-        session.check()
         naming: Naming | None = None
         if self._naming is not None:
             naming = await client.naming(*self._naming)
-        while not session.core.can_begin:
-            await session.result(session.core.wait_to_begin)
-        self._session = session
+        session = self._session = await client.sessions.ready(self._home)
         self._open = session.core.begin(self._timeout, naming)
         session.poke()
         return self
