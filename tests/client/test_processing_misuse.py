@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,3 +60,21 @@ def test_a_plain_handler_may_catch_that_and_go_on(ending: Callable[[PlainTransac
             while len(found) < len(NUMBERS) and (batch := reader.read(timeout=60)) is not None:
                 found += [record.value for record in batch]
         assert found == NUMBERS
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_plain_client_refuses_what_is_to_be_awaited(hidden: bool) -> None:
+    async def work(txn: PlainTransaction, *_: object) -> None:
+        txn.send("target", b"never")
+
+    given: Any = (lambda *arguments: work(*arguments)) if hidden else work
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+        for process in (client.process, client.process_batches):
+            with pytest.raises(InvalidRequest, match="can't await"):
+                process("source", "g", given, idle_timeout=0.05)
+        with pytest.raises(InvalidRequest, match="can't await"):
+            client.run(given)
+        with pytest.raises(InvalidRequest, match="can't await"):
+            client.run(partial(given))
+        assert client.process("source", "g", lambda txn, record: None, idle_timeout=0.05).records == 30

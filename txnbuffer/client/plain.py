@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from txnbuffer.client import forking
 from txnbuffer.client.changes import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
+from txnbuffer.client.checks import check_done, check_plain
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import At
 from txnbuffer.client.loop_thread import LoopThread
@@ -78,11 +79,12 @@ class PlainClient:
         attempts: int = ATTEMPTS,
     ) -> Result:
         """As Client.run: repeats on TransactionAborted only."""
+        check_plain(work)
         pause = FIRST_PAUSE
         for attempt in range(1, attempts + 1):
             try:
                 with self.transaction(name=name, number=number, timeout=timeout) as txn:
-                    result = work(txn)
+                    result = check_done(work(txn))
             except TransactionAborted:
                 if attempt == attempts:
                     raise
@@ -173,15 +175,16 @@ class PlainClient:
         process: Callable[..., Coroutine[Any, Any, Processed]],
         source: str | Sequence[str],
         group: str,
-        handler: Callable[..., None],
+        handler: Callable[..., object],
         options: dict[str, Any],
     ) -> Processed:
         forking.check(self._forked_from)
+        check_plain(handler)
 
         def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:
             async def handle(txn: Transaction, records: Record | RecordBatch) -> None:
                 plain = PlainTransaction(self, txn, None)
-                await in_caller(lambda: handler(plain, records))
+                await in_caller(lambda: check_done(handler(plain, records)))
                 await plain.hand_over()
 
             return process(source, group, handle, **options)
