@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from client_world import World, in_world, until, values
 
-from broker_io.errors import ServiceUnavailable, TopicNotFound
+from broker_io.errors import InvalidTopicName, ServiceUnavailable, TopicNotFound
 from broker_io.port import Broker
 from txnbuffer import connect, dead_letter
 from txnbuffer.client import membership
@@ -308,9 +309,19 @@ def test_what_can_not_be_is_refused_by_name() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("source", "1")
-        for options in ({"retries": -1}, {"retries": 1.5}, {"batch": 0}, {"on_error": "else"}):
+        refused: list[dict[str, Any]] = [
+            *({"retries": -1}, {"retries": 1.5}, {"batch": 0}, {"on_error": "else"}),
+            *({"idle_timeout": idle} for idle in (-1, 0, True, "1", float("nan"))),
+            *({"on_error": dead_letter(topic)} for topic in ("source", "source-partition-3")),
+        ]
+        for options in refused:
             with pytest.raises(InvalidRequest):
-                await client.process("source", "g", copy, **options)  # type: ignore[arg-type]  # that is the test
+                await client.process("source", "g", copy, **options)
+        with pytest.raises(InvalidRequest, match="which is read"):
+            await client.process("source-partition-0", "g", copy, on_error=dead_letter("source"))
+        for name in ("", " bad", "__txnbuffer_bad"):
+            with pytest.raises(InvalidTopicName):
+                await client.process("source", "g", copy, on_error=dead_letter(name))
         with pytest.raises(InvalidRequest):
             await client.process([], "g", copy)
         with pytest.raises(TopicNotFound):

@@ -8,10 +8,15 @@ given since, and nobody can commit the same stretch twice.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
+from broker_io.errors import InvalidTopicName
+from broker_io.partitions import whole_name
+from broker_io.port import check_topic_name
+from snapshots.keys import is_internal
 from txnbuffer.client.handling import PAUSE, DeadLetter, Handling, Processed, Task
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.read_topics import Start
@@ -41,15 +46,8 @@ class Source(NamedTuple):
 
 async def process(client: Client, source: Source, task: Task) -> Processed:
     """Be a member of the group and handle what it holds, until cancelled or idle. Raises what a handler does."""
-    if task.on_error not in ("stop", "skip") and not isinstance(task.on_error, DeadLetter):
-        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {task.on_error!r}")
-    if type(task.retries) is not int or task.retries < 0:
-        raise InvalidRequest(f"retries is a number from 0 on, not {task.retries!r}")
-    if type(source.batch) is not int or source.batch < 1:
-        raise InvalidRequest(f"a batch of {source.batch!r} records can't be: allow at least 1")
     topics = [source.topics] if isinstance(source.topics, str) else list(dict.fromkeys(source.topics))
-    if not topics:
-        raise InvalidRequest("name at least one topic to read")
+    _check(source, task, topics)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
     work = _Process(client, source, topics, task, member)
     try:
@@ -59,6 +57,27 @@ async def process(client: Client, source: Source, task: Task) -> Processed:
         await work.stop()
         await member.leave()
     return work.done
+
+
+def _check(source: Source, task: Task, topics: Sequence[str]) -> None:
+    """Raises InvalidRequest, InvalidTopicName of what can't be done."""
+    if type(task.retries) is not int or task.retries < 0:
+        raise InvalidRequest(f"retries is a number from 0 on, not {task.retries!r}")
+    if type(source.batch) is not int or source.batch < 1:
+        raise InvalidRequest(f"a batch of {source.batch!r} records can't be: allow at least 1")
+    idle = source.idle_timeout
+    if idle is not None and (type(idle) not in (int, float) or not 0 < idle <= math.inf):
+        raise InvalidRequest(f"idle_timeout is a number of seconds above 0, or None for no end, not {idle!r}")
+    if not topics:
+        raise InvalidRequest("name at least one topic to read")
+    if isinstance(task.on_error, DeadLetter):
+        aside = check_topic_name(task.on_error.topic)
+        if is_internal(aside):
+            raise InvalidTopicName(f"records can't be put aside into {aside!r}, which is the service's own")
+        if whole_name(aside) in {whole_name(topic) for topic in topics}:
+            raise InvalidRequest(f"records can't be put aside into {aside!r}, which is read: they would come again")
+    elif task.on_error not in ("stop", "skip"):
+        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {task.on_error!r}")
 
 
 def behind(end: Position) -> Position:
