@@ -28,7 +28,7 @@
     [service]                   # txnbuf serve
     listen = "127.0.0.1:7711"   # gRPC; port 0: any free one
     advertise = ""              # HOST:PORT where clients of a cluster find it; listen, or this host by its name
-    shard = 0                   # beside a cluster: which of the namespace's shards it serves
+    shard = -1                  # beside a cluster: which of the namespace's shards it serves; -1: the only one
     shards = 1                  # and how many there are, which is fixed when a namespace is first served
     standby = false             # beside a cluster: serve once whoever serves is gone, instead of fencing it
     http = "127.0.0.1:7712"     # metrics and health; "" for none
@@ -102,6 +102,9 @@ ABOVE_0 = {
 }
 """Settings that can't be 0: nobody could connect, retention would look without a pause."""
 
+UNSAID = ("service", "shard", -1)
+"""What a setting is where nothing is said, which no other number below 0 can be."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
@@ -144,7 +147,7 @@ class PulsarConfig:
 class ServiceConfig:
     listen: str = "127.0.0.1:7711"
     advertise: str = ""
-    shard: int = 0
+    shard: int = -1
     shards: int = 1
     standby: bool = False
     http: str = "127.0.0.1:7712"
@@ -284,7 +287,7 @@ def _convert(example: Any, setting: _Setting) -> Any:
     # A bool, or a fraction where a whole number belongs, would pass the conversion unseen.
     if value is None or isinstance(setting.value, bool) or (kind is int and str(value) != str(setting.value).strip()):
         raise InvalidConfiguration(f"{name} is no {'number' if kind in (int, float) else 'text'}")
-    if kind in (int, float):
+    if kind in (int, float) and (setting.section, setting.key, value) != UNSAID:
         _check_number(name, value, (setting.section, setting.key) in ABOVE_0)
     if setting.key == "compression" and value not in ("none", "zstd"):
         raise InvalidConfiguration(f'{name} is neither "none" nor "zstd"')

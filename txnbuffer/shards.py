@@ -53,7 +53,9 @@ def check_shard(shard: Shard, *, shared: bool) -> None:
         raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
     if not 1 <= shard.of <= MAX_SHARDS:
         raise InvalidConfiguration(f"{shard.of} shards: there may be 1 to {MAX_SHARDS}")
-    if not 0 <= shard.number < shard.of:
+    if shard.number < 0:
+        raise InvalidConfiguration(f"say which of {shard.of} shards is meant, 0 to {shard.of - 1}: give --shard")
+    if shard.number >= shard.of:
         raise InvalidConfiguration(
             f"there is no shard {shard.number} of {shard.of}: they are 0 to {shard.of - 1}; give --shard"
         )

@@ -45,6 +45,7 @@ def test_kinds_are_kept(tmp_path: Path) -> None:
         ("[log]\nsegment_bytes = 1.5", "log.segment_bytes = 1.5 is no number"),
         ("[log]\nsegment_bytes = true", "log.segment_bytes = True is no number"),
         ("[log]\nsegment_bytes = -1", "log.segment_bytes = -1 is below 0"),
+        ("[service]\nshard = -2", "service.shard = -2 is below 0"),
         ("[snapshots]\nrecovery_target = nan", "recovery_target = nan is no number"),
         ("[transactions]\ntimeout = inf", "timeout = inf is no finite number"),
         ("[service]\nmax_clients = 0", "max_clients = 0: give 1 or more"),
@@ -59,6 +60,10 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, mes
         load_config(path)
     assert str(caught.value).startswith(path)
     assert message in str(caught.value)
+
+
+def test_defaults_may_be_written_out() -> None:
+    assert load_config(flags=["service.shard=-1"]) == Config()
 
 
 def test_a_missing_file_is_an_error() -> None:

@@ -330,6 +330,7 @@ def test_a_namespace_keeps_the_number_of_its_shards() -> None:
     ("settings", "shared", "why"),
     [
         (ServiceConfig(shards=2), False, "only a cluster has several"),
+        (ServiceConfig(shards=2), True, "say which of 2 shards is meant, 0 to 1: give --shard"),
         (ServiceConfig(shard=2, shards=2), True, "there is no shard 2 of 2"),
         (ServiceConfig(shards=1000), True, "there may be 1 to 256"),
     ],

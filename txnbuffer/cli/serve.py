@@ -25,7 +25,7 @@ LEFT = 3
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
 @click.option("--insecure", is_flag=True, help="Listen on any address without TLS.")
-@click.option("--shard", type=int, metavar="K", help="Beside a cluster: which shard to serve, 0 to N - 1 (0).")
+@click.option("--shard", type=int, metavar="K", help="Beside a cluster: which shard to serve, 0 to N - 1.")
 @click.option(
     "--shards", type=int, metavar="N", help="How many share the namespace, fixed when it is first served (1)."
 )

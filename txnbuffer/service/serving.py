@@ -15,7 +15,7 @@ from typing import Any
 from broker_io.errors import Error
 from broker_io.port import Broker
 from snapshots.policy import SnapshotPolicy
-from txnbuffer.config import Config, SnapshotConfig, TransactionConfig
+from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.config import Config as CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.service.beside import troubles_elsewhere
@@ -37,7 +37,7 @@ def check(config: Config, *, shared: bool = False) -> None:
     service = config.service
     if service.standby and not shared:
         raise InvalidConfiguration("one can stand by beside a cluster only: another log has one owner at a time")
-    check_shard(Shard(service.shard, service.shards), shared=shared)
+    check_shard(_shard(service), shared=shared)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
     if bool(service.tls_cert) != bool(service.tls_key):
@@ -48,6 +48,11 @@ def check(config: Config, *, shared: bool = False) -> None:
     if service.http:
         check_listening(service.http, tls=False, insecure=service.insecure)
     coordinator_config(config.transactions, shared=shared, shards=service.shards)
+
+
+def _shard(service: ServiceConfig) -> Shard:
+    """Which one to serve. With several it has to be said: its owner would be fenced by mistake."""
+    return Shard(0 if service.shard == -1 and service.shards == 1 else service.shard, service.shards)
 
 
 def _check_pem(certificate: str, key: str) -> None:
@@ -123,7 +128,7 @@ async def serve(
         await front.start(certificate, key)
         standing: Standing | None = None
         if config.service.standby:
-            standing = await _stand_by(broker, Shard(config.service.shard, config.service.shards), front, signals, log)
+            standing = await _stand_by(broker, _shard(config.service), front, signals, log)
             started = time.monotonic()
             if standing is None:
                 return None
@@ -167,7 +172,7 @@ async def _own(
         broker,
         owner=owner,
         address=advertised(config.service, front.port),
-        shard=Shard(config.service.shard, config.service.shards),
+        shard=_shard(config.service),
         shared=shared,
         standing=standing,
         config=coordinator_config(config.transactions, shared=shared, shards=config.service.shards),
