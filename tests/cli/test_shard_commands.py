@@ -60,6 +60,7 @@ def asked(*words: str, service: str = BOTH) -> Any:
 def test_topics_of_all_shards_are_listed_in_order() -> None:
     assert [found["topic"] for found in asked("list")] == ["a", "b", "c"]
     assert [found["topic"] for found in asked("list", service="first:1")] == ["a", "c"]
+    assert [found["topic"] for found in asked("list", service="first:1, first:1")] == ["a", "c"]
 
 
 def test_a_transaction_across_shards_hangs_once() -> None:

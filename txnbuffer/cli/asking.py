@@ -29,7 +29,9 @@ class Service(NamedTuple):
 
     @property
     def each(self) -> list[Service]:
-        return [Service(address.strip(), self.tls_ca) for address in self.address.split(",")]
+        """Each once: who is named twice has one answer."""
+        addresses = [address.strip() for address in self.address.split(",")]
+        return [Service(one, self.tls_ca) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()]
 
 
 def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
