@@ -14,7 +14,7 @@ from shard_world import Shards, shards_on, topics_of
 
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
-from txnbuffer.client import sessions
+from txnbuffer.client import session, sessions
 from txnbuffer.client.client import Client
 from txnbuffer.client.finding import Finder
 from txnbuffer.client.plain import PlainClient
@@ -119,6 +119,20 @@ async def test_a_transaction_begins_elsewhere_while_it_waits_for_home(monkeypatc
         with pytest.raises(ServiceUnavailable, match="no service of shard 0 for"):
             await impatient.transaction(name=NAMES[0], number=1).begin()
         await impatient.close()
+
+
+@on_a_loop
+async def test_who_waits_for_the_owner_of_a_topic_is_told_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "TICK", 0.1)
+    async with shards_on() as world:
+        client = await world.client(home=0)
+        await world.kill(1)
+        txn = await client.transaction().begin()
+        await txn.send(THERE, b"never")
+        client.session.patience = 0.3
+        with pytest.raises(TransactionAborted, match="the service of shard 1, which owns it, does not answer"):
+            await txn.commit()
+        await client.close()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from txnbuffer.client.session import Session
 from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.writers import Writers
 from txnbuffer.errors import Error, ServiceUnavailable
+from txnbuffer.shards import Shard
 
 LOOK = 0.5
 """Seconds between two looks whether another owner came, while the one that is known does not answer."""
@@ -54,8 +55,7 @@ async def client_on(
         async def direct() -> Link:
             return carrier.over(await dials[number]())
 
-        service = "service" if len(dials) == 1 else f"service of shard {number}"
-        session = Session(direct, patience, apart=True, service=service)
+        session = Session(direct, patience, apart=True, shard=Shard(number, len(dials)))
         session.begin()
         return session
 

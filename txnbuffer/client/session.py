@@ -15,6 +15,7 @@ from txnbuffer.client.grpc_link import TurnedAway
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.frames import ClientFrame
+from txnbuffer.shards import ONLY, Shard, shard_of
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""
@@ -29,17 +30,17 @@ class Session:
     """`patience`: seconds without a connection after which whoever waits is told so. `apart` as of its core.
 
     Where that is so records go to a cluster, which may be away while the service is there; then seconds without an
-    answer or an acknowledgement count as well. Errors call what it is a session with `service`.
+    answer or an acknowledgement count as well. `shard`: whose service it is with.
     """
 
-    def __init__(self, dial: Dial, patience: float, *, apart: bool = False, service: str = "service") -> None:
+    def __init__(self, dial: Dial, patience: float, *, apart: bool = False, shard: Shard = ONLY) -> None:
         self.core = SessionCore(apart=apart)
         self._apart = apart
         self._seen = 0
         self._still = 0.0
         self.forked_from = forking.generation()
         self._dial = dial
-        self._service = service
+        self._shard = shard
         self.patience = patience
         self._news = asyncio.Event()
         self._first = asyncio.Event()
@@ -198,11 +199,20 @@ class Session:
             return
         self._still += TICK
         if self._still >= self.patience:
-            text = (
+            core.stop_waiting(ServiceUnavailable(self._standstill()), visible=self._still >= self.patience + VISIBLE)
+            self._deliver()
+
+    def _standstill(self) -> str:
+        """Why nothing may have moved for so long as patience lasts."""
+        foreign = next((topic for topic in self.core.unregistered if not self._shard.owns(topic)), None)
+        if foreign is None:
+            return (
                 f"the cluster acknowledged nothing for {self.patience:g} s, nor did its service answer: are they well?"
             )
-            core.stop_waiting(ServiceUnavailable(text), visible=self._still >= self.patience + VISIBLE)
-            self._deliver()
+        return (
+            f"topic {foreign!r} was not registered for {self.patience:g} s: the service of shard "
+            f"{shard_of(foreign, self._shard.of)}, which owns it, does not answer, or the cluster acknowledges nothing"
+        )
 
     def _connected(self) -> None:
         self._unreachable = None
@@ -217,7 +227,8 @@ class Session:
             self._impatience = self._loop.call_later(self.patience, self._lose_patience)
 
     def _lose_patience(self) -> None:
-        text = f"no {self._service} for {self.patience:g} s: {self._reason or 'it ended the connection'}"
+        of = "" if self._shard.of == 1 else f" of shard {self._shard.number}"
+        text = f"no service{of} for {self.patience:g} s: {self._reason or 'it ended the connection'}"
         self._give_up(ServiceUnavailable(text))
 
     def _give_up(self, error: Error) -> None:
