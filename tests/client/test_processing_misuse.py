@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from client_world import World, in_world, until, values
 
-from txnbuffer import connect
+from txnbuffer import TransactionAborted, connect
+from txnbuffer.client import handling
 from txnbuffer.client.plain import PlainTransaction
-from txnbuffer.client.records import Record
+from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, OutcomeUnknown
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
@@ -35,6 +36,52 @@ def test_a_handler_that_ends_its_transaction_is_refused_and_loses_nothing(ending
             await client.process("source", "g", ends, batch=10, idle_timeout=0.05)
         assert (await client.process("source", "g", copies, batch=10, idle_timeout=0.05)).records == 20
         await until(lambda: values(world.broker, "target") == NUMBERS)
+
+    in_world(test)
+
+
+def test_what_is_done_commits_once_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def copies(txn: Transaction, record: Record) -> None:
+        await txn.send("target", record.value or b"")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        done = await client.process("source", "g", copies, idle_timeout=0.05)
+        assert (done.records, done.transactions) == (30, 30)
+        await until(lambda: values(world.broker, "target") == NUMBERS)
+
+    monkeypatch.setattr(handling, "LONGEST", 0.0)
+    in_world(test)
+
+
+def test_batches_that_take_longer_than_a_transaction_may_get_smaller() -> None:
+    async def copies(txn: Transaction, records: RecordBatch) -> None:
+        if len(records) > 4:
+            raise TransactionAborted(txn.id, "its time was up")
+        await txn.send_many("target", records.messages.values.to_list())
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        assert (await client.process_batches("source", "g", copies, idle_timeout=0.05)).records == 30
+        await until(lambda: values(world.broker, "target") == NUMBERS)
+
+    in_world(test)
+
+
+def test_what_is_unknown_of_another_transaction_is_the_handlers_error() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        async with client.transaction() as other:
+            await other.send("target", b"other")
+
+        async def raises(txn: Transaction, record: Record) -> None:
+            raise OutcomeUnknown(other.id, "its answer was lost")
+
+        with pytest.raises(OutcomeUnknown):
+            await client.process("source", "g", raises, idle_timeout=0.05)
 
     in_world(test)
 

@@ -30,6 +30,8 @@ BatchHandler: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[None]]
 
 PAUSE = 0.05
 """Seconds before what was aborted is done again."""
+LONGEST = 5.0
+"""Seconds of handling records after which what is done commits: below the time after which a member counts as dead."""
 FIRST_RETRY = 0.1
 """Seconds before a handler that failed is called again; twice as long each time."""
 LONGEST_RETRY = 10.0
@@ -106,12 +108,13 @@ class Handling:
         failures: dict[int | None, int] = {}
         while len(records):
             try:
-                await self._commit(records, self._call)
+                handled = await self._commit(records, self._call)
             except _Failed as failed:
                 at, error = failed.index, failed.error
             else:
-                self._done.records += len(records)
-                return
+                self._done.records += handled
+                records, failures = records.take(slice(handled, None)), {}
+                continue
             failures[at] = count = failures.get(at, 0) + 1
             several = at is None and len(records) > 1
             if count <= (0 if halved and several else self._task.retries):
@@ -130,9 +133,12 @@ class Handling:
                 await self._put_aside(records.take(slice(at, at + 1)), error, count)
                 records, failures = records.take(slice(at + 1, None)), {}
 
-    async def _commit(self, records: RecordBatch, work: Callable[[Transaction, RecordBatch], Awaitable[None]]) -> None:
-        """Do the work and move the group, in one transaction; again where that was aborted."""
-        group, topic, end = self._member.group, self._share.partition, records.positions.last
+    async def _commit(self, records: RecordBatch, work: Callable[[Transaction, RecordBatch], Awaitable[int]]) -> int:
+        """Do the work and move the group, in one transaction; how many records were done, from the first on.
+
+        Where that was aborted it is done again with half as many: all of them may take longer than a transaction may.
+        """
+        group, topic = self._member.group, self._share.partition
         while True:
             txn = self._client.transaction_of(group)
             try:
@@ -141,22 +147,29 @@ class Handling:
                     generation = self._member.generation_of(self._share)
                     async with txn:
                         with txn.lent():
-                            await work(txn, records)
+                            count = await work(txn, records)
                         await turn.aclose()
+                        end = records.take(slice(count)).positions.last
                         txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
                         await txn.commit()
             except TransactionAborted:
+                records = records.take(slice((len(records) + 1) // 2))
                 await asyncio.sleep(PAUSE)
                 continue
             except OutcomeUnknown as unknown:
+                if unknown.txn != txn.id:
+                    raise  # of another transaction, which the handler made
                 if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
                     continue  # if it commits after all, the group has moved and this one is refused
             self.end = end
             self._done.transactions += 1
-            return
+            return count
 
-    async def _call(self, txn: Transaction, records: RecordBatch) -> None:
+    async def _call(self, txn: Transaction, records: RecordBatch) -> int:
+        """Call the handler; for how many records."""
         at: int | None = None
+        clock = asyncio.get_running_loop().time
+        until = clock() + LONGEST
         try:
             if self._task.batch_handler is not None:
                 await self._task.batch_handler(txn, records)
@@ -164,10 +177,13 @@ class Handling:
                 for index, record in enumerate(records):
                     at = index
                     await self._task.handler(txn, record)
+                    if clock() >= until:
+                        return index + 1
         except Exception as error:
             if isinstance(error, Error) and not _is_fault_of_record(error):
                 raise
             raise _Failed(at, error) from error
+        return len(records)
 
     async def _put_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
         """Move the group over one record, which goes to the dead letters if there is a topic for them."""
@@ -190,8 +206,9 @@ class Handling:
         if record.value is None:
             rows = rows._replace(values=(None,))
 
-        async def send(txn: Transaction, _: RecordBatch) -> None:
+        async def send(txn: Transaction, records: RecordBatch) -> int:
             await txn.send_rows(topic, rows)
+            return len(records)
 
         await self._commit(records, send)
         self._done.dead_letters += 1
@@ -202,8 +219,9 @@ def _told(error: Exception) -> str:
     return text[:ERROR_LENGTH].encode(errors="replace").decode()
 
 
-async def _nothing(txn: Transaction, records: RecordBatch) -> None:
+async def _nothing(_: Transaction, records: RecordBatch) -> int:
     """Only the group moves."""
+    return len(records)
 
 
 def _is_fault_of_record(error: Error) -> bool:
