@@ -17,6 +17,7 @@ from broker_io.memory import MemoryBroker
 from txnbuffer.client import session, sessions
 from txnbuffer.client.client import Client
 from txnbuffer.client.finding import Finder
+from txnbuffer.client.link import Link
 from txnbuffer.client.plain import PlainClient
 from txnbuffer.client.records import Record
 from txnbuffer.client.shares import Share, abort_shares
@@ -133,6 +134,23 @@ async def test_who_waits_for_the_owner_of_a_topic_is_told_its_shard(monkeypatch:
         with pytest.raises(TransactionAborted, match="the service of shard 1, which owns it, does not answer"):
             await txn.commit()
         await client.close()
+
+
+@on_a_loop
+async def test_the_first_attempt_to_connect_counts_as_time_without_a_service() -> None:
+    failing = asyncio.Event()
+
+    async def dial() -> Link:
+        await failing.wait()
+        raise ServiceUnavailable("nobody answers")
+
+    apart = session.Session(dial, patience=3600.0, apart=True)
+    apart.begin()
+    apart._lost_at -= 3600.0
+    failing.set()
+    with pytest.raises(ServiceUnavailable, match="nobody answers"):
+        await apart.result(apart.core.wait_to_begin)
+    await apart.close()
 
 
 @pytest.fixture

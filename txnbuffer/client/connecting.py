@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
 
 REMOTE = "txnbuf://"
+LEAST = 5.0
+"""Seconds that one attempt to reach a service beside a cluster may take at least, however little patience there is."""
 
 Way: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
 
@@ -124,7 +126,7 @@ class Opening:
 
         def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
             async def dial(target: str) -> Any:
-                return await opening(target, trusted, self._timeout, log)
+                return await opening(target, trusted, min(self._timeout, max(self._patience, LEAST)), log)
 
             if service is not None:
                 return dial_at(service, dial)

@@ -224,7 +224,9 @@ class Session:
     def _lose_patience_later(self, error: Error | None) -> None:
         self._reason = error
         if self._impatience is None and self._unreachable is None:
-            self._impatience = self._loop.call_later(self.patience, self._lose_patience)
+            # The first attempt took a while too: from its beginning on there was no connection.
+            left = self._lost_at + self.patience - self._loop.time()
+            self._impatience = self._loop.call_later(max(left, 0.0), self._lose_patience)
 
     def _lose_patience(self) -> None:
         of = "" if self._shard.of == 1 else f" of shard {self._shard.number}"
