@@ -12,7 +12,7 @@ from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.assigning import assign
 from txnbuffer.coordinator.members import AWAY_TIMEOUT, STEPS, Stage
 from txnbuffer.coordinator.messages import ConsumerPosition, TakePart
-from txnbuffer.errors import InvalidRequest, StaleGeneration
+from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import Outcome
 
 members_of_topics = st.dictionaries(
@@ -102,6 +102,9 @@ def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
     (share,) = rig.shares(heir).shares
     assert share.end == EARLIEST
     move = ConsumerPosition(GROUP, "t-0", rig.shares(heir).generation, EARLIEST, Position(1, 0))
+    ahead = rig.commit("m1", move._replace(start=Position(1, 0), end=Position(1, 1)))
+    rig.settle()
+    assert isinstance(rig.answers[ahead], PositionConflict)
     done = rig.commit("m1", move)
     rig.settle()
     assert rig.answers[done] is Outcome.COMMIT

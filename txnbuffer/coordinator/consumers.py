@@ -61,6 +61,10 @@ class ConsumerGroups:
                     "join it anew, go on from its positions"
                 )
             last = state.positions.get(topic)
+            if last is None and start != EARLIEST and topic in self.members(group).holders:
+                return PositionConflict(
+                    f"the transaction starts at {start} of {topic!r}, group {group!r} has not begun: ask anew"
+                )
             if last is not None and start != last:
                 return PositionConflict(
                     f"the transaction starts at {start} of {topic!r}, group {group!r} has come to {last}: go on there"
