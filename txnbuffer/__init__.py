@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from txnbuffer.errors import (
         AlreadyCommitted,
         Fenced,
+        HandlerTooSlow,
         NotVisible,
         OutcomeForgotten,
         OutcomeUnknown,
@@ -75,6 +76,7 @@ __all__ = [
     "Fenced",
     "FileTokens",
     "ForeignToken",
+    "HandlerTooSlow",
     "InvalidMessage",
     "InvalidTopicName",
     "JsonSerializer",

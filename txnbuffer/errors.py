@@ -30,6 +30,7 @@ __all__ = [
     "Fenced",
     "ForeignTopic",
     "ForeignTransaction",
+    "HandlerTooSlow",
     "InvalidConfiguration",
     "InvalidRequest",
     "MalformedFrame",
@@ -184,6 +185,10 @@ class RelayBranched(CallerError):
 # What a coordinator answers
 
 
+TIME_UP = "its time was up"
+"""The reason of an abort that a time-out decided."""
+
+
 class TransactionAborted(CallerError):
     """The transaction has ended, without effect; whoever wants it done begins another one."""
 
@@ -193,6 +198,11 @@ class TransactionAborted(CallerError):
         super().__init__(f"transaction {txn} was aborted: {reason}; begin another one to do it again")
         self.txn = txn
         self.reason = reason
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was open for longer than it may."""
+        return self.reason == TIME_UP
 
 
 class OutcomeUnknown(PeerError):
@@ -246,6 +256,12 @@ class PositionConflict(CallerError):
     """A consumer's transaction does not start where the last committed one of its group ended."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class HandlerTooSlow(CallerError):
+    """The handler of a group takes longer for one record than its transaction may, or than its member may be silent."""
+
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class TooManyTransactions(CallerError):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from client_world import World, in_world, until, values
+from client_world import World, in_world, read_all, until, values
 
-from txnbuffer import TransactionAborted, connect
-from txnbuffer.client import handling
+from txnbuffer import HandlerTooSlow, Processed, TransactionAborted, connect, dead_letter
+from txnbuffer.client import handling, pace
+from txnbuffer.client.client import Client
 from txnbuffer.client.plain import PlainTransaction
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
@@ -51,7 +53,7 @@ def test_what_is_done_commits_once_its_time_is_up(monkeypatch: pytest.MonkeyPatc
         assert (done.records, done.transactions) == (30, 30)
         await until(lambda: values(world.broker, "target") == NUMBERS)
 
-    monkeypatch.setattr(handling, "LONGEST", 0.0)
+    monkeypatch.setattr(pace, "LONGEST", 0.0)
     in_world(test)
 
 
@@ -125,3 +127,138 @@ def test_a_plain_client_refuses_what_is_to_be_awaited(hidden: bool) -> None:
         with pytest.raises(InvalidRequest, match="can't await"):
             client.run(partial(given))
         assert client.process("source", "g", lambda txn, record: None, idle_timeout=0.05).records == 30
+
+
+async def nothing(txn: Transaction, record: Record) -> None:
+    pass
+
+
+async def until_aborted(world: World, client: Client, txn: Transaction) -> None:
+    """Let the time of a transaction be up."""
+    core = world.engine.coordinator._core  # nobody else's time is to be up, however slow the machine is
+    while await client.outcome(txn.id) is None:
+        if (live := core.live.get(txn.id.least)) is not None:
+            core.watch(live, 0.0)  # again if it was announced since
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client and service look at what time it is more often."""
+    monkeypatch.setattr("txnbuffer.client.session.TICK", 0.02)
+    monkeypatch.setattr("txnbuffer.service.engine.TICK", 0.02)
+
+
+@pytest.mark.usefixtures("_hurried")
+@pytest.mark.parametrize("retries", [0, 4])
+def test_a_record_that_takes_longer_than_a_transaction_may_is_told_and_put_aside(
+    retries: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, most = 0, max(retries + 1, pace.LEAST_CALLS)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+
+        async def waits(txn: Transaction, record: Record) -> None:
+            nonlocal calls
+            await txn.send("target", record.value or b"")
+            if record.value == b"13":
+                calls += 1
+                await until_aborted(world, client, txn)
+
+        await client.send_many("source", NUMBERS)
+        options: Any = {"on_error": dead_letter("slow"), "retries": retries, "idle_timeout": 0.05}
+        done = await client.process("source", "g", waits, **options)
+        assert (done.records, done.dead_letters) == (29, 1)
+        assert calls > most  # before it was alone, too
+        await until(lambda: values(world.broker, "target") == [*NUMBERS[:13], *NUMBERS[14:]])
+        (letter,) = read_all(world.broker, "slow")
+        assert letter.value == b"13"
+        assert letter.properties["dead_letter_error"].startswith("HandlerTooSlow: ")
+        assert letter.properties["dead_letter_attempts"] == str(most)
+        assert f"the record at {letter.properties['dead_letter_position']} of 'source'" in caplog.text
+        assert "transactions.timeout" in caplog.text
+
+    in_world(test)
+
+
+@pytest.mark.usefixtures("_hurried")
+def test_without_a_place_for_it_a_record_that_takes_too_long_ends_it() -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+
+        async def waits(txn: Transaction, records: RecordBatch) -> None:
+            await txn.send_many("target", records.messages.values.to_list())
+            if b"2" in records.messages.values.to_list():
+                await until_aborted(world, client, txn)
+
+        await client.send_many("source", NUMBERS[:4])
+        with pytest.raises(HandlerTooSlow, match=r"took too long 3 times for the record at .* of 'source'"):
+            await client.process_batches("source", "g", waits, idle_timeout=0.05)
+        assert await client.process("source", "g", nothing, idle_timeout=0.05) == Processed(records=2, transactions=1)
+
+    in_world(test)
+
+
+def test_a_handler_that_lets_the_loop_stand_still_is_told_and_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time its member is given up, as if that had taken long."""
+
+    async def test(world: World) -> None:
+        client, other = await world.client(), await world.client()
+
+        async def blocks(txn: Transaction, record: Record) -> None:
+            await txn.send("target", record.value or b"")
+            if record.value == b"13":
+                await other.join("g")
+
+        await client.send_many("source", NUMBERS)
+        done = await client.process("source", "g", blocks, on_error="skip", idle_timeout=0.05)
+        assert (done.records, done.skipped) == (29, 1)
+        await until(lambda: values(world.broker, "target") == [*NUMBERS[:13], *NUMBERS[14:]])
+        assert "the event loop stood still" in caplog.text
+
+    monkeypatch.setattr(handling, "BLOCKED", 0.0)
+    in_world(test)
+
+
+def test_an_abort_of_another_transaction_is_the_handlers_error() -> None:
+    calls = 0
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        async with client.transaction() as other:
+            await other.send("target", b"other")
+
+        async def raises(txn: Transaction, record: Record) -> None:
+            nonlocal calls
+            calls += 1
+            raise TransactionAborted(other.id, "somebody said so")
+
+        with pytest.raises(TransactionAborted, match="somebody said so"):
+            await client.process("source", "g", raises, idle_timeout=0.05, retries=1)
+        assert calls == 2
+
+    in_world(test)
+
+
+def test_what_is_aborted_over_and_over_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    async def aborted(txn: Transaction, record: Record) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= handling.TOLD:
+            raise TransactionAborted(txn.id, "somebody said so")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        assert (await client.process("source", "g", aborted, idle_timeout=0.05)).records == 30
+        (told,) = caplog.messages
+        assert "group 'g' does 'source' again" in told
+        assert "somebody said so" in told
+
+    in_world(test)

@@ -222,6 +222,11 @@ class TestTime:
         assert [stage.query(at) for at in range(3)] == [Outcome.ABORT, Outcome.ABORT, State.OPEN]
         result = stage.commit(0, "a")
         assert isinstance(result, TransactionAborted)
+        assert result.timed_out  # though it was settled before it was asked for
+        stage.abort(2)
+        result = stage.commit(2, "a")
+        assert isinstance(result, TransactionAborted)
+        assert not result.timed_out
 
     def test_nobody_may_ask_for_more_than_the_maximum(self) -> None:
         stage = Stage(Config(max_transaction_timeout=100.0))

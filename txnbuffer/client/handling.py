@@ -3,38 +3,55 @@
 A handler that fails is called again, `retries` times, each time after a longer pause and in another transaction. If it
 still fails it gets what stands before the record that it fails on, which commits, and the record is skipped or put
 aside, which commits with the group's position too; or all ends there. A handler of batches does not tell which record
-it fails on, so the batch is halved until that is known.
+it fails on, so the batch is halved until that is known. One that takes too long for a record alone has failed as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from txnbuffer.client.membership import Membership
+from txnbuffer.client.pace import BLOCKED, LEAST_CALLS, Pace, Turns
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.rows import many_rows
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition, Share
-from txnbuffer.errors import CallerError, Error, Fenced, OutcomeUnknown, TransactionAborted
-from txnbuffer.model import Outcome
+from txnbuffer.errors import (
+    CallerError,
+    Error,
+    Fenced,
+    HandlerTooSlow,
+    OutcomeUnknown,
+    StaleGeneration,
+    TransactionAborted,
+)
+from txnbuffer.model import Outcome, Position
 
 if TYPE_CHECKING:
     from txnbuffer.client.client import Client
 
 Handler: TypeAlias = Callable[[Transaction, Record], Awaitable[None]]
 BatchHandler: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[None]]
+Work: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[int]]
+
+LOG = logging.getLogger("txnbuffer.groups")
 
 PAUSE = 0.05
 """Seconds before what was aborted is done again."""
-LONGEST = 5.0
-"""Seconds of handling records after which what is done commits: below the time after which a member counts as dead."""
 FIRST_RETRY = 0.1
 """Seconds before a handler that failed is called again; twice as long each time."""
 LONGEST_RETRY = 10.0
+AWAY = 1.0
+"""Seconds that a commit may take: more than that, and than its handler, are time that its transaction had to wait."""
+TOLD = 3
+"""Aborts one after the other from which on they are told in the log."""
+UP = "the transaction's time was up; handle it faster, or raise the service's transactions.timeout"
+STILL = "the event loop stood still, and who is silent for 8 s is given up; call what blocks in a thread"
 ERROR_LENGTH = 1000
 """Characters of an error that a dead letter tells."""
 
@@ -92,7 +109,14 @@ class Handling:
     """`turn`: the handler is called for one partition at a time, while others commit."""
 
     def __init__(
-        self, client: Client, member: Membership, share: Share, task: Task, done: Processed, turn: asyncio.Lock
+        self,
+        client: Client,
+        member: Membership,
+        share: Share,
+        task: Task,
+        done: Processed,
+        turn: asyncio.Lock,
+        pace: Pace,
     ) -> None:
         self.end = share.end
         """The last position that the group has consumed."""
@@ -102,20 +126,30 @@ class Handling:
         self._task = task
         self._done = done
         self._turn = turn
+        self._pace = pace
+        self._aborts = 0
+        self._tried = 0
+        self._last_at = 0.0
 
     async def handle(self, records: RecordBatch, *, halved: bool = False) -> None:
         """Handle records that follow one another. Raises StaleGeneration, PositionConflict; what the handler raised."""
         failures: dict[int | None, int] = {}
         while len(records):
-            try:
-                handled = await self._commit(records, self._call)
-            except _Failed as failed:
-                at, error = failed.index, failed.error
+            at: int | None
+            error: Exception
+            calls = self._pace.calls(records.positions.first)
+            if calls >= self._calls_of_slow:
+                at, error, count = 0, self._too_slow(records.positions.first), calls
             else:
-                self._done.records += handled
-                records, failures = records.take(slice(handled, None)), {}
-                continue
-            failures[at] = count = failures.get(at, 0) + 1
+                try:
+                    handled = await self._commit(records, self._call)
+                except _Failed as failed:
+                    at, error = failed.index, failed.error
+                else:
+                    self._done.records += handled
+                    records, failures = records.take(slice(handled, None)), {} if handled else failures
+                    continue
+                failures[at] = count = failures.get(at, 0) + 1
             several = at is None and len(records) > 1
             if count <= (0 if halved and several else self._task.retries):
                 self._done.retries += 1
@@ -133,43 +167,60 @@ class Handling:
                 await self._put_aside(records.take(slice(at, at + 1)), error, count)
                 records, failures = records.take(slice(at + 1, None)), {}
 
-    async def _commit(self, records: RecordBatch, work: Callable[[Transaction, RecordBatch], Awaitable[int]]) -> int:
+    async def _commit(self, records: RecordBatch, work: Work) -> int:
         """Do the work and move the group, in one transaction; how many records were done, from the first on.
 
-        Where that was aborted it is done again with half as many: all of them may take longer than a transaction may.
+        None were if that was aborted: all of them may take longer than a transaction may, so fewer are tried next.
         """
         group, topic = self._member.group, self._share.partition
-        while True:
-            txn = self._client.transaction_of(group)
-            try:
-                async with AsyncExitStack() as turn:
-                    await turn.enter_async_context(self._turn)
-                    generation = self._member.generation_of(self._share)
-                    async with txn:
-                        with txn.lent():
+        records = records.take(slice(self._pace.records))
+        clock = asyncio.get_running_loop().time
+        txn = self._client.transaction_of(group)
+        began = self._last_at = done = clock()
+        self._tried = len(records)
+        turns = Turns()
+        try:
+            async with AsyncExitStack() as turn:
+                await turn.enter_async_context(self._turn)
+                generation = self._member.generation_of(self._share)
+                async with txn:
+                    began = self._last_at = clock()
+                    try:
+                        with txn.lent(), turns:
                             count = await work(txn, records)
-                        await turn.aclose()
-                        end = records.take(slice(count)).positions.last
-                        txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
-                        await txn.commit()
-            except TransactionAborted:
-                records = records.take(slice((len(records) + 1) // 2))
+                    finally:
+                        done = clock()
+                    await turn.aclose()
+                    end = records.take(slice(count)).positions.last
+                    txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
+                    await txn.commit()
+        except TransactionAborted as aborted:
+            if aborted.timed_out and clock() - done <= max(done - began, AWAY):
+                self._took_too_long(records, done - began, done - self._last_at, UP)
                 await asyncio.sleep(PAUSE)
-                continue
-            except OutcomeUnknown as unknown:
-                if unknown.txn != txn.id:
-                    raise  # of another transaction, which the handler made
-                if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
-                    continue  # if it commits after all, the group has moved and this one is refused
-            self.end = end
-            self._done.transactions += 1
-            return count
+            else:
+                await self._pause(aborted)
+            return 0
+        except StaleGeneration:
+            if turns.longest >= BLOCKED:
+                self._took_too_long(records, turns.longest, done - self._last_at, STILL)
+            raise
+        except OutcomeUnknown as unknown:
+            if unknown.txn != txn.id:
+                raise  # of another transaction, which the handler made
+            if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
+                return 0  # if it commits after all, the group has moved and this one is refused
+        self.end = end
+        self._done.transactions += 1
+        self._pace.well()
+        self._aborts = 0
+        return count
 
     async def _call(self, txn: Transaction, records: RecordBatch) -> int:
         """Call the handler; for how many records."""
         at: int | None = None
         clock = asyncio.get_running_loop().time
-        until = clock() + LONGEST
+        until = clock() + self._pace.seconds
         try:
             if self._task.batch_handler is not None:
                 await self._task.batch_handler(txn, records)
@@ -177,10 +228,13 @@ class Handling:
                 for index, record in enumerate(records):
                     at = index
                     await self._task.handler(txn, record)
-                    if clock() >= until:
+                    if (now := clock()) >= until:
+                        self._tried = index + 1
                         return index + 1
+                    self._last_at = now
         except Exception as error:
-            if isinstance(error, Error) and not _is_fault_of_record(error):
+            self._tried = len(records) if at is None else at + 1
+            if isinstance(error, Error) and not _is_fault_of_record(error, txn):
                 raise
             raise _Failed(at, error) from error
         return len(records)
@@ -190,7 +244,7 @@ class Handling:
         (record,) = records
         aside = self._task.on_error
         if not isinstance(aside, DeadLetter):
-            await self._commit(records, _nothing)
+            await self._commit_all(records, _nothing)
             self._done.skipped += 1
             return
         topic = aside.topic
@@ -210,8 +264,41 @@ class Handling:
             await txn.send_rows(topic, rows)
             return len(records)
 
-        await self._commit(records, send)
+        await self._commit_all(records, send)
         self._done.dead_letters += 1
+
+    async def _commit_all(self, records: RecordBatch, work: Work) -> None:
+        while not await self._commit(records, work):
+            pass
+
+    async def _pause(self, aborted: TransactionAborted) -> None:
+        """Before what was aborted is done again, for a reason that is none of the handler's."""
+        self._aborts += 1
+        if self._aborts >= TOLD:
+            LOG.warning("group %r does %r again: %s", self._member.group, self._share.partition, aborted)
+        await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))
+
+    def _took_too_long(self, records: RecordBatch, seconds: float, last: float, why: str) -> None:
+        """What was handled is to be done again, because it took so long; `last`: the last record of it."""
+        first = records.positions.first
+        self._pace.too_long(first, self._tried, seconds, last)
+        what = "the record at" if self._tried == 1 else f"{self._tried} records from"
+        LOG.warning(
+            "group %r handled %s %s of %r for %.1f s in vain: %s",
+            self._member.group, what, first, self._share.partition, seconds, why,
+        )  # fmt: skip
+
+    @property
+    def _calls_of_slow(self) -> int:
+        """How often a record is handled that takes too long."""
+        return max(self._task.retries + 1, LEAST_CALLS)
+
+    def _too_slow(self, position: Position) -> HandlerTooSlow:
+        return HandlerTooSlow(
+            f"the handler took too long {self._pace.calls(position)} times for the record at {position} of "
+            f"{self._share.partition!r}; handle it faster, in a "
+            "thread of its own if it blocks, or raise the service's transactions.timeout"
+        )
 
 
 def _told(error: Exception) -> str:
@@ -224,6 +311,8 @@ async def _nothing(_: Transaction, records: RecordBatch) -> int:
     return len(records)
 
 
-def _is_fault_of_record(error: Error) -> bool:
+def _is_fault_of_record(error: Error, txn: Transaction) -> bool:
     """Whether an error of ours is one that the record itself would meet again."""
-    return isinstance(error, CallerError) and not isinstance(error, (TransactionAborted, Fenced))
+    if isinstance(error, TransactionAborted):
+        return error.txn != txn.id  # another transaction, which the handler made
+    return isinstance(error, CallerError) and not isinstance(error, Fenced)

@@ -19,6 +19,7 @@ from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
 from txnbuffer.client.handling import PAUSE, DeadLetter, Handling, Processed, Task
 from txnbuffer.client.membership import Membership
+from txnbuffer.client.pace import Pace
 from txnbuffer.client.read_topics import Start
 from txnbuffer.coordinator.messages import Share
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
@@ -100,6 +101,7 @@ class _Process:
         self._turn = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, Share] = {}
+        self._paces: dict[str, Pace] = {}
         self._busy = 0
         self._idle_since = asyncio.get_running_loop().time()
 
@@ -147,7 +149,8 @@ class _Process:
 
     async def _follow(self, share: Share) -> None:
         """Handle a partition until somebody else has it."""
-        handling = Handling(self._client, self._member, share, self._task, self.done, self._turn)
+        pace = self._paces.setdefault(share.partition, Pace())
+        handling = Handling(self._client, self._member, share, self._task, self.done, self._turn, pace)
         try:
             with self._working():
                 reader = await self._client.reader(share.partition, start=self._start(share))

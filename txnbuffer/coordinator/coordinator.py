@@ -33,7 +33,7 @@ from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.takeover import TakeOver
 from txnbuffer.coordinator.transaction import Session, Transaction
 from txnbuffer.coordinator.writing import Writing
-from txnbuffer.errors import ProducerFenced, UnknownSession
+from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
 from txnbuffer.model import Marker, Outcome, TxnId
 
 
@@ -343,7 +343,7 @@ class Coordinator:
             return
         for transaction in self._core.overdue():
             if transaction.state is State.OPEN:
-                self._ending.abort(transaction, "its time was up")
+                self._ending.abort(transaction, TIME_UP)
         self._committing.tick()
         self._ending.tick()
         if self._takeover.ready:

@@ -12,7 +12,7 @@ from txnbuffer.coordinator.messages import Answers, Effect, Result, StopAnswerin
 from txnbuffer.coordinator.outcomes import Outcomes
 from txnbuffer.coordinator.progress import Progress
 from txnbuffer.coordinator.transaction import Transaction, Waiter
-from txnbuffer.errors import OutcomeForgotten, TransactionAborted
+from txnbuffer.errors import TIME_UP, OutcomeForgotten, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 
 
@@ -70,7 +70,11 @@ class Core:
         if outcome is None:
             self.answer(waiter[0], waiter[1], OutcomeForgotten(txn))
         else:
-            self.answer_outcome(waiter, txn, outcome, "it had ended before")
+            self.answer_outcome(waiter, txn, outcome, self.why_aborted(txn))
+
+    def why_aborted(self, txn: TxnId) -> str:
+        """As far as that is remembered."""
+        return TIME_UP if self.outcomes.timed_out(txn.least) else "it had ended before"
 
     def watch(self, transaction: Transaction, deadline: float) -> None:
         """End a transaction that is still open then."""

@@ -14,7 +14,7 @@ from txnbuffer.coordinator.rows import Row
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, ENDING, INTENT, OUTCOME, TERMINAL, State
 from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction
-from txnbuffer.errors import Error, NotVisible
+from txnbuffer.errors import TIME_UP, Error, NotVisible
 from txnbuffer.model import MarkerItem, Outcome, TxnId
 
 
@@ -290,7 +290,7 @@ class Ending:
     def _settle(self, transaction: Transaction, outcome: Outcome) -> None:
         core, least = self._core, transaction.txn.least
         del core.live[least]
-        core.outcomes.add(least, outcome, core.now)
+        core.outcomes.add(least, outcome, core.now, timed_out=transaction.reason == TIME_UP)
         if transaction.one_phase:
             core.progress.settle_one_phase(least, outcome)
         else:

@@ -32,7 +32,7 @@ class Writing:
             return _ended(txn)
         if core.progress.has_ended(least):
             if core.outcomes.find(least) is Outcome.ABORT:
-                return TransactionAborted(txn, "it had ended before")
+                return TransactionAborted(txn, core.why_aborted(txn))
             return _ended(txn)
         block = self._sessions.locate(least)
         if block is None:

@@ -1,0 +1,39 @@
+"""How much is tried after some of it took too long."""
+
+from __future__ import annotations
+
+from txnbuffer.client.pace import LONGEST, MANY, WELL, Pace
+from txnbuffer.model import Position
+
+AT, NEXT = Position(1, 7), Position(1, 8)
+
+
+def test_fewer_are_tried_and_more_again_once_that_goes_well() -> None:
+    pace = Pace()
+    pace.too_long(AT, 100, 60.0, 1.0)
+    assert (pace.seconds, pace.records) == (LONGEST, 50)
+    pace.too_long(AT, 50, 6.0, 1.0)
+    assert (pace.seconds, pace.records) == (3.0, 25)
+    for _ in range(WELL):
+        assert pace.records == 25
+        pace.well()
+    assert (pace.seconds, pace.records) == (3.0, 50)
+    for _ in range(WELL * 40):
+        pace.well()
+    assert pace.records == MANY
+
+
+def test_a_last_record_that_took_most_of_the_time_is_alone_next() -> None:
+    pace = Pace()
+    pace.too_long(AT, 5, 61.0, 60.0)
+    assert pace.records == 4
+    assert pace.calls(AT) == 0
+
+
+def test_calls_of_a_record_alone_are_counted() -> None:
+    pace = Pace()
+    for count in range(1, 4):
+        pace.too_long(AT, 1, 60.0, 60.0)
+        assert (pace.calls(AT), pace.calls(NEXT)) == (count, 0)
+    pace.too_long(NEXT, 1, 60.0, 60.0)
+    assert (pace.calls(AT), pace.calls(NEXT)) == (0, 1)
