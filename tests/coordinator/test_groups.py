@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from group_rig import CONFIG, GROUP, MEMBERS, Rig
 from hypothesis import given
@@ -34,6 +36,33 @@ def test_partitions_are_spread_evenly_and_stay_where_they_can(
     for one, other in ((one, other) for one in members for other in members if members[one] == members[other]):
         assert abs(load[one] - load[other]) <= 1
     assert assign(partitions, members, given_to) == given_to
+
+
+def evenness(loads: Iterable[int]) -> int:
+    """The less the more even."""
+    return sum(load * load for load in loads)
+
+
+@given(
+    st.dictionaries(st.sampled_from(MEMBERS), st.sets(st.sampled_from(["a", "b", "c"])), min_size=1),
+    st.lists(st.sampled_from(["a", "b", "c"]), max_size=5),
+    st.data(),
+)
+def test_nothing_is_more_even(members: dict[str, set[str]], topics: list[str], data: st.DataObject) -> None:
+    """Whoever wants which topics, and whoever holds what, compared with all ways to share."""
+    partitions = {f"p-{number}": topic for number, topic in enumerate(topics)}
+    holders = data.draw(st.dictionaries(st.sampled_from(sorted(partitions) or ["x"]), st.sampled_from(MEMBERS)))
+    given_to = assign(partitions, members, holders)
+    wanting = [[member for member in members if topic in members[member]] for topic in topics]
+    ways = itertools.product(*(some for some in wanting if some))
+    assert evenness(Counter(given_to.values()).values()) == min(evenness(Counter(way).values()) for way in ways)
+
+
+def test_partitions_move_along_a_chain() -> None:
+    partitions = {"x-0": "x", "y-0": "y", "z-0": "z"}
+    members = {"1": {"x", "y"}, "2": {"y", "z"}}
+    before = {"x-0": "1", "y-0": "1", "z-0": "2"}
+    assert assign(partitions, {**members, "3": {"z"}}, before) == {"x-0": "1", "y-0": "2", "z-0": "3"}
 
 
 @given(st.integers(1, 40), st.integers(1, 6))
