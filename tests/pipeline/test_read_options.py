@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,14 @@ def test_what_can_be_said() -> None:
     assert options.max_messages == 500
 
 
+def test_certificates_to_trust_go_with_the_options(tmp_path: Path) -> None:
+    """Tasks on other machines have no such file."""
+    (file := tmp_path / "ca.pem").write_text(text := "-----BEGIN CERTIFICATE-----\n")
+    options = ReadOptions.of({"broker": "txnbuf://h:1", "topics": "orders", "tls_ca": str(file)})
+    file.unlink()
+    assert options.broker_options == {"root_certificates": text.encode()}
+
+
 def test_a_pattern_chooses_topics_of_data() -> None:
     options = ReadOptions.of({"broker": "file:log", "pattern": "(__)?or.*"})
     assert options.chosen(["__orders", "flavor", "orders", "orders-2"]) == ["orders", "orders-2"]
@@ -72,6 +81,8 @@ def test_a_pattern_chooses_topics_of_data() -> None:
         ({"latest": "yes"}, "option latest is true or false"),
         ({"latest": "true", "columns": "key,value"}, "option latest needs the columns topic, position"),
         ({"latest": "true", "include_aborted": "true"}, "latest is about visible records"),
+        ({"tls_ca": "ca.pem"}, "a cluster has pulsar.tls_trust"),
+        ({"broker": "txnbuf://h:1", "tls_ca": "/missing.pem"}, "can't read the certificates to trust in /missing.pem"),
         ({"failondataloss": "true"}, "option failondataloss is unknown"),
     ],
 )

@@ -19,6 +19,7 @@ import pytest
 from certificates import Authority
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
+from spark_frames import assert_same_rows
 
 from broker_io import open_broker
 from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
@@ -28,6 +29,9 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import CommittedReader, connect
 from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.running import reading_options
 
 SECRET = bytes(range(32))
 TENANT = "acme"
@@ -233,6 +237,23 @@ def test_a_cluster_that_nobody_vouches_for_is_refused(place: Place) -> None:
     options["admin_url"] = place.admin  # only the binary port is left to refuse it
     with open_broker(place.tls_address, **options) as broker, pytest.raises(Error, match="opens no writer"):
         broker.writer("orders")
+
+
+def test_queries_and_jobs_say_who_they_are_in_their_tasks_too(place: Place, spark: Any, tmp_path: Path) -> None:
+    """By certificate what is written, by a file with a token what is read."""
+    certificate, key = place.client
+    (tmp_path / "token").write_text(token("reader"))
+    common = {"pulsar.admin_url": place.tls_admin, "pulsar.tls_trust": place.trust}
+    writer = {**common, "pulsar.tls_cert": certificate, "pulsar.tls_key": key}
+    reader = {**common, "pulsar.token_file": str(tmp_path / "token")}
+    first = spark.range(2).selectExpr("CAST(id AS STRING) key", "'by query' value").coalesce(1)
+    first.write.format("txnbuffer").mode("append").options(broker=place.tls_address, topic="orders", **writer).save()
+    options = reading_options(place.tls_address, ("orders",), None, reader)
+    table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
+    with table.locked():
+        assert Export(spark, options, table, tell=lambda _: None).run() is not None
+    found = spark.read.parquet(table.table).where("CAST(value AS STRING) = 'by query'")
+    assert_same_rows(found.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)"), first)
 
 
 class Issuer(BaseHTTPRequestHandler):

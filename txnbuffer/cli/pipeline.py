@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from txnbuffer.cli.opening import address_argument
+from txnbuffer.cli.opening import address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run, find
@@ -40,7 +40,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_job(
         *arguments: Any, master: str | None, conf: tuple[str, ...], config_path: str | None, flags: tuple[str, ...],
-        **named: Any,
+        tls_ca: str | None, **named: Any,
     ) -> Any:  # fmt: skip
         settings = dict(_pair("--conf", text) for text in conf)
         source = dict(_pair("--set", text) for text in flags)
@@ -48,9 +48,12 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
             raise InvalidRequest(f"--set {strange[0]}: jobs take settings of the section pulsar only")
         if config_path is not None:
             source["config"] = config_path
+        if tls_ca is not None and named["address"].startswith("txnbuf:"):
+            source["tls_ca"] = tls_ca
         return function(*arguments, job=Job(master, settings, source), **named)
 
     for option in (
+        tls_option,
         click.option("--set", "flags", multiple=True, metavar="pulsar.KEY=VALUE", help="One setting of the cluster."),
         click.option("--config", "config_path", metavar="FILE", help="Settings as TOML."),
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="One setting of Spark's."),

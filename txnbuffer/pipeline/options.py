@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from broker_io import check_address, is_cluster
+from txnbuffer.client.trust import certificates
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
@@ -33,7 +34,7 @@ Place: TypeAlias = "Position | datetime | str"
 
 _KNOWN = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
-    "max_messages_per_trigger", "fail_on_data_loss", "latest", "config",
+    "max_messages_per_trigger", "fail_on_data_loss", "latest", "tls_ca", "config",
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Raises InvalidRequest or InvalidAddress that names the option."""
+        """Raises InvalidRequest, InvalidAddress or InvalidConfiguration that names the option or its file."""
         given = {name.lower(): text for name, text in options.items()}
         settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
         if strange := sorted(given.keys() - {*_KNOWN, *settings}):
@@ -79,7 +80,8 @@ class ReadOptions:
             raise InvalidRequest("include_aborted tells outcomes, which only isolation read_committed knows")
         return cls(
             broker=broker,
-            broker_options=broker_options(broker, given.get("config"), settings),
+            broker_options=_trusting(broker, given.get("tls_ca"))
+            or broker_options(broker, given.get("config"), settings),
             topics=topics,
             pattern=_pattern(pattern),
             isolation=isolation,
@@ -116,6 +118,15 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
         return {}
     flags = [f"{name}={text}" for name, text in settings.items()]
     return load_config(path, os.environ, flags).pulsar.options()
+
+
+def _trusting(broker: str, path: str | None) -> dict[str, Any]:
+    """What stands in the file is what tasks get: it has to be where the query is planned only."""
+    if path is None:
+        return {}
+    if not broker.startswith("txnbuf:"):
+        raise InvalidRequest("option tls_ca is for services at txnbuf://HOST:PORT: a cluster has pulsar.tls_trust")
+    return {"root_certificates": certificates(path)}
 
 
 def broker_address(text: str | None) -> str:
