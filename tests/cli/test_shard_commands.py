@@ -33,6 +33,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("second:2", "List"): [{"topic": "b"}],
     ("first:1", "FindHanging"): [row("1:7", "a", None, 20.0), row("0:1", "a", "s", 30.0)],
     ("second:2", "FindHanging"): [row("1:7", "b", "t", 40.0)],
+    ("first:1", "Groups"): [{"group": "g", "topic": "a"}],
+    ("first:1", "Cursors"): [{"topic": "a", "cursor": "k"}],
     ("first:1", "Describe"): TopicNotFound("not here"),
     ("second:2", "Describe"): {"topic": "b", "transactions": None},
     ("first:1", "Abort"): ForeignTransaction("of coordinator 1"),
@@ -76,10 +78,40 @@ def test_the_shard_that_it_concerns_answers() -> None:
     assert asked("abort", "1:7")["outcome"] == "ABORT"
 
 
-def test_a_shard_that_is_away_is_told() -> None:
-    result = CliRunner().invoke(app, ["list", "--service", "first:1,third:3"])
-    assert result.exit_code != 0
-    assert "no service answers at third:3" in f"{result.output}{result.exception}"
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("list",), [{"topic": "a"}, {"topic": "c"}]),
+        (("find-hanging",), [row("0:1", "a", "s", 30.0), row("1:7", "a", None, 20.0)]),
+        (("groups",), [{"group": "g", "topic": "a"}]),
+        (("cursors", "list"), [{"topic": "a", "cursor": "k"}]),
+    ],
+)
+@pytest.mark.parametrize("services", ["first:1,third:3", "third:3,first:1"])
+def test_what_the_others_say_is_shown_where_a_shard_is_away(words: tuple[str, ...], shown: Any, services: str) -> None:
+    result = CliRunner().invoke(app, [*words, "--service", services, "--output", "json"])
+    assert json.loads(result.stdout) == shown
+    assert isinstance(result.exception, ServiceUnavailable)
+    assert str(result.exception) == ("1 of 2 services told nothing, this is without it: no service answers at third:3")
+
+
+def test_where_nobody_answers_nothing_is_shown() -> None:
+    result = CliRunner().invoke(app, ["list", "--service", "third:3,fourth:4"])
+    assert (result.stdout, str(result.exception)) == ("", "no service answers at third:3")
+
+
+def test_who_is_asked_for_is_found_behind_a_shard_that_is_away() -> None:
+    assert asked("describe", "b", service="third:3,second:2")["topic"] == "b"
+    for services in ("third:3,first:1", "first:1,third:3"):  # it may be the one that is away
+        result = CliRunner().invoke(app, ["describe", "b", "--service", services])
+        assert isinstance(result.exception, ServiceUnavailable)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("0:1", True), ("17", True), ("orders", False)])
+def test_a_transaction_is_no_topic(name: str, kind: bool) -> None:
+    result = CliRunner().invoke(app, ["describe", name, "--service", "first:1"])
+    assert isinstance(result.exception, TopicNotFound)
+    assert ("find-hanging" in str(result.exception)) is kind
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from broker_io.errors import InvalidAddress, TopicNotFound
+from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from txnbuffer.cli.opening import tls_option
 from txnbuffer.client.trust import certificates
 from txnbuffer.errors import ForeignTopic, ForeignTransaction
@@ -53,26 +53,57 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(decorated)
 
 
+class Answers(NamedTuple):
+    """What the services said, and by address why some did not."""
+
+    each: list[Any]
+    missing: dict[str, Error]
+
+    def rows(self, *order: str) -> list[dict[str, Any]]:
+        """The rows of all; of several services sorted by what stands under the names of `order`."""
+        rows = [row for answer in self.each for row in answer]
+        if len(self.each) + len(self.missing) == 1:
+            return rows
+        return sorted(rows, key=lambda row: [str(row[name]) for name in order])
+
+    def check(self) -> None:
+        """Raises ServiceUnavailable where some did not answer: what was shown is not all there is."""
+        if self.missing:
+            who = "; ".join(str(error) for error in self.missing.values())
+            asked = len(self.each) + len(self.missing)
+            raise ServiceUnavailable(f"{len(self.missing)} of {asked} services told nothing, this is without it: {who}")
+
+
 def ask_owner(service: Service, method: str, **question: Any) -> Any:
-    """The answer of the shard that a question is for. Raises what that one answered, or that a service is away."""
-    for one in service.each[:-1]:
+    """The answer of the shard that a question is for, whoever else is away.
+
+    Raises what that one answered, or that a service is away which may be the one.
+    """
+    refused: Error | None = None
+    away: Error | None = None
+    for one in service.each:
         try:
             return ask(one, method, **question)
-        except (ForeignTopic, ForeignTransaction, TopicNotFound):
-            continue
-    return ask(service.each[-1], method, **question)
+        except (ForeignTopic, ForeignTransaction) as error:
+            refused = refused or error
+        except TopicNotFound as error:
+            refused = error
+        except ServiceUnavailable as error:
+            away = away or error
+    raise away or refused or AssertionError("there is no service without an address")
 
 
-def ask_all(service: Service, method: str, **question: Any) -> list[Any]:
-    """The answers of all shards."""
-    return [ask(one, method, **question) for one in service.each]
-
-
-def rows_of_all(service: Service, method: str, *order: str, **question: Any) -> list[dict[str, Any]]:
-    """The rows of all shards; of several sorted by what stands under the names of `order`."""
-    answers = ask_all(service, method, **question)
-    rows = [row for answer in answers for row in answer]
-    return rows if len(answers) == 1 else sorted(rows, key=lambda row: [str(row[name]) for name in order])
+def ask_all(service: Service, method: str, **question: Any) -> Answers:
+    """The answers of all shards. Raises ServiceUnavailable if there is none: show what there is, and `check` it."""
+    found = Answers([], {})
+    for one in service.each:
+        try:
+            found.each.append(ask(one, method, **question))
+        except ServiceUnavailable as error:
+            found.missing[one.address] = error
+    if not found.each:
+        raise next(iter(found.missing.values()))
+    return found
 
 
 def ask(service: Service, method: str, *, timeout: float = TIMEOUT, **question: Any) -> Any:

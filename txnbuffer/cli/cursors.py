@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_owner, rows_of_all, service_option
+from txnbuffer.cli.asking import Service, ask_all, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -27,7 +27,9 @@ def list_(service: Service, output: str) -> None:
 
     `items_remaining`: mutations behind it; `first_ledger`: the first one that it holds.
     """
-    show_rows(rows_of_all(service, "Cursors", "topic", "cursor"), output, title="durable cursors", empty="none")
+    found = ask_all(service, "Cursors")
+    show_rows(found.rows("topic", "cursor"), output, title="durable cursors", empty="none")
+    found.check()
 
 
 @command.command("add")

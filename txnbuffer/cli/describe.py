@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
+from broker_io.errors import TopicNotFound
 from txnbuffer.cli.asking import Service, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
@@ -17,7 +20,10 @@ def command(topic: str, service: Service, output: str) -> None:
 
     Says which transaction holds max_read_position back, since when, and whose it is.
     """
-    answer = ask_owner(service, "Describe", topic=topic)
+    try:
+        answer = ask_owner(service, "Describe", topic=topic)
+    except TopicNotFound as error:
+        raise TopicNotFound(f"{error}{hint(topic)}") from None
     if output == "json":
         show_record(answer, output)
         return
@@ -25,3 +31,10 @@ def command(topic: str, service: Service, output: str) -> None:
     show_record(answer, output, title=f"topic {topic}")
     if transactions:
         show_rows(transactions, output, title="open transactions, oldest first")
+
+
+def hint(topic: str) -> str:
+    """What to say to who named a transaction."""
+    if not re.fullmatch(r"\d+(:\d+)?", topic):
+        return ""
+    return ". Is it a transaction? `txnbuf find-hanging` shows those that are open, with their topics"

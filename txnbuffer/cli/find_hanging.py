@@ -21,8 +21,9 @@ def command(seconds: float, service: Service, output: str) -> None:
     Each holds back the readers of all topics it wrote to. It is aborted by itself when its time is up;
     `txnbuf abort` does it now.
     """
-    found = merged(ask_all(service, "FindHanging", seconds=seconds))
-    show_rows(found, output, title="open transactions", empty="none hangs")
+    found = ask_all(service, "FindHanging", seconds=seconds)
+    show_rows(merged(found.each), output, title="open transactions", empty="none hangs")
+    found.check()
 
 
 def merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

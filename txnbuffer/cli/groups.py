@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, rows_of_all, service_option
+from txnbuffer.cli.asking import Service, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
@@ -19,4 +19,6 @@ def command(group: str | None, service: Service, output: str) -> None:
     stable, rebalancing, or empty: nobody processes for the group. `lag` counts messages of the log, markers included.
     A member without a topic has nothing to do: there are more members than topics and partitions.
     """
-    show_rows(rows_of_all(service, "Groups", "group", "topic", group=group), output, title="consumer groups")
+    found = ask_all(service, "Groups", group=group)
+    show_rows(found.rows("group", "topic"), output, title="consumer groups")
+    found.check()

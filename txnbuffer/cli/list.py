@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, rows_of_all, service_option
+from txnbuffer.cli.asking import Service, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
@@ -17,4 +17,6 @@ def command(service: Service, output: str) -> None:
     `max_read_position`: readers of committed records see all up to it; `open`: transactions with
     records behind it.
     """
-    show_rows(rows_of_all(service, "List", "topic"), output, title="topics")
+    found = ask_all(service, "List")
+    show_rows(found.rows("topic"), output, title="topics")
+    found.check()

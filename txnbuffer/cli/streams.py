@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from txnbuffer.cli.asking import Service, ask_all, service_option
@@ -22,11 +24,16 @@ def command(service: Service, output: str) -> None:
     In JSON it is one object: connections with their streams, for each topic its mutation manager with its cursors,
     and the memory of all; with shards one such object of each. `items_remaining` is at most what is still to be sent.
     """
-    answers = ask_all(service, "Streams")
+    found = ask_all(service, "Streams")
     if output == "json":
-        for answer in answers:
+        for answer in found.each:
             show_line(answer)
-        return
+    else:
+        _show_table(found.each)
+    found.check()
+
+
+def _show_table(answers: list[dict[str, Any]]) -> None:
     rows = [
         {"peer": connection["peer"], **{name: stream[name] for name in SHOWN}}
         for answer in answers
@@ -34,4 +41,4 @@ def command(service: Service, output: str) -> None:
         for stream in connection["streams"]
     ]
     used, budget = (sum(answer["memory"][name] for answer in answers) for name in ("bytes", "budget"))
-    show_rows(rows, output, title=f"change streams; {used:,} of {budget:,} bytes of memory")
+    show_rows(rows, "table", title=f"change streams; {used:,} of {budget:,} bytes of memory")
