@@ -1,4 +1,4 @@
-"""`python -m bench [PREFIX]`: run the figures whose names start with a prefix, or all."""
+"""`python -m bench [PREFIX…]`: run the figures whose names start with a prefix, or all; `--help` tells more."""
 
 import sys
 

@@ -13,6 +13,7 @@ else, the single values and what a synced write costs on this disk among it, is 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import pkgutil
@@ -141,10 +142,22 @@ def _short(value: float) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the figures that start with the first argument, or all; the exit code."""
+    """`python -m bench [PREFIX…]`: run the figures whose names start with a prefix, or all; the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m bench",
+        description="Measure this machine: one JSON object a line on stdout, all else on stderr. Without PREFIX "
+        "all figures are measured, each three times, which takes long.",
+    )
+    parser.add_argument("prefix", metavar="PREFIX", nargs="*", help="measure the figures whose names start so")
+    parser.add_argument("--list", action="store_true", help="tell their names, units and goals, and measure none")
+    options = parser.parse_args(arguments)
     try:
-        chosen = figures(arguments[0] if arguments else "")
+        chosen = {one.name: one for prefix in options.prefix or [""] for one in figures(prefix)}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0 if run(chosen) else 1
+    if options.list:
+        for one in chosen.values():
+            print(f"{one.name}  {one.unit}  {one.goal or '-'}")
+        return 0
+    return 0 if run(chosen.values()) else 1

@@ -121,6 +121,17 @@ def test_main_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert harness.main([]) == 1
 
 
+def test_main_measures_nothing_where_it_is_asked_for_help_or_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    harness.figure("a.b", unit="s", goal="<= 1")(returning())
+    harness.figure("b.c", unit="1/s")(returning())
+    with pytest.raises(SystemExit) as ended:
+        harness.main(["--help"])
+    assert ended.value.code == 0
+    assert "PREFIX" in capsys.readouterr().out
+    assert harness.main(["--list", "b", "a"]) == 0
+    assert capsys.readouterr().out == "b.c  1/s  -\na.b  s  <= 1\n"
+
+
 def test_the_disk_is_measured() -> None:
     assert disk.synced_write_ms(writes=3) > 0
 
