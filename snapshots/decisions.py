@@ -57,17 +57,17 @@ class Decisions(NamedTuple):
         ]
 
 
-def look(broker: Broker, shard: Shard) -> Decisions:
+def look(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisions:
     """Fold the topics of all shards, which may have transactions of this one, and read its decision log after that.
 
-    What a marker tells stands there by then.
+    What a marker tells stands there by then. `buffers`: topics as `folded` just had them.
 
-    Raises SnapshotError for a topic whose snapshot can't be used: repair that first; and what a reader raises.
+    Raises as `folded`, and UnreadableDecision.
     """
     decisions = shard.topic(DECISIONS)
-    others = (Shard(number, shard.of) for number in range(shard.of))
-    buffers = {name: buffer for owner in others for name, buffer in _buffers(broker, owner).items()}
-    history, gone = read_history(broker, decisions)
+    if buffers is None:
+        buffers = folded(broker, shard.of)
+    history, gone = _read_history(broker, decisions)
     lost = gone or what_is_lost(history, history.epoch + 1, shard.number, buffers)
     return Decisions(decisions, history, buffers, lost)
 
@@ -105,7 +105,16 @@ def hold(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
         yield writer
 
 
-def read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
+def folded(broker: Broker, shards: int) -> Buffers:
+    """The topics of all shards, up to their ends.
+
+    Raises SnapshotError for a topic whose snapshot can't be used: repair that first; and what a reader raises.
+    """
+    owners = (Shard(number, shards) for number in range(shards))
+    return {name: buffer for owner in owners for name, buffer in _buffers(broker, owner).items()}
+
+
+def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
     """What a decision log says, and why its end can't be read if it can't. Raises UnreadableDecision."""
     history = History()
     try:

@@ -7,13 +7,13 @@ the two states. That needs the whole log: where ledgers were trimmed, the snapsh
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, StoredBroker
 from broker_io.position import Position
-from snapshots.decisions import look
+from snapshots.decisions import Buffers, folded, look
 from snapshots.deleting import deleted_whole
 from snapshots.entries import EndEntry, decode_end
 from snapshots.errors import (
@@ -35,7 +35,6 @@ from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.history import History
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.shards import Shard
 
@@ -64,10 +63,11 @@ def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
     """
     count = shards_of(broker)
     shards = [shard for shard in map(Shard, range(count), [count] * count) if topic is None or shard.owns(topic)]
-    findings = [found for shard in shards for found in _stored(broker, topic, shard.topic(DECISIONS))]
+    findings = [*_stored(broker, topic)]
     broken = {finding.topic for finding in findings}
+    decisions = [shard for shard in shards if shard.topic(DECISIONS) not in broken]
     if broken & {shard.topic(SNAPSHOT_TOPIC) for shard in shards}:
-        return findings  # what can't be read can't be compared
+        return [*findings, *_decisions(broker, decisions, {})]  # what can't be read can't be compared
     known = [name for name in broker.topics() if not is_internal(name) and topic in (None, name)]
     tables = [(shard, _table(broker, shard.topic(SNAPSHOT_TOPIC), topic)) for shard in shards]
     if topic is None and not known and not any(table for _, table in tables):
@@ -84,10 +84,8 @@ def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
         findings += verify_topic(broker, table, name)
     for name in sorted(set(known) - with_snapshot - broken):
         findings += _without_snapshot(broker, name, asked=topic is not None)
-    if topic is None:
-        for shard in shards:
-            findings += _decisions(broker, shard)
-    return findings
+    buffers = {} if topic is not None else _folded(broker, count)
+    return [*findings, *_decisions(broker, decisions, buffers)]
 
 
 def _table(broker: Broker, snapshot_topic: str, topic: str | None) -> SnapshotTable | None:
@@ -109,34 +107,35 @@ def _of_table(shard: Shard, table: SnapshotTable) -> Iterator[Finding]:
             yield Finding(Level.WARNING, topic, f"{name} has a snapshot of it, which belongs to another shard")
 
 
-def _stored(broker: Broker, topic: str | None, decisions: str) -> Iterator[Finding]:
-    """What keeps an owner from opening the logs: files that aren't what they were, decisions that can't be read."""
+def _stored(broker: Broker, topic: str | None) -> Iterator[Finding]:
+    """What keeps an owner from opening the logs: files that aren't what they were."""
     damages = broker.damages() if isinstance(broker, StoredBroker) else {}
     for name, error in damages.items():
         if is_internal(name) or topic in (None, name):
             yield Finding(Level.ERROR, name, str(error))
-    if decisions in damages or decisions not in broker.topics():
-        return
-    history = History()
-    try:
-        with broker.reader(decisions, compacted=True) as reader:
-            while (placed := reader.read()) is not None:
-                for message in placed.messages:
-                    history.apply(message)
-    except Error as error:
-        yield Finding(Level.ERROR, decisions, f"the decision log can't be read to its end: {error}")
 
 
-def _decisions(broker: Broker, shard: Shard) -> Iterator[Finding]:
-    """Whether the decision log, if there is one, holds all that the topics tell of it."""
-    if shard.topic(DECISIONS) not in broker.topics():
-        return
+def _folded(broker: Broker, shards: int) -> Buffers:
     try:
-        found = look(broker, shard)
+        return folded(broker, shards)
     except Error:
-        return  # it has been told of the topic, or the log, that can't be read
-    if found.lost is not None:
-        yield Finding(Level.ERROR, found.topic, str(DecisionsLost(found.topic, found.lost)))
+        return {}  # it has been told of the topic that can't be read
+
+
+def _decisions(broker: Broker, shards: Sequence[Shard], buffers: Buffers) -> Iterator[Finding]:
+    """Whether the decision logs that there are can be read, and hold all that topics tell of them."""
+    there = {*broker.topics()}
+    for shard in shards:
+        decisions = shard.topic(DECISIONS)
+        if decisions not in there:
+            continue
+        try:
+            lost = look(broker, shard, buffers).lost
+        except Error as error:
+            yield Finding(Level.ERROR, decisions, f"the decision log can't be read to its end: {error}")
+        else:
+            if lost is not None:
+                yield Finding(Level.ERROR, decisions, str(DecisionsLost(decisions, lost)))
 
 
 def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:

@@ -293,6 +293,8 @@ async def test_a_decision_log_that_lost_what_topics_of_another_shard_know_is_fou
         world.cluster.delete_topic("__txnbuffer_decisions-partition-0")
         world.cluster.create_topic("__txnbuffer_decisions-partition-0")
         assert look(world.cluster, Shard(0, 2)).lost is not None
+        told = [found.topic for found in verify(world.cluster) if found.level is Level.ERROR]
+        assert told == ["__txnbuffer_decisions-partition-0"]
 
 
 @on_a_loop
