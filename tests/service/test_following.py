@@ -11,10 +11,10 @@ from service_setup import eventually, on_a_loop
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.errors import Closed, Damaged, TopicNotFound
 from broker_io.memory import MemoryBroker
-from broker_io.position import EARLIEST
+from broker_io.position import EARLIEST, Position
 from txnbuffer.errors import TailStalled
 from txnbuffer.service import following
-from txnbuffer.service.following import Following, gathered
+from txnbuffer.service.following import Follower, Following, gathered
 
 
 class Taker:
@@ -24,15 +24,16 @@ class Taker:
         self.values: list[bytes | None] = []
         self.batches = 0
         self.failures: list[BaseException] = []
-        self.following = Following(asyncio.get_running_loop(), broker, self.turn)
+        self.following = Following(asyncio.get_running_loop(), self.turn)
+        self.broker = broker
         self.holding = False
 
     def turn(self) -> None:
         if not self.holding:
             self.following.take()
 
-    def follow(self, topic: str):
-        return self.following.follow(topic, EARLIEST, self.take, self.failures.append)
+    def follow(self, topic: str, at: Position = EARLIEST, *of: object):
+        return self.following.follow(Follower(self.broker, topic, at, self.take, self.failures.append, *of))
 
     def take(self, placed: PlacedBatch) -> None:
         self.batches += 1
@@ -74,7 +75,7 @@ async def test_it_goes_on_with_the_reader_of_who_read_before(broker):
     assert before is not None
     at, incarnation, taker = before.positions.last, broker.incarnation("a"), Taker(broker)
     with patch.object(broker, "reader", side_effect=AssertionError("another reader")):
-        taker.following.follow("a", at, taker.take, taker.failures.append, incarnation, reader)
+        taker.follow("a", at, incarnation, reader)
         await eventually(lambda: taker.values == [b"behind"])
         put(broker, b"later")
         await eventually(lambda: taker.values == [b"behind", b"later"])
@@ -92,7 +93,7 @@ async def test_a_reader_of_another_topic_that_has_the_name_now_is_not_gone_on_wi
     broker.create_topic("a")
     put(broker, b"new")
     taker = Taker(broker)
-    taker.following.follow("a", EARLIEST, taker.take, taker.failures.append, incarnation, broker.reader("a"))
+    taker.follow("a", EARLIEST, incarnation, broker.reader("a"))
     await eventually(lambda: taker.failures)
     assert isinstance(taker.failures[0], TopicNotFound)
     assert taker.values == []

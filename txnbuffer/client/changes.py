@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from txnbuffer.client.closing import ClosedOnExit
 from txnbuffer.client.cursors import Hold
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import Error
@@ -90,7 +90,7 @@ class Rollback:
     token: ResumeToken
 
 
-class ChangeStream:
+class ChangeStream(ClosedOnExit):
     """Iterate it with `async for`; made by `Client.stream`. Asking for the next batch means that the last is done with.
 
     `problem`: why it was interrupted the last time; it is opened again by itself.
@@ -186,14 +186,6 @@ class ChangeStream:
             self._streaming.close_stream(self._handle)
             if self._hold is not None:
                 await self._hold.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def statistics(self) -> ChangeStatistics:
         counts = self._counts

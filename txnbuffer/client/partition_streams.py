@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Literal, Self
 
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker
 from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.client import Client
+from txnbuffer.client.closing import ClosedOnExit
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.streams.token import ResumeToken
@@ -43,7 +43,7 @@ def stream_partitions(
     return PartitionedStream(client, topic, from_, to, store, cursor)
 
 
-class PartitionedStream:
+class PartitionedStream(ClosedOnExit):
     """As ChangeStream. `tokens`: by partition, that of the batch handed out last."""
 
     def __init__(
@@ -123,14 +123,6 @@ class PartitionedStream:
         if item is None:
             raise StopAsyncIteration
         return item
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def _ask_again(self) -> None:
         """What was handed out last is done with; the others are being asked."""

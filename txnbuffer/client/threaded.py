@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from broker_io.port import Broker
+from txnbuffer.client.closing import ClosedOnExit
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader, Lag
 from txnbuffer.client.records import RecordBatch
@@ -20,7 +20,7 @@ POLL = 0.5
 """Seconds of one wait in the thread, so that closing is prompt."""
 
 
-class AsyncReader:
+class AsyncReader(ClosedOnExit):
     """Hands out batches of visible records; a read that was cancelled loses none of them."""
 
     def __init__(self, reader: CommittedReader, thread: ThreadPoolExecutor) -> None:
@@ -75,14 +75,6 @@ class AsyncReader:
     async def close(self) -> None:
         await self._call(self._reader.close)
         self._thread.shutdown(wait=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _call(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -11,7 +11,7 @@ from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.counting import Counting
 from txnbuffer.service.decision_log import newest_owner
 from txnbuffer.service.elsewhere import Elsewhere
-from txnbuffer.service.following import GATHER_OWN, Following
+from txnbuffer.service.following import GATHER_OWN, Follower, Following
 from txnbuffer.service.letters import Letters
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.remaking import Remaking
@@ -36,7 +36,7 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
         if epoch is not None:
             coordinator.newer_epoch_seen(epoch, "the decision log")
 
-    following.follow(decisions, at, decisions_came, engine.fail).gather = GATHER_OWN
+    following.follow(Follower(engine.broker, decisions, at, decisions_came, engine.fail)).gather = GATHER_OWN
     shard = topics.shard
     if shard.of > 1:
         elsewhere = Elsewhere(engine.broker, coordinator, engine.appends, engine.run, engine.now, engine.wake)
@@ -55,7 +55,7 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
             engine.wake,
         )
         carrying.elsewhere, carrying.letters = elsewhere, letters
-        following.follow(shard.topic(LETTERS), inbox or EARLIEST, letters.take, engine.fail)
+        following.follow(Follower(engine.broker, shard.topic(LETTERS), inbox or EARLIEST, letters.take, engine.fail))
 
 
 def troubles_elsewhere(engine: Engine) -> dict[str, Error | None]:

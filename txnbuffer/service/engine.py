@@ -146,7 +146,7 @@ class Engine:
         decisions = self._decisions = Topic(shard.topic(DECISIONS), patient=True)
         decisions.writer, decisions.held = opened.decisions, False
         if shared:
-            self.following = Following(loop, self.broker, self.wake)
+            self.following = Following(loop, self.wake)
         create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(
             self.broker, keeper, self._applied, create=create, executor=work, following=self.following, shard=shard

@@ -190,25 +190,15 @@ class Follower:
 class Following:
     """All followers of one loop; `wake` makes it call `take`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, broker: Broker, wake: Callable[[], Any]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], Any]) -> None:
         self.wake = wake
         self._loop = loop
-        self._broker = broker
         self._followers: list[Follower] = []
         self._told: deque[Follower] = deque()
         self._woken = False
 
-    def follow(
-        self,
-        name: str,
-        at: Position,
-        take: Take,
-        fail: Fail,
-        incarnation: str | None = None,
-        reader: Reader | None = None,
-    ) -> Follower:
-        """Read a topic behind a position from now on; with its incarnation no other one of its name."""
-        follower = Follower(self._broker, name, at, take, fail, incarnation, reader)
+    def follow(self, follower: Follower) -> Follower:
+        """Let it read from now on."""
         self._followers.append(follower)
         self._share()
         follower.start(self._tell)

@@ -26,7 +26,7 @@ from snapshots.losing import was_deleted
 from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.errors import ForeignTopic
-from txnbuffer.service.following import Following
+from txnbuffer.service.following import Follower, Following
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, can_pass, placed_runs
 from txnbuffer.shards import ONLY, Shard, shard_of
@@ -257,7 +257,8 @@ class Topics:
             reader.close()
         else:
             take, fail = partial(self._came, topic), partial(self._broke, topic)
-            topic.follower = self.following.follow(topic.name, tail.at, take, fail, tail.writer.incarnation, reader)
+            follower = Follower(self.broker, topic.name, tail.at, take, fail, tail.writer.incarnation, reader)
+            topic.follower = self.following.follow(follower)
 
     def _share_memory(self) -> None:
         tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]
