@@ -25,7 +25,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import BESIDE
-from txnbuffer.service.opening import prepare
+from txnbuffer.service.partitioning import prepare
 from txnbuffer.shards import Shard, shard_of
 
 (HERE,), (THERE,) = topics_of(2)

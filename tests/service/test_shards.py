@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,6 @@ from txnbuffer.model import EARLIEST, Outcome, TxnId
 from txnbuffer.service import engine, letters
 from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import BESIDE, Engine
-from txnbuffer.service.opening import prepare
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.serving import check
 from txnbuffer.shards import Shard, shard_of
@@ -179,6 +179,10 @@ async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.
             await App.on(world, 0, THERE)
 
 
+def none(_: str) -> None:
+    """No group of our own needs anything."""
+
+
 def _refuse(*_: object) -> None:
     raise InvalidConfiguration("nobody may")
 
@@ -270,16 +274,30 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
         retention = Retention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, *floors)
         assert await app.abort(3, THERE) is Outcome.ABORT
         await eventually(lambda: not len(world.buffer(1, THERE).ongoing))
-        for _ in range(2):
+        for txn in (4, 5):  # neither of the snapshots that are kept needs what the group does
+            await app.write(THERE, [txn])
+            assert await app.commit(txn, THERE, wait_visible=True) is Outcome.COMMIT
             await owner.keeping.snapshot([THERE])
+        tail = owner.topics.by_name[THERE].tail
+        assert tail is not None
+        assert tail.floor() > end.ledger
         await retention.check(owner.topics.by_name[THERE])
         assert retention.trimmed == 1
         assert world.cluster.ledgers(THERE)[0].ledger == end.ledger
         await world.kill(0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(letters, "PATIENCE", 1.0)
-            with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
-                await world.letters(1).floor(THERE)
+            asked: list[str] = []
+
+            def far(topic: str) -> Awaitable[int | None]:
+                asked.append(topic)
+                return world.letters(1).floor(topic)
+
+            retention = Retention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, none, None, far)
+            for _ in range(3):
+                with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
+                    await retention.check(owner.topics.by_name[THERE])
+            assert asked == [THERE]  # whoever is away is waited for once
 
 
 @on_a_loop
@@ -311,21 +329,6 @@ async def test_names_groups_and_streams_belong_to_a_shard() -> None:
         assert isinstance(refused, InvalidRequest)
         with pytest.raises(ForeignTopic, match=f"topic '{THERE}' belongs to shard 1 of 2, this is shard 0"):
             world.engine(0).topics.make(THERE)
-
-
-def test_a_namespace_keeps_the_number_of_its_shards() -> None:
-    cluster = MemoryBroker()
-    prepare(cluster, Shard(1, 3))
-    prepare(cluster, Shard(0, 3))
-    for other in (Shard(0, 1), Shard(0, 2)):
-        with pytest.raises(InvalidConfiguration, match="has 3 shards"):
-            prepare(cluster, other)
-    plain = MemoryBroker()
-    plain.create_topic("__txnbuffer_decisions")
-    with pytest.raises(InvalidConfiguration, match="has 1 shards"):
-        prepare(plain, Shard(0, 2))
-    prepare(plain, Shard())
-    assert plain.topics() == ["__txnbuffer_decisions"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from broker_io.batch import Batch
 from broker_io.environment import Clock
 from broker_io.errors import Error
-from broker_io.port import Broker, GuardedBroker, NotingBroker, PartitionedBroker, Writer, open_or_make
+from broker_io.port import Broker, GuardedBroker, NotingBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
@@ -22,6 +22,7 @@ from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.service.decision_log import DecisionLog
+from txnbuffer.service.partitioning import prepare
 from txnbuffer.shards import LETTERS, ONLY, Shard
 
 AT_ONCE = 16
@@ -116,29 +117,6 @@ def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:
         return None
     broker.create_topic(shard.topic(LETTERS))
     return broker.last_position(shard.topic(LETTERS))
-
-
-def prepare(broker: Broker, shard: Shard) -> None:
-    """Make the partitions of our own topics where there are several shards.
-
-    Raises InvalidConfiguration where the namespace has another number of them, which is fixed by its first service.
-    """
-    several = shard.of > 1
-    if several and not isinstance(broker, PartitionedBroker):
-        raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
-    if not isinstance(broker, PartitionedBroker):
-        return
-    there = {*broker.topics()} if several else set()
-    for topic in (DECISIONS, SNAPSHOT_TOPIC, LETTERS) if several else (DECISIONS,):
-        found = broker.partitions(topic)
-        if several and not found and topic not in there:
-            broker.partition(topic, shard.of)
-            found = broker.partitions(topic)  # another service may have been first
-        if found != (shard.of if several else 0):
-            raise InvalidConfiguration(
-                f"this namespace has {max(found, 1)} shards, which was settled when it was first served, not "
-                f"{shard.of}: give --shards {max(found, 1)}"
-            )
 
 
 def fence(broker: Broker, topic: str = DECISIONS) -> Standing:

@@ -12,7 +12,8 @@ from broker_io.errors import Error, StillHeld
 from broker_io.port import Broker, Writer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.decision_log import DecisionLog
-from txnbuffer.service.opening import Standing, prepare
+from txnbuffer.service.opening import Standing
+from txnbuffer.service.partitioning import prepare
 from txnbuffer.shards import ONLY, Shard
 
 SLICE = 1.0
