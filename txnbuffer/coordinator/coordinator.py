@@ -10,6 +10,7 @@ It runs in one thread. Once `stopped` is set it does nothing more: another owner
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
 
 from pyroaring import BitMap64
 
@@ -47,7 +48,7 @@ class Coordinator:
         self._consumers = ConsumerGroups(core, history.consumers)
         self._retention = Retention(core, self._names, self._consumers, history)
         next_id = max(history.highest_lease, history.low_water_mark) + 1
-        self._sessions = Sessions(core, next_id, self._abort, self._retention.leased)
+        self._sessions = Sessions(core, next_id, lambda *of: self._ending.abort(*of), self._retention.leased)
         self._ending = Ending(core, self._sessions, self._names, self._consumers, self._retention)
         self._takeover = TakeOver(core, self._sessions, self._ending, self._retention, history)
         horizon = self._takeover.horizon
@@ -129,7 +130,7 @@ class Coordinator:
         if self._enter(now):
             known = self._sessions.connect(session)
             known.block = None
-            action = self._bind(self._opening.open, known, request, tuple(claims), self._sessions.highest_id)
+            action = partial(self._opening.open, known, request, tuple(claims), self._sessions.highest_id)
             self._when_ready(known, action, *claims)
 
     def session_disconnected(self, session: str, now: float) -> None:
@@ -220,6 +221,11 @@ class Coordinator:
             self._ending.topic_gone(topic)
             self._registration.topic_gone(topic)
 
+    def prove(self, request: int, now: float) -> None:
+        """Answered with Done once the decision log shows that it has had no newer owner when this was asked."""
+        if self._enter(now):
+            self._core.journal.prove(lambda: self._core.answer("", request, Done()))
+
     # Transactions
 
     def begin_many(self, session: str, begins: Sequence[Begin], now: float) -> None:
@@ -227,7 +233,7 @@ class Coordinator:
         for begin in begins:
             known = self._session(session, begin.request, now)
             if known is not None:
-                self._later(begin.txn.least, self._bind(self._opening.begin, known, begin))
+                self._later(begin.txn.least, partial(self._opening.begin, known, begin))
 
     def commit_many(self, session: str, commits: Sequence[Commit], now: float) -> None:
         """All sends of these are acknowledged. Answered with COMMIT once that is durable, or with an error."""
@@ -242,7 +248,7 @@ class Coordinator:
         else:
             for commit in commits:
                 oldest = min([commit.txn, *commit.losers, *(branch.txn for branch in commit.winners)])
-                self._later(oldest.least, self._bind(self._committing.commit_many, known, (commit,)))
+                self._later(oldest.least, partial(self._committing.commit_many, known, (commit,)))
 
     def counts_checked(self, topic: str, accepted: Iterable[tuple[int, int]], now: float) -> None:
         """Answers CheckCounts: how many records of each transaction (`least`) the topic has accepted."""
@@ -258,7 +264,7 @@ class Coordinator:
         and names none.
         """
         if self._enter(now) and (operator or self._session(session, request, now) is not None):
-            action = self._bind(self._opening.abort, session, request, txn, tuple(topics), operator)
+            action = partial(self._opening.abort, session, request, txn, tuple(topics), operator)
             self._later(txn.least, action)
 
     def query(self, session: str, request: int, txn: TxnId, now: float) -> None:
@@ -383,17 +389,11 @@ class Coordinator:
         else:
             action()
 
-    def _bind(self, action: Callable[..., None], *arguments: object) -> Callable[[], None]:
-        return lambda: action(*arguments)
-
     def _fence_attempts(self, name: str) -> None:
         for transaction in self._names.attempts(name):
             if transaction.state is State.OPEN:
                 refusal = ProducerFenced(f"{name!r} was opened by another producer; stop this one")
                 self._ending.abort(transaction, "its name was opened anew", refusal=refusal)
-
-    def _abort(self, transaction: Transaction, reason: str) -> None:
-        self._ending.abort(transaction, reason)
 
     def _group_durable(self, *durable: object) -> None:
         self._ending.group_durable(*durable)  # type: ignore[arg-type]  # bound before Ending exists

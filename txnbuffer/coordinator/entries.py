@@ -20,6 +20,8 @@ time behind groups that came after it, and those hold; without the property the 
 | `name`      | `name-<name>`      | a named producer: its holder, its last committed number                    |
 | `consumers` | `consumers-<name>` | a consumer group: its generation, how far it has come on each topic        |
 
+Nothing stands under the key `proof`. Who forgets it sees by that whether the log is still its own.
+
 A `group` has r rows (`least` delta, `outcomes` one byte each: 0 ABORT, 1 COMMIT). Row i names `topic_counts[i]`
 topics: the next ones of `topic_rows`, which are rows of the table `topics`, each with the number of
 records in `records`. Besides, it says ABORT of the blocks of ids `retired_first` (delta), `retired_size`:
@@ -55,6 +57,7 @@ FORMAT_VERSION = "1"
 
 OWNER_KEY = "__owner"
 ENDED_KEY = "ended"
+PROOF_KEY = "proof"
 
 
 class Owner(NamedTuple):

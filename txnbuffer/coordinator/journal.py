@@ -9,6 +9,7 @@ from pyroaring import BitMap64
 
 from broker_io.batch import Message
 from txnbuffer.coordinator.entries import (
+    PROOF_KEY,
     Consumers,
     Entry,
     Group,
@@ -84,6 +85,11 @@ class Journal:
         """Make the log forget keys; the reason why they may go must be durable."""
         self._seal()
         self._messages += map(tombstone, keys)
+
+    def prove(self, then: Then) -> None:
+        """Call `then` once something is durable behind all that was put: only the owner can write."""
+        self.forget([PROOF_KEY])
+        self._thens.append(then)
 
     def take(self) -> AppendDecisions | None:
         """What is to be appended now."""

@@ -39,8 +39,7 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
     following.follow(Follower(engine.broker, decisions, at, decisions_came, engine.fail)).gather = GATHER_OWN
     shard = topics.shard
     if shard.of > 1:
-        elsewhere = Elsewhere(engine.broker, coordinator, engine.appends, engine.run, engine.now, engine.wake)
-        marking.opened = elsewhere.opened
+        elsewhere = Elsewhere(engine.broker, coordinator, engine.appends, marking, engine.run, engine.now, engine.wake)
         letters = Letters(
             shard,
             coordinator,

@@ -130,6 +130,14 @@ class Carrying:
             waiting, topic.checks = topic.checks, {}
             self._check_counts(topic.name, tuple(waiting))
 
+    def tick(self) -> None:
+        """About every second: ask again, and let go of what is idle."""
+        self.ask_again()
+        if self.letters is not None:
+            self.letters.tick()
+        if self.elsewhere is not None:
+            self.elsewhere.tick()
+
     def ask(self) -> None:
         """Ask about everything that is ongoing anywhere."""
         now = self._now()

@@ -10,7 +10,11 @@ from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.service.appends import Appends
+from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.topic import Topic
+
+IDLE = 60.0
+"""Seconds after the last marker for a topic until its writer is closed: who has many topics uses few at a time."""
 
 
 class Elsewhere:
@@ -21,6 +25,7 @@ class Elsewhere:
         broker: Broker,
         coordinator: Coordinator,
         appends: Appends,
+        marking: MarkerWriters,
         run: Callable[[Coroutine[Any, Any, None]], None],
         now: Callable[[], float],
         wake: Callable[[], None],
@@ -29,17 +34,29 @@ class Elsewhere:
         self._broker = broker
         self._coordinator = coordinator
         self._appends = appends
+        self._marking = marking
         self._run = run
         self._now = now
         self._wake = wake
         self._stopped: set[str] = set()
+        self._used: dict[str, float] = {}
+        marking.opened = self.opened
 
     def topic(self, name: str) -> Topic:
         """The entry of a topic, to append markers to."""
         found = self.by_name.get(name)
         if found is None:
             found = self.by_name[name] = Topic(name, shared=True)
+        self._used[name] = self._now()
         return found
+
+    def tick(self) -> None:
+        """Forget topics that were idle for long."""
+        before = self._now() - IDLE
+        for name in [name for name, used in self._used.items() if used < before]:
+            if name not in self.by_name or self._marking.let_go(self.by_name[name]):
+                self.by_name.pop(name, None)
+                del self._used[name]
 
     def opened(self, topic: Topic, error: Error | None) -> None:
         """What came of opening a writer: a topic that is gone needs no markers."""

@@ -174,7 +174,7 @@ class Engine:
         self.guarding = Guarding(topics, self._retention_config.check_seconds)
         self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
         letters = self.carrying.letters
-        floors = self.group_floor, self.streams.cursors.floor, None if letters is None else letters.floor
+        floors = self.group_floor, self.streams.cursors.floor, None if letters is None else letters.floor, self.prove
         self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
         for part in (self.streams, self.keeping, self.retention, self.guarding, self.registering):
             self.run(part.run())
@@ -358,6 +358,10 @@ class Engine:
         found = [positions[topic].ledger for _, _, positions in self.coordinator.groups() if topic in positions]
         return min(found, default=None)
 
+    async def prove(self) -> None:
+        """Return once it is certain that nobody else had become the owner when this was called."""
+        await self.ask(lambda request: self.coordinator.prove(request, self.now()))
+
     def _busy(self) -> bool:
         return any(True for _ in self.coordinator.transactions()) or not self.appends.idle
 
@@ -365,9 +369,7 @@ class Engine:
         while True:
             await asyncio.sleep(TICK)
             self.coordinator.tick(self.now())
-            self.carrying.ask_again()
-            if self.carrying.letters is not None:
-                self.carrying.letters.tick()
+            self.carrying.tick()
             self.sends.sweep()
             self.wake()
 

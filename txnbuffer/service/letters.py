@@ -7,6 +7,7 @@ second, so nothing is kept of a letter that could not be sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -105,17 +106,17 @@ class Letters:
         self._floors[number] = answers
         try:
             for _ in range(int(PATIENCE)):
-                missing = [other for other in self.inboxes if other not in answers]
-                if not missing:
-                    return min((ledger for ledger in answers.values() if ledger >= 0), default=None)
-                for other in missing:
+                for other in self.inboxes.keys() - answers:
                     self._put(other, "floors_wanted", (topic, number))
                 self._wake()
                 await self._answered(answers, 1.0)
+                if len(answers) == len(self.inboxes):
+                    return min((ledger for ledger in answers.values() if ledger >= 0), default=None)
         finally:
             del self._floors[number]
+        missing = ", ".join(str(other) for other in sorted(self.inboxes.keys() - answers))
         raise ServiceUnavailable(
-            f"the service of shard {missing[0]} does not tell what its groups need of {topic!r}: nothing is trimmed"
+            f"the service of shard {missing} does not tell what its groups need of {topic!r}: nothing is trimmed"
         )
 
     def applied(self, topic: str, ended: Iterable[TxnId]) -> None:
@@ -187,9 +188,8 @@ class Letters:
                 self._coordinator.ask(topic, [TxnId(self._shard.number, least) for least in ids], self._now())
         for topic, ids in letter.awaited:
             self._await(topic, {TxnId(sender, least) for least in ids})
-        for topic, number in letter.floors_wanted:
-            floor = self._floor(topic)
-            self._put(sender, "floors", (topic, number, -1 if floor is None else floor))
+        if letter.floors_wanted:
+            self._run(self._tell_floors(sender, letter.floors_wanted))
 
     def _answers(self, letter: Letter) -> None:
         now, coordinator, sender = self._now(), self._coordinator, letter.sender
@@ -225,6 +225,15 @@ class Letters:
         else:
             self._put(sender, "registered", name)
         self._wake()
+
+    async def _tell_floors(self, sender: int, wanted: Iterable[tuple[str, int]]) -> None:
+        """Not by a zombie: of groups that its successor began it knows nothing."""
+        with contextlib.suppress(Error):
+            await self._ask(lambda request: self._coordinator.prove(request, self._now()))
+            for topic, number in wanted:
+                floor = self._floor(topic)
+                self._put(sender, "floors", (topic, number, -1 if floor is None else floor))
+            self._wake()
 
     async def _registered(self, name: str) -> Result:
         """What the coordinator says of a registration. Raises what is wrong with the name, or has stopped the topic."""

@@ -47,6 +47,16 @@ class MarkerWriters:
         if topic.waiting:
             self.need(topic)
 
+    def let_go(self, topic: Topic) -> bool:
+        """Close the writer of a topic that is not used any more; False, and nothing done, if it is still in use."""
+        if topic in self._opening or topic.waiting or topic.flights:
+            return False
+        writer, topic.writer = topic.writer, None
+        topic.held = True
+        if writer is not None:
+            self._run(_close(writer))
+        return True
+
     async def _open(self, topic: Topic) -> None:
         pause = FIRST_PAUSE
         try:

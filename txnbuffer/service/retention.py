@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from broker_io.environment import Clock
-from broker_io.errors import DiskFailed, Error
+from broker_io.errors import DiskFailed, Error, ServiceUnavailable
 from broker_io.port import Broker, Ledger
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -24,7 +24,8 @@ COMPACT_BYTES = 32 * MIB
 class Retention:
     """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does.
 
-    `others` tells it of groups of other shards; where it can't be had nothing goes.
+    `others` tells it of groups of other shards; where it can't be had nothing goes. `prove` returns once it is certain
+    that nobody else owns the topics.
     `cursors` tells that of durable cursors, of a topic's ledgers of which those from one on are to stay anyway.
     """
 
@@ -37,6 +38,7 @@ class Retention:
         floor: Callable[[str], int | None],
         cursors: Callable[[str, Sequence[Ledger], int], int | None] | None = None,
         others: Callable[[str], Awaitable[int | None]] | None = None,
+        prove: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.trimmed = 0
         self.problem: Error | None = None
@@ -47,6 +49,8 @@ class Retention:
         self._floor = floor
         self._cursors = cursors
         self._others = others
+        self._prove = prove
+        self._unheard: ServiceUnavailable | None = None
         self._decisions = topics.shard.topic(DECISIONS)
         self._letters = topics.shard.topic(LETTERS) if topics.shard.of > 1 else None
         self._compacted = 0
@@ -55,7 +59,7 @@ class Retention:
         """Look at all topics now and then, for ever."""
         while True:
             await asyncio.sleep(self._config.check_seconds)
-            self.problem = None
+            self.problem = self._unheard = None
             await self._guarded(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
@@ -73,12 +77,26 @@ class Retention:
         if topic.tail is not None:
             await self._keeping.snapshot([name])
             first = min(first, await self._topics.apart([name], topic.tail.floor))
-        far = None if self._others is None or first <= oldest else await self._others(name)
+        if first <= oldest:
+            return
+        far = None if self._others is None else await self._of_others(self._others, name)
+        if self._prove is not None:
+            await self._prove()
         for needed in (self._floor(name), held, far):
             first = first if needed is None else min(first, needed)
         if first > oldest:
             async with self._topics.keeping:
                 self.trimmed += await self._topics.work(self._trim, name, first)
+
+    async def _of_others(self, others: Callable[[str], Awaitable[int | None]], name: str) -> int | None:
+        """Who did not answer for one topic is not waited for again in this round."""
+        if self._unheard is not None:
+            raise self._unheard
+        try:
+            return await others(name)
+        except ServiceUnavailable as error:
+            self._unheard = error
+            raise
 
     async def compact(self) -> None:
         """Compact the decision log if that is worth it, and let go of letters that were read."""

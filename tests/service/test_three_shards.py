@@ -1,0 +1,128 @@
+"""More than two shards: transactions across all of them, what each needs of the others, what goes on without one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from service_setup import eventually, on_a_loop
+from shard_world import App, Shards, shards_on, topics_of
+
+from broker_io.errors import ServiceUnavailable
+from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
+from txnbuffer.errors import RegistrationFailed
+from txnbuffer.frames import NamedRequest
+from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
+from txnbuffer.service import elsewhere, engine, letters
+from txnbuffer.service.beside import writers_elsewhere
+from txnbuffer.shards import shard_of
+
+(A,), (B,), (C,) = topics_of(3)
+ALL = (A, B, C)
+ONE = Counter({b"v": 1})
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at every second is looked at more often."""
+    monkeypatch.setattr(engine, "TICK", 0.1)
+
+
+@on_a_loop
+async def test_each_coordinator_ends_transactions_on_the_topics_of_all() -> None:
+    async with shards_on(3) as world:
+        apps = [await App.on(world, most, *ALL) for most in range(3)]
+        for app in apps:
+            for topic in ALL:
+                await app.write(topic, [1, 2])
+            assert await app.abort(2, *ALL) is Outcome.ABORT
+        for app in apps:
+            assert await app.commit(1, *ALL, wait_visible=True) is Outcome.COMMIT
+        await eventually(lambda: world.visible(*ALL) == [Counter({b"v": 3})] * 3)
+
+
+@on_a_loop
+async def test_without_one_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "PATIENCE", 1.0)
+    async with shards_on(3) as world:
+        before = await App.on(world, 0, *ALL)
+        await world.kill(1)
+        for topic in ALL:
+            await before.write(topic, [1])
+        assert await before.commit(1, *ALL) is Outcome.COMMIT  # B was registered: its owner need not be there
+        await eventually(lambda: world.visible(*ALL) == [ONE] * 3)
+        later = await App.on(world, 2, A, C)
+        for topic in (A, C):
+            await later.write(topic, [1])
+        assert await later.commit(1, A, C, wait_visible=True) is Outcome.COMMIT
+        with pytest.raises(RegistrationFailed, match="the service of shard 1 does not answer"):
+            await App.on(world, 2, B)
+        for number in (0, 2):
+            with pytest.raises(ServiceUnavailable, match=r"shard 1 does not tell .* nothing is trimmed"):
+                await world.letters(number).floor(ALL[number])
+        await world.start(1)
+        assert await world.letters(0).floor(A) is None
+        again = await App.on(world, 2, B)
+        await again.write(B, [101])
+        assert await again.commit(101, B, wait_visible=True) is Outcome.COMMIT
+
+
+async def consumed(world: Shards, most: int, topic: str, end: Position) -> None:
+    """A group of a shard has come to a place of a topic."""
+    app = await App.on(world, most)
+    group = next(name for name in "abcdefghijkl" if shard_of(name, 3) == most)
+    joined = await app.session.ask(joins=lambda request: (NamedRequest(request, group),))
+    assert isinstance(joined, Joined)
+    moved = ConsumerPosition(group, topic, joined.generation, EARLIEST, end)
+    plan = (TxnId(most, next(app.ids)), (), (), False, None, (), (), (moved,))
+    assert await app.session.ask(commits=lambda request: (Commit(request, *plan),)) is Outcome.COMMIT
+
+
+@on_a_loop
+async def test_the_floor_is_that_of_the_slowest_group_of_any_shard() -> None:
+    async with shards_on(3) as world:
+        assert await world.letters(1).floor(B) is None
+        await consumed(world, 2, B, Position(7, 1))
+        assert await world.letters(1).floor(B) == 7
+        await consumed(world, 0, B, Position(5, 1))
+        assert await world.letters(1).floor(B) == 5
+        assert await world.letters(0).floor(A) is None
+
+
+@on_a_loop
+async def test_a_floor_is_told_by_who_can_write_its_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters, "PATIENCE", 1.0)
+    async with shards_on(3) as world:
+        faults = world.broker(2).faults
+        faults.hold(topic="__txnbuffer_decisions-partition-2", landing=False)
+        with pytest.raises(ServiceUnavailable, match="shard 2 does not tell"):
+            await world.letters(1).floor(B)
+        faults.release()
+        assert await world.letters(1).floor(B) is None
+
+
+@on_a_loop
+async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shards_on(3) as world:
+        app = await App.on(world, 0, *ALL)
+
+        async def commits(txn: int) -> None:
+            for topic in ALL:
+                await app.write(topic, [txn])
+            assert await app.commit(txn, *ALL, wait_visible=True) is Outcome.COMMIT
+
+        def open_elsewhere() -> set[str]:
+            inboxes = {topic.name for topic in world.letters(0).inboxes.values()}
+            return {topic.name for topic in writers_elsewhere(world.engine(0))} - inboxes
+
+        await commits(1)
+        assert open_elsewhere() == {B, C}
+        monkeypatch.setattr(elsewhere, "IDLE", 0.0)
+        for txn in range(2, 8):  # some of them while a writer is being closed
+            await commits(txn)
+            await asyncio.sleep(0.03)
+        await eventually(lambda: not open_elsewhere())
+        log = world.cluster.log
+        await eventually(lambda: len(log.writers[log.topic(B)]) <= 1)  # that of its owner
+        assert world.visible(*ALL) == [Counter({b"v": 7})] * 3
