@@ -1,0 +1,28 @@
+"""Partitions that somebody adds to topics of ours on a cluster: they are not taken for shards."""
+
+from __future__ import annotations
+
+import pytest
+from pulsar_cluster import Cluster
+
+from broker_io import open_broker
+from broker_io.testing.standalone import ask
+from snapshots.shards import shards_of
+from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.service.partitioning import OURS, prepare
+from txnbuffer.shards import Shard
+
+
+def test_shards_stay_as_many_as_they_were(cluster: Cluster, namespace: str) -> None:
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.partition(OURS[0], 2)  # as a crash leaves it
+        for shard in (Shard(), Shard(0, 3)):
+            with pytest.raises(InvalidConfiguration, match="has 2 shards"):
+                prepare(broker, shard)
+        prepare(broker, Shard(0, 2))
+        for topic in OURS:
+            ask(cluster.admin, f"persistent/{namespace}/{topic}/partitions", "POST", 3)
+        prepare(broker, Shard(1, 2))
+        assert shards_of(broker) == 2
+        with pytest.raises(InvalidConfiguration, match=r"has 2 shards, .* not 3"):
+            prepare(broker, Shard(2, 3))
