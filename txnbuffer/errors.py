@@ -57,6 +57,7 @@ __all__ = [
     "TransactionAborted",
     "UndecodableMarker",
     "UndecodableRecordSet",
+    "UnfitHandler",
     "UnknownSession",
     "UnknownTransaction",
     "UnreadableDecision",
@@ -256,6 +257,10 @@ class PositionConflict(CallerError):
     """A consumer's transaction does not start where the last committed one of its group ended."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class UnfitHandler(InvalidRequest):
+    """A handler that can't be one: a call of it runs nothing, or nothing that its client can wait for."""
 
 
 class HandlerTooSlow(CallerError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Awaitable
 from typing import TypeVar
 
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, UnfitHandler
 
 T = TypeVar("T")
 
@@ -37,19 +38,43 @@ def check_timeout(timeout: object) -> float | None:
     return float(timeout)
 
 
+def check_callable(function: object) -> None:
+    """Raises UnfitHandler of what can't be called, and of a generator function, whose call does nothing yet."""
+    if not callable(function):
+        raise UnfitHandler(f"a handler is a function, not {_short(function)}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UnfitHandler(_is_generator(function))
+
+
 def check_plain(function: object) -> None:
-    """Raises InvalidRequest of a coroutine function, which a plain client can't await."""
+    """Raises UnfitHandler of what `check_callable` refuses, and of what a plain client can't await."""
+    check_callable(function)
     if inspect.iscoroutinefunction(function):
-        raise InvalidRequest(_not_plain(function))
+        raise UnfitHandler(_not_plain(function))
 
 
 def check_done(result: T) -> T:
-    """What a plain client's function gave. Raises InvalidRequest if that is still to be awaited: nothing ran yet."""
+    """What a plain client's function gave. Raises UnfitHandler if nothing of it ran yet."""
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise UnfitHandler(_is_generator(result))
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise InvalidRequest(_not_plain(result))
+        raise UnfitHandler(_not_plain(result))
     return result
+
+
+def check_awaitable(result: Awaitable[T]) -> Awaitable[T]:
+    """What an asyncio client's handler gave. Raises UnfitHandler if that can't be awaited."""
+    if not inspect.isawaitable(result):
+        raise UnfitHandler(
+            "the handler gave nothing to await: make it an `async def`, or use a plain client, `with connect(…)`"
+        )
+    return result
+
+
+def _is_generator(function: object) -> str:
+    return f"{_short(function)} is a generator, of which a call runs nothing: give a function without `yield`"
 
 
 def _not_plain(function: object) -> str:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from txnbuffer.client.checks import check_awaitable
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.pace import BLOCKED, LEAST_CALLS, Pace, Turns
 from txnbuffer.client.records import Record, RecordBatch
@@ -29,6 +30,7 @@ from txnbuffer.errors import (
     OutcomeUnknown,
     StaleGeneration,
     TransactionAborted,
+    UnfitHandler,
 )
 from txnbuffer.model import Outcome, Position
 
@@ -223,15 +225,17 @@ class Handling:
         until = clock() + self._pace.seconds
         try:
             if self._task.batch_handler is not None:
-                await self._task.batch_handler(txn, records)
+                await check_awaitable(self._task.batch_handler(txn, records))
             elif self._task.handler is not None:
                 for index, record in enumerate(records):
                     at = index
-                    await self._task.handler(txn, record)
+                    await check_awaitable(self._task.handler(txn, record))
                     if (now := clock()) >= until:
                         self._tried = index + 1
                         return index + 1
                     self._last_at = now
+        except UnfitHandler:
+            raise
         except Exception as error:
             self._tried = len(records) if at is None else at + 1
             if isinstance(error, Error) and not _is_fault_of_record(error, txn):

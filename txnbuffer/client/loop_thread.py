@@ -6,10 +6,15 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from txnbuffer.errors import InvalidRequest
+
 Result = TypeVar("Result")
+
+ENDING = 5.0
+"""Seconds that what is cancelled has to end."""
 
 
 class LoopThread:
@@ -47,7 +52,7 @@ class LoopThread:
         """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return _result(future)
         except KeyboardInterrupt as interrupt:
             future.cancel()
             interrupt.add_note("a commit that was under way may still have happened: ask for its outcome")
@@ -58,31 +63,56 @@ class LoopThread:
         waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
         async def in_caller(function: Callable[[], Any]) -> Any:
-            done: Future[Any] = Future()
+            done: Future[tuple[Any, Exception | None]] = Future()
             waiting.put((done, function))
-            return await asyncio.wrap_future(done)
+            result, error = await asyncio.wrap_future(done)
+            if error is not None:
+                raise error
+            return result
 
-        future = asyncio.run_coroutine_threadsafe(work(in_caller), self._loop)
+        future = self.start(work(in_caller))
         future.add_done_callback(lambda _: waiting.put(None))
         try:
             while (asked := waiting.get()) is not None:
                 done, function = asked
                 if not done.set_running_or_notify_cancel():
                     continue
-                try:
-                    done.set_result(function())
-                except Exception as error:
-                    done.set_exception(error)
+                done.set_result(_outcome(function))
         except BaseException:
             future.cancel()
             raise
-        return future.result()
+        return _result(future)
 
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """Cancel what is under way still, and end the loop and its thread."""
+
+        async def cancelled() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=ENDING)
+
+        self.call(cancelled())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What it returned or raised, as a value: futures don't take every exception."""
+    try:
+        return function(), None
+    except Exception as error:
+        return None, error
+
+
+def _result(future: Future[Result]) -> Result:
+    """What it came to. Raises InvalidRequest if another thread closed the client meanwhile."""
+    try:
+        return future.result()
+    except CancelledError:
+        raise InvalidRequest("the client was closed meanwhile: connect again") from None
 
 
 Callback = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]

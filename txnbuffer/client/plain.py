@@ -178,7 +178,7 @@ class PlainClient:
         handler: Callable[..., object],
         options: dict[str, Any],
     ) -> Processed:
-        forking.check(self._forked_from)
+        self._check()
         check_plain(handler)
 
         def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:

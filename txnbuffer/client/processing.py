@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker_io.errors import InvalidTopicName
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
-from txnbuffer.client.handling import PAUSE, DeadLetter, Handling, Processed, Task
+from txnbuffer.client.checks import check_callable
+from txnbuffer.client.handling import PAUSE, DeadLetter, Handling, OnError, Processed, Task
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.pace import Pace
 from txnbuffer.client.read_topics import Start
@@ -47,8 +49,7 @@ class Source(NamedTuple):
 
 async def process(client: Client, source: Source, task: Task) -> Processed:
     """Be a member of the group and handle what it holds, until cancelled or idle. Raises what a handler does."""
-    topics = [source.topics] if isinstance(source.topics, str) else list(dict.fromkeys(source.topics))
-    _check(source, task, topics)
+    topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
     work = _Process(client, source, topics, task, member)
     try:
@@ -60,8 +61,8 @@ async def process(client: Client, source: Source, task: Task) -> Processed:
     return work.done
 
 
-def _check(source: Source, task: Task, topics: Sequence[str]) -> None:
-    """Raises InvalidRequest, InvalidTopicName of what can't be done."""
+def _check(source: Source, task: Task) -> Sequence[str]:
+    """The topics. Raises InvalidRequest, InvalidTopicName of what can't be done."""
     if type(task.retries) is not int or task.retries < 0:
         raise InvalidRequest(f"retries is a number from 0 on, not {task.retries!r}")
     if type(source.batch) is not int or source.batch < 1:
@@ -69,16 +70,35 @@ def _check(source: Source, task: Task, topics: Sequence[str]) -> None:
     idle = source.idle_timeout
     if idle is not None and (type(idle) not in (int, float) or not 0 < idle <= math.inf):
         raise InvalidRequest(f"idle_timeout is a number of seconds above 0, or None for no end, not {idle!r}")
-    if not topics:
+    if not isinstance(source.start, (str, datetime, Position)):
+        raise InvalidRequest(f"a group starts at 'beginning', 'end', a time or a position, not {source.start!r}")
+    topics = _names(source.topics)
+    _check_on_error(task.on_error, topics)
+    check_callable(task.handler if task.batch_handler is None else task.batch_handler)
+    return topics
+
+
+def _names(topics: str | Sequence[str]) -> Sequence[str]:
+    if not isinstance(topics, Iterable):
+        raise InvalidRequest(f"topics are a name, or a list of names, not {topics!r}")
+    names = [topics] if isinstance(topics, str) else [*topics]
+    for name in names:
+        if is_internal(check_topic_name(name)):
+            raise InvalidTopicName(f"{name!r} is the service's own: a group reads topics of records")
+    if not names:
         raise InvalidRequest("name at least one topic to read")
-    if isinstance(task.on_error, DeadLetter):
-        aside = check_topic_name(task.on_error.topic)
+    return list(dict.fromkeys(names))
+
+
+def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:
+    if isinstance(on_error, DeadLetter):
+        aside = check_topic_name(on_error.topic)
         if is_internal(aside):
             raise InvalidTopicName(f"records can't be put aside into {aside!r}, which is the service's own")
         if whole_name(aside) in {whole_name(topic) for topic in topics}:
             raise InvalidRequest(f"records can't be put aside into {aside!r}, which is read: they would come again")
-    elif task.on_error not in ("stop", "skip"):
-        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {task.on_error!r}")
+    elif on_error not in ("stop", "skip"):
+        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {on_error!r}")
 
 
 def behind(end: Position) -> Position:
