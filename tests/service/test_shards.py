@@ -36,6 +36,7 @@ from txnbuffer.model import EARLIEST, Outcome, TxnId
 from txnbuffer.service import engine, letters
 from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import BESIDE, Engine
+from txnbuffer.service.letters import Letters
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.serving import check
 from txnbuffer.shards import Shard, shard_of
@@ -179,8 +180,8 @@ async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.
             await App.on(world, 0, THERE)
 
 
-def none(_: str) -> None:
-    """No group of our own needs anything."""
+def none(*_: object) -> None:
+    """As where no group of our own needs anything, or a letter is lost."""
 
 
 def _refuse(*_: object) -> None:
@@ -201,12 +202,15 @@ async def test_what_is_registered_elsewhere_is_known_to_the_next_coordinator() -
         await eventually(lambda: world.visible(*BOTH) == [ONE, ONE])
 
 
+@pytest.mark.parametrize("told", [True, False])
 @on_a_loop
 async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_registered_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
-    monkeypatch.setattr(letters, "KNOWN_TICKS", 1)
+    if not told:
+        monkeypatch.setattr(Letters, "missing", none)
     async with shards_on() as world:
+        monkeypatch.setattr(letters, "KNOWN_TICKS", 1_000_000 if told else 1)  # never, or at each look
         app = await written(world, 1)
         world.cluster.delete_topic(THERE)
         await eventually(lambda: not world.engine(0).coordinator.is_registered(THERE))

@@ -226,6 +226,8 @@ class Carrying:
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
         if topic.missing:
             self._coordinator.topic_missing(topic.name, self._now())
+            if self.letters is not None:
+                self.letters.missing(topic.name)
             if self.remaking is not None:
                 self.remaking.missing(topic.name)
 

@@ -127,6 +127,11 @@ class Letters:
             awaited -= done
             self._tell_applied(topic, done)
 
+    def missing(self, topic: str) -> None:
+        """A topic of ours was deleted, or is another one now: whoever takes it for registered asks some time, too."""
+        for number in self.inboxes:
+            self._put(number, "missing", topic)
+
     def tick(self) -> None:
         """About every second: ask again."""
         now = self._now()
