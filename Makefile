@@ -67,6 +67,7 @@ soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open 
 	$(BIN)/python tests/pulsar/cluster_soak.py --shards 2 --brokers $(or $(BROKERS),5) --services $(or $(SERVICES),40) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/relay_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/cursor_kills.py $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/pulsar/sink_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/sinks/materialize_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))

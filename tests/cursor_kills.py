@@ -17,12 +17,13 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from relay_kills import CLEAN, RelayProcess, T, committed, free_port
 from service_process import ServiceProcess
 
 from broker_io import open_broker
+from broker_io.port import Broker
 from txnbuffer import PlainClient, connect
 from txnbuffer.cli.asking import Service, ask
 
@@ -33,12 +34,16 @@ Row = tuple[bytes | None, bytes | None]
 
 
 class Rig:
-    """A service with its sinks, and what was written to it."""
+    """A service with its sinks, and what was written to it. `flags` are those of the sinks."""
+
+    kinds = ("relay", "table", "relay", "table", "service")
+    flags: tuple[str, ...] = ()
 
     def __init__(self, directory: Path, chance: random.Random) -> None:
         self.directory = directory
         self.chance = chance
         self.written: list[Row] = []
+        self.wrong: list[str] = []
         self._port = free_port()
         self._errors: IO[str] = (directory / "errors.log").open("a")
         self.service = self.serve()
@@ -56,18 +61,27 @@ class Rig:
     def serve(self) -> ServiceProcess:
         return ServiceProcess(self.directory / "log", *FLAGS, port=self._port).wait_serving()
 
+    def connect(self) -> Any:
+        return connect(self.address, patience=PATIENCE)
+
+    def open_clean(self) -> Broker:
+        return open_broker(self.clean, read_only=True)
+
+    def open_source(self) -> Broker:
+        return open_broker(self.address)
+
     def relaying(self, *more: str) -> RelayProcess:
-        arguments = (self.address, T, CLEAN, "--to", self.clean, "--cursor", "relay", *more)
+        arguments = (self.address, T, CLEAN, "--to", self.clean, "--cursor", "relay", *self.flags, *more)
         return RelayProcess(self.directory / "errors.log", *arguments)
 
     def materializing(self, *more: str) -> subprocess.Popen[bytes]:
-        arguments = [self.address, T, f"sqlite:{self.directory / 'table.db'}", "--cursor", "table", *more]
+        arguments = [self.address, T, f"sqlite:{self.directory / 'table.db'}", "--cursor", "table", *self.flags, *more]
         command = [sys.executable, "-m", "txnbuffer", "materialize", *arguments]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._errors)
 
     def held(self) -> int:
         """Cursors there are."""
-        return len(ask(Service(self.address), "Cursors"))
+        return len(ask(Service(f"127.0.0.1:{self.service.port}"), "Cursors"))
 
     def write(self, client: PlainClient, count: int) -> None:
         for _ in range(count):
@@ -78,37 +92,47 @@ class Rig:
                     self.written.append((key.encode(), value.encode()))
 
     def kill_one(self) -> str:
-        what = self.chance.choice(["relay", "table", "relay", "table", "service"])
+        what = self.chance.choice(self.kinds)
+        self.wrong += [f"{name} ended" for name, process in self.sinks().items() if process.poll() is not None]
+        self.kill(what)
+        return what
+
+    def kill(self, what: str) -> None:
+        """Kill it, and start it again a while later, whatever is trimmed meanwhile."""
         if what == "service":
             self.service.kill()
             self.service = self.serve()
-            return what
+            return
         if what == "relay":
             self.relay.kill()
         else:
             self._kill(self.table)
-        time.sleep(self.chance.uniform(0.0, 2.0))  # so long it is away, whatever is trimmed meanwhile
+        time.sleep(self.chance.uniform(0.0, 2.0))
         if what == "relay":
             self.relay = self.relaying()
         else:
             self.table = self.materializing()
-        return what
+
+    def sinks(self) -> dict[str, subprocess.Popen[bytes]]:
+        return {"relay": self.relay.process, "table": self.table}
 
     def finish(self) -> list[str]:
         """Let both sinks come to the end; what is wrong then."""
+        wrong = self.wrong
         self.relay.kill()
         self._kill(self.table)
         self.relay, self.table = self.relaying("--no-follow"), self.materializing("--to", "now")
         codes = self.relay.finish()[0], self.table.wait(PATIENCE)
-        wrong = [] if codes == (0, 0) else [f"exit codes {codes}", (self.directory / "errors.log").read_text()]
-        with open_broker(self.clean, read_only=True) as broker:
+        if codes != (0, 0):
+            wrong.append(f"exit codes {codes}")
+        with self.open_clean() as broker:
             if [row[:2] for row in committed(broker, CLEAN)] != self.written:
                 wrong.append("the relay's target is not what was written")
         with closing(sqlite3.connect(self.directory / "table.db")) as database:
             found = database.execute(f"SELECT key, value FROM {T}").fetchall()
         if {key.encode(): value.encode() for key, value in found} != dict(self.written):
             wrong.append("the table is not what was written last")
-        return wrong
+        return [*wrong, (self.directory / "errors.log").read_text()] if wrong else []
 
     def close(self) -> None:
         self.service.kill()
@@ -123,23 +147,21 @@ class Rig:
         process.wait(PATIENCE)
 
 
-def through_kills(directory: Path, rounds: int, seed: int) -> tuple[Rig, list[str], int]:
-    """What was done, what is wrong, and how many bytes the log has in the end."""
-    rig = Rig(directory, random.Random(seed))
+def through_kills(rig: Rig, rounds: int) -> tuple[list[str], int]:
+    """What is wrong, and how many bytes the log has in the end."""
     try:
-        with connect(rig.address, patience=PATIENCE) as client:
+        with rig.connect() as client:
             rig.write(client, 1)
             deadline = time.monotonic() + PATIENCE
             while rig.held() < 2:
-                assert time.monotonic() < deadline, (directory / "errors.log").read_text()
+                assert time.monotonic() < deadline, (rig.directory / "errors.log").read_text()
                 time.sleep(0.1)
             for _ in range(rounds):
                 rig.write(client, 30)
                 print("killed:", rig.kill_one(), file=sys.stderr)
         wrong = rig.finish()
-        with open_broker(rig.address) as broker:
-            left = sum(ledger.bytes for ledger in broker.ledgers(T))
-        return rig, wrong, left
+        with rig.open_source() as broker:
+            return wrong, sum(ledger.bytes for ledger in broker.ledgers(T))
     finally:
         rig.close()
 
@@ -150,10 +172,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        rig, wrong, left = through_kills(Path(directory), chosen.rounds, chosen.seed)
+        rig = Rig(Path(directory), random.Random(chosen.seed))
+        sys.exit(tell(rig, chosen.seed, *through_kills(rig, chosen.rounds)))
+
+
+def tell(rig: Rig, seed: int, wrong: list[str], left: int) -> int:
+    """Print what came of it; the exit code."""
     written = sum(len(value or b"") for _, value in rig.written)
-    print(f"cursors: seed {chosen.seed}, {len(rig.written)} records of {written} bytes, {left} left, wrong: {wrong}")
-    sys.exit(bool(wrong))
+    print(f"cursors: seed {seed}, {len(rig.written)} records of {written} bytes, {left} left, wrong: {wrong}")
+    return bool(wrong)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
 from snapshots.keeper import BufferKeeper
 from txnbuffer.client import cursors as following
+from txnbuffer.client.cursors import Hold
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks import relay_cursor
@@ -180,7 +181,42 @@ def test_where_the_service_is_behind_the_relay_all_is_held(source: MemoryBroker)
     service = Service(far)
     service.raised = {"AddCursor": [SeqnoOutOfRange("it has mutations 1 to 4")]}
     relay(source, OwnedTarget(far.connect, "clean"), service).run(follow=False)
-    assert [row[:2] for row in service.asked] == [("AddCursor", 6), ("AddCursor", "beginning")]
+    asked = [row[:2] for row in service.asked]
+    assert asked == [("AddCursor", 6), ("AddCursor", "beginning"), ("AdvanceCursor", 6)]
+
+
+def test_a_relay_without_news_says_again_where_its_cursor_stands(
+    source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_cursor, "REST", 0.0)
+    service = Service(MemoryBroker())
+    cursor = RelayCursor(service, "t", "relay")
+    cursor.begin(source, None)
+    cursor.follow()
+    assert service.moves() == []
+    cursor.begin(source, 4)
+    for _ in range(3):
+        cursor.follow()
+    assert service.moves() == [(4, 0)]  # a cursor that was there may stand before it
+    monkeypatch.setattr(relay_cursor, "AGAIN", 0.0)
+    cursor.follow()
+    assert service.moves() == [(4, 0)] * 2
+
+
+@on_a_loop
+async def test_a_reader_without_news_says_again_where_its_cursor_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursors = Cursors(ListSink(token(9)))
+    hold = Hold(cursors, "t", "table")  # type: ignore[arg-type]  # it stands for those of a client
+    await hold.begin(token(4))
+    await hold.moved()
+    await hold.moved()
+    assert cursors.moves == [(4, 9)]
+    monkeypatch.setattr(following, "AGAIN", 0.0)
+    await hold.moved()
+    assert cursors.moves == [(4, 9)] * 2
+    monkeypatch.setattr(following, "AGAIN", 3600.0)
+    await hold.close()
+    assert cursors.moves == [(4, 9)] * 2
 
 
 def test_only_a_service_keeps_cursors() -> None:

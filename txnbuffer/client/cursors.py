@@ -18,6 +18,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds before a service that did not answer is asked again."""
 REST = 1.0
 """Seconds between two moves of a cursor that follows its reader: each is a question to the service."""
+AGAIN = 60.0
+"""Seconds after which it is told where it stood before: a service that crashed may have forgotten its last moves."""
 LAST_MOVE = 5.0
 """Seconds for the last one."""
 
@@ -96,6 +98,7 @@ class Hold:
         self._made = False
         self._done: ResumeToken | None = None
         self._told: ResumeToken | None = None
+        self._told_at = 0.0
         self._gone: UnknownCursor | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -108,6 +111,8 @@ class Hold:
         except (StreamBranched, SeqnoOutOfRange):
             await self._cursors.add(self._topic, self._name, "beginning")  # until its reader has gone back
         self._made = True
+        if isinstance(at, ResumeToken):
+            self.move(at)  # one that was there may stand before it
 
     def move(self, token: ResumeToken) -> None:
         """The reader has everything up to a token: soon the cursor stands there. Raises UnknownCursor once."""
@@ -120,12 +125,13 @@ class Hold:
 
     async def moved(self) -> None:
         """The cursor stands where its reader does. Raises UnknownCursor, ServiceUnavailable."""
-        if (token := self._done) is not self._told and token is not None:
+        token, now = self._done, time.monotonic()
+        if token is not None and (token is not self._told or now - self._told_at >= AGAIN):
             with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # as the stream is about to tell
                 move = self._cursors.advance if self._made else self._cursors.add
                 await move(self._topic, self._name, token)
                 self._made = True
-            self._told = token
+            self._told, self._told_at = token, now
 
     async def close(self) -> None:
         """Move it a last time, if the service answers: else more is kept than need be."""

@@ -15,6 +15,9 @@ from txnbuffer.streams.errors import SeqnoOutOfRange, UnknownCursor
 REST = 1.0
 """Seconds between two moves: each is a question to the service."""
 
+AGAIN = 60.0
+"""Seconds after which it is told where it stood before: a service that crashed may have forgotten its last moves."""
+
 Ask = Callable[[Broker, str, dict[str, Any]], Any]
 """Asks the service that owns a broker's topics; raises what it answers."""
 
@@ -38,6 +41,7 @@ class RelayCursor:
             self._move("AddCursor", at)
         except SeqnoOutOfRange:
             self._move("AddCursor", "beginning")  # the service has not read as far as the relay has
+        self._landed = seqno or 0  # one that was there may stand before it
 
     def landed(self, seqno: int | None) -> None:
         """All up to a seqno is durable in the target. Raises UnknownCursor."""
@@ -56,8 +60,9 @@ class RelayCursor:
             self._follow()
 
     def _follow(self) -> None:
-        if self._landed > self._told:
-            self._moved = time.monotonic()
+        now = time.monotonic()
+        if self._landed > self._told or (self._landed and now - self._moved >= AGAIN):
+            self._moved = now
             landed = self._landed
             try:
                 self._move("AdvanceCursor", landed)
