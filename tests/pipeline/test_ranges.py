@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_io.position import Position
-from txnbuffer.pipeline.ranges import Anchor, Cut, Extent, Range, behind, packed
+from txnbuffer.pipeline.ranges import Anchor, Cut, Extent, Range, behind, carried, packed
 
 TOPIC = "orders"
 
@@ -79,6 +79,15 @@ def test_only_the_last_range_knows_the_last_record() -> None:
     last = Position(1, 9, 3)
     ranges = Cut(numbered=False, target_bytes=40).ranges(TOPIC, log, (), Position(1, 0), behind(last), last)
     assert [one.last for one in ranges] == [None, None, last]
+
+
+@given(log=logs(), data=st.data())
+def test_a_place_that_is_carried_on_has_the_same_messages_behind_it(log: list[Extent], data: st.DataObject) -> None:
+    at = data.draw(st.sampled_from([Position(extent.ledger, entry) for extent in log for entry in range(32)]))
+    there = carried(log, at)
+    assert [place for place in positions(log) if place >= there] == [place for place in positions(log) if place >= at]
+    assert there >= at
+    assert all(there.entry < extent.entries for extent in log[:-1] if extent.ledger == there.ledger)
 
 
 @given(sizes=st.lists(st.integers(0, 100)), target=st.integers(1, 150))

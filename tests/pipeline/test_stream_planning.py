@@ -19,7 +19,7 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keeper import BufferKeeper
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import Position
+from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import Offset, Reached
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.ranges import Extent
@@ -193,6 +193,38 @@ def test_what_is_gone_stops_a_query_unless_it_may_go_on() -> None:
             query.trigger()
         careless.run_out()
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
+
+
+def test_a_ledger_that_is_read_to_its_end_is_left() -> None:
+    with world() as (broker, keeper):
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        query = Query()
+        query.run_out()
+        broker.roll("orders")
+        life.snapshot()
+        query.run_out()
+        (reached,) = Offset.of_json(query.offset).topics.values()
+        assert reached.at == Position(broker.ledgers("orders")[-1].ledger, 0)
+        assert not query.trigger()
+        life.plain()
+        query.run_out()
+        assert query.rows == [row_of(record) for record in records_of(broker, "orders")]
+
+
+def test_a_topic_of_which_nothing_was_read_is_read_from_wherever_it_begins() -> None:
+    with world() as (broker, keeper):
+        broker.create_topic("orders")
+        query, ending = Query(), Query(start="end")
+        for one in (query, ending):
+            assert not one.trigger()
+            (reached,) = Offset.of_json(one.offset).topics.values()
+            assert reached.at == EARLIEST
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        for one in (query, ending):
+            one.run_out()
+            assert one.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
 def test_a_topic_that_was_made_anew_is_another_one() -> None:

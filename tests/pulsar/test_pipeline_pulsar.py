@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline_world import Life, records_of, row_of, rows_of_batch
 from pulsar_cluster import Cluster
 
+from broker_io.batch import Batch, Message
 from broker_io.port import Broker
+from broker_io.testing.standalone import ask
 from snapshots.keeper import BufferKeeper
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark.source import BatchReader
@@ -48,4 +51,38 @@ def test_records_of_a_cluster_are_those_that_a_reader_is_given(
             for task in stream.partitions(start, stop):
                 rows += [row for batch in stream.read(task) for row in rows_of_batch(batch)]
         assert rows == [row_of(record) for record in records_of(broker, "orders")]
+        stream.stop()
+
+
+def test_what_retention_drops_behind_a_query_is_no_loss(
+    cluster: Cluster, namespace: str, opening: Callable[..., Broker]
+) -> None:
+    """A topic without transactions, whose ledgers go one after the other, and at last without ever being written to."""
+    broker = opening()
+    broker.create_topic("plain")
+    options = {"broker": f"{cluster.url}/{namespace}", "topics": "plain", "pulsar.admin_url": cluster.admin}
+    wanted, found = ReadOptions.of(options), []
+    with closing_stream(wanted) as stream:
+        offset = stream.initialOffset()
+    ask(cluster.admin, f"persistent/{namespace}/plain/unload", "PUT")
+    for number in range(3):
+        with broker.writer("plain") as writer:
+            writer.append(Batch.of([Message(None, b"%d" % number)])).result(60)
+        for _ in range(2):
+            with closing_stream(wanted) as stream:
+                end = stream.latestOffset(offset, stream.getDefaultReadLimit())
+                for task in stream.partitions(offset, end) if end != offset else ():
+                    found += [value for batch in stream.read(task) for value in batch["value"].to_pylist()]
+            offset = end
+            broker.roll("plain")
+        broker.trim("plain", broker.ledgers("plain")[-1].ledger)
+    assert found == [b"0", b"1", b"2"]
+
+
+@contextmanager
+def closing_stream(options: ReadOptions) -> Iterator[StreamReader]:
+    stream = StreamReader(options)
+    try:
+        yield stream
+    finally:
         stream.stop()

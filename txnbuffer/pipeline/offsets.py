@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
-from txnbuffer.pipeline.ranges import Extent, advanced
+from txnbuffer.pipeline.ranges import Extent, advanced, carried
 
 VERSION = 1
 
@@ -77,21 +77,26 @@ class Stretch(NamedTuple):
 def limited(stretches: Sequence[Stretch], messages: int | None) -> dict[str, Position]:
     """Where each stretch ends if all of them together have at most so many messages, shared by what each has.
 
-    At least one message is read if there is any.
+    At least one message is read if there is any. A ledger that is read to its end is left.
     """
+    ends = _ends(stretches, messages)
+    return {one.topic: carried(one.extents, end) for one, end in zip(stretches, ends, strict=True)}
+
+
+def _ends(stretches: Sequence[Stretch], messages: int | None) -> list[Position]:
     if messages is None:
-        return {one.topic: one.stop for one in stretches}
+        return [one.stop for one in stretches]
     there = {one.topic: _count(one) for one in stretches}
     total = sum(there.values())
     if total <= messages:
-        return {one.topic: one.stop for one in stretches}
+        return [one.stop for one in stretches]
     shares = {topic: count * messages // total for topic, count in there.items()}
     left = messages - sum(shares.values())
     for topic in sorted(there, key=lambda topic: shares[topic] - there[topic]):
         more = min(left, there[topic] - shares[topic])
         shares[topic] += more
         left -= more
-    return {one.topic: advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in stretches}
+    return [advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in stretches]
 
 
 def _count(one: Stretch) -> int:

@@ -58,12 +58,20 @@ def names(broker: Broker, options: ReadOptions) -> list[str]:
 def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_loss: bool = True) -> Position:
     """The position of the first record wanted, or one right before it. Raises PositionTrimmed if it is gone."""
     if start == BEGINNING:
-        return fixed.origin
+        return begun_at(fixed, EARLIEST)
     if not isinstance(start, Position):
-        return max(_place(broker, fixed, start), fixed.origin)
+        return begun_at(fixed, _place(broker, fixed, start))
     if fail_on_data_loss:
         check_still_there(broker, fixed, start)
-    return max(start, fixed.origin)
+    return begun_at(fixed, start)
+
+
+def begun_at(fixed: Fixed, at: Position) -> Position:
+    """A place, or where the log begins if that is behind it; not while nothing stands there.
+
+    An empty ledger gives place to another one without a word: whoever names it waits at a place that is gone.
+    """
+    return max(at, fixed.origin) if any(extent.entries for extent in fixed.extents) else at
 
 
 def check_still_there(broker: Broker, fixed: Fixed, start: Position) -> None:

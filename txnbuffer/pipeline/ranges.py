@@ -84,10 +84,8 @@ class Cut:
             anchor = next((found for found in reversed(known) if found.position <= low), None)
             begin, seqno = (low._replace(batch=NO_INDEX), None) if anchor is None else anchor
             size = log.bytes_below(high) - log.bytes_below(low)
-            whole = high == stop
-            ranges.append(
-                Range(topic, begin, low, high if whole else log.end_before(high), seqno, last if whole else None, size)
-            )
+            known_last = last if high == stop else None
+            ranges.append(Range(topic, begin, low, log.end_before(high), seqno, known_last, size))
         return ranges
 
     def _borders(self, log: _Log, allowed: Iterable[Position], first: Position) -> list[Position]:
@@ -163,6 +161,17 @@ class _Log(NamedTuple):
             return border
         index = bisect_left(self.pieces, border.ledger, key=lambda piece: piece.ledger) - 1
         return self.pieces[index].end if index >= 0 else border
+
+
+def carried(extents: Sequence[Extent], at: Position) -> Position:
+    """The same place, at the beginning of the next ledger if that of its own is read to its end and another one grows.
+
+    So a ledger that is read is not asked for again, and may go.
+    """
+    for extent, following in pairwise(extents):
+        if extent.ledger == at.ledger and extent.entries <= at.entry:
+            at = Position(following.ledger, 0)
+    return at
 
 
 def advanced(extents: Sequence[Extent], first: Position, stop: Position, messages: int) -> tuple[Position, int]:

@@ -15,11 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import Position
+from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
 from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
-from txnbuffer.pipeline.planning import check_still_there, cut_of, first_wanted, names
+from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, names
 from txnbuffer.pipeline.ranges import Anchor, Range, packed
 from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
 
@@ -142,17 +142,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where to go on in a topic. Raises TopicNotFound or PositionTrimmed where that would be a hole."""
         before = begun.topics.get(topic)
         if before is None:
-            return one.origin
+            return begun_at(one, EARLIEST)
         if before.incarnation != one.incarnation:
             if self._options.fail_on_data_loss:
                 raise TopicNotFound(
                     f"topic {topic} was deleted and made anew since it was read: begin with another checkpoint, or say "
                     f"fail_on_data_loss=false to read the new one from its beginning"
                 )
-            return one.origin
+            return begun_at(one, EARLIEST)
         if self._options.fail_on_data_loss:
             check_still_there(self._open(), one, before.at)
-        return max(before.at, one.origin)
+        return begun_at(one, before.at)
 
     def _fixed_for(self, topic: str, reached: Reached) -> Fixed | None:
         """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""
@@ -176,7 +176,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = begun.topics.get(one.topic)
         if before is not None and before.seqno is not None and before.at == first:
             anchors[first] = Anchor(first, before.seqno)
-        last = one.last if reached.at == one.stop else None
+        last = one.last if reached.at >= one.stop else None
         known = [anchors[position] for position in sorted(anchors)]
         return self._cut.ranges(one.topic, one.extents, known, first, reached.at, last)
 
