@@ -41,6 +41,10 @@ def test_what_cannot_be_is_refused_at_once(arguments: list[str], message: str, t
 
 
 def test_a_format_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    done = pipeline("export", f"file:{tmp_path}/log", str(tmp_path / "export"), "--format", "delta")
+    script = "import sys; sys.modules['deltalake'] = None; from txnbuffer.cli import main; main()"
+    arguments = ["pipeline", "export", f"file:{tmp_path}/log", str(tmp_path / "export"), "--format", "delta"]
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 5, done.stderr
-    assert "delta-spark, which is not installed" in done.stderr
+    assert "pip install 'txnbuffer[delta]'" in done.stderr
+    assert not (tmp_path / "export").exists()

@@ -23,6 +23,7 @@ from txnbuffer.pipeline.exports import (
     UnreadableExport,
 )
 from txnbuffer.pipeline.offsets import Offset, Reached
+from txnbuffer.pipeline.targets import find
 
 
 def run_of(number: int, kind: str) -> Run:
@@ -100,7 +101,7 @@ def test_those_who_read_the_latest_values_may_go_on_reading_them(tmp_path: Path)
     for _ in range(4):
         export(directory)
     assert sorted(os.listdir(tmp_path / "runs")) == ["3", "4"]
-    assert exports.find(str(tmp_path)).kind == LATEST
+    assert find(str(tmp_path)).kind == LATEST
 
 
 def test_one_process_exports_at_a_time(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_one_process_exports_at_a_time(tmp_path: Path) -> None:
 def test_what_is_no_export_of_its_kind_is_refused(tmp_path: Path) -> None:
     versions, latest = ExportDirectory(str(tmp_path / "v"), VERSIONS), ExportDirectory(str(tmp_path / "l"), LATEST)
     with pytest.raises(InvalidRequest, match="there is no export"):
-        exports.find(str(tmp_path / "v"))
+        find(str(tmp_path / "v"))
     export(versions)
     export(latest)
     with pytest.raises(InvalidRequest, match="holds all versions"):

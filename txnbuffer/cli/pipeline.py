@@ -14,7 +14,9 @@ import click
 from txnbuffer.cli.opening import address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run, find
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, Run
+from txnbuffer.pipeline.targets import DELTA, PARQUET, find
+from txnbuffer.pipeline.targets import target as target_of
 
 
 @click.group("pipeline")
@@ -85,7 +87,8 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 @click.option("--continuous", is_flag=True, help="Go on until SIGTERM or SIGINT.")
 @click.option("--every", type=click.FloatRange(0.1), default=60.0, show_default=True, metavar="SECONDS",
               help="With --continuous: so long from one run to the next.")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
+@click.option("--format", "form", type=click.Choice([PARQUET, DELTA]), default=PARQUET, show_default=True,
+              help="Delta is one table, and needs txnbuffer[delta].")  # fmt: skip
 @job_options
 @output_option
 def export(
@@ -95,15 +98,15 @@ def export(
     """Write committed records of ADDRESS to DIR, each once.
 
     A run goes on where the last one ended and counts as a whole: killed, it has never been. Without --latest DIR is a
-    table of Parquet files that grows by a directory each run; with it DIR/latest is the table, replaced each run. Keys
-    that were deleted, and records without a key, are not among the latest values.
+    table of Parquet files that grows by a directory each run; with it DIR/latest is the table, replaced each run. With
+    --format delta DIR is a Delta table, and each run one commit. Keys that were deleted, and records without a key, are
+    not among the latest values.
     """
     from txnbuffer.pipeline.jobs.exporting import COLUMNS, Export
-    from txnbuffer.pipeline.jobs.running import need_format, reading_options, session
+    from txnbuffer.pipeline.jobs.running import reading_options, session
 
-    need_format(form)
     options = reading_options(address, topics, pattern, job.source)
-    target = ExportDirectory(directory, LATEST if latest else VERSIONS)
+    target = target_of(directory, LATEST if latest else VERSIONS, form)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
     stop = threading.Event()
     with target.locked(), session(job.master, job.settings) as spark:

@@ -1,4 +1,4 @@
-"""A directory of exported records: what it holds, and how far that goes.
+"""A directory of exported records as Parquet files: what it holds, and how far that goes (as a Delta table: `delta`).
 
 An export of all versions is a table that grows by one directory a run, which any reader of Parquet understands:
 
@@ -20,7 +20,8 @@ records and how far they go are there together, or neither is.
     {"columns": ["topic", "position", …], "kind": "versions", "offset": {…}, "records": 4711, "run": 2, "version": 1}
 
 `kind` is versions or latest; `offset` is how far each topic is exported, in the form of `pipeline.offsets`; `records`
-is how many the run holds; `run` counts from 1.
+is how many the run holds; `run` counts from 1. `rows`, which runs of a Delta table have, is how many rows the table
+holds with the run.
 """
 
 from __future__ import annotations
@@ -33,14 +34,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from broker_io.errors import EnvironmentFault, InvalidAddress, StorageError
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.offsets import Offset
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 VERSION = 1
 VERSIONS, LATEST = "versions", "latest"
 RUN_FILE = "_run.json"
+DELTA_LOG = "_delta_log"
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -67,9 +73,10 @@ class Run:
     columns: tuple[str, ...]
     offset: Offset
     records: int
+    rows: int | None = None
 
     def encode(self) -> bytes:
-        found = {
+        found: dict[str, Any] = {
             "columns": [*self.columns],
             "kind": self.kind,
             "offset": self.offset.to_json(),
@@ -77,6 +84,8 @@ class Run:
             "run": self.number,
             "version": VERSION,
         }
+        if self.rows is not None:
+            found["rows"] = self.rows
         return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
@@ -88,8 +97,9 @@ class Run:
                 raise ValueError(f"it is of version {found['version']!r}")
             if found["kind"] not in (VERSIONS, LATEST):
                 raise ValueError(f"it is of kind {found['kind']!r}")
-            offset = Offset.of_json(found["offset"])
-            return cls(int(found["run"]), found["kind"], tuple(found["columns"]), offset, int(found["records"]))
+            offset, rows = Offset.of_json(found["offset"]), found.get("rows")
+            numbers = int(found["run"]), int(found["records"]), None if rows is None else int(rows)
+            return cls(numbers[0], found["kind"], tuple(found["columns"]), offset, *numbers[1:])
         except (InvalidRequest, KeyError, TypeError, ValueError) as error:
             raise UnreadableExport(
                 f"{path} can't be read ({error}): use the release that wrote it, or export to another directory"
@@ -106,6 +116,8 @@ class ExportDirectory:
 
     def last(self) -> Run | None:
         """The last run that counts; None if there is none. Raises UnreadableExport, InvalidRequest for another kind."""
+        if os.path.isdir(os.path.join(self.path, DELTA_LOG)):
+            raise InvalidRequest(f"{self.path} is a Delta table: export in that format, or to another directory")
         if self.kind == VERSIONS and os.path.lexists(os.path.join(self.path, LATEST)):
             raise InvalidRequest(f"{self.path} holds latest values: export all versions to another directory")
         numbers = self._numbers()
@@ -122,10 +134,15 @@ class ExportDirectory:
         """What a reader reads."""
         return self.path if self.kind == VERSIONS else os.path.join(self.path, LATEST)
 
+    def frame(self, spark: SparkSession, run: Run) -> DataFrame:
+        """What the export holds up to the last run."""
+        table = spark.read.parquet(self.table)
+        return table.where(f"run <= {run.number}") if self.kind == VERSIONS else table
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Make the directory and keep other exporters out. Raises ExportLocked, ExportFailed."""
-        with self._writable():
+        with self.writable():
             os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
             lock = open(os.path.join(self.path, "_export", "lock"), "a")  # noqa: SIM115  # closed below
         with lock:
@@ -143,19 +160,21 @@ class ExportDirectory:
             for number in self._replaced() - ({last.number} if last else set()):
                 shutil.rmtree(os.path.join(self.path, "runs", str(number)))
 
-    def publish(self, run: Run) -> None:
+    def publish(self, run: Run) -> Run:
         """What stands in `writing` counts from here on, as a run. Raises ExportFailed."""
-        with self._writable():
+        with self.writable():
             self._publish(run)
+        return run
 
     @contextmanager
-    def _writable(self) -> Iterator[None]:
+    def writable(self) -> Iterator[None]:
+        """Raise what the system says of files here as ExportFailed."""
         try:
             yield
         except OSError as error:
             raise ExportFailed(
-                f"{error.filename or self.path} can't be written: {error.strerror}; mend that and export again, which "
-                f"goes on with what counts"
+                f"{error.filename or self.path} can't be written: {error.strerror or error}; mend that and export "
+                f"again, which goes on with what counts"
             ) from error
 
     def _publish(self, run: Run) -> None:
@@ -163,22 +182,22 @@ class ExportDirectory:
             file.write(run.encode())
         for directory, _, files in os.walk(self.writing, topdown=False):
             for name in files:
-                _sync(os.path.join(directory, name))
-            _sync(directory)
+                sync(os.path.join(directory, name))
+            sync(directory)
         if self.kind == VERSIONS:
             os.rename(self.writing, self._run_path(run.number))
-            _sync(self.path)
+            sync(self.path)
             return
         runs = os.path.join(self.path, "runs")
         os.makedirs(runs, exist_ok=True)
         os.rename(self.writing, os.path.join(runs, str(run.number)))
-        _sync(runs)
+        sync(runs)
         link = os.path.join(self.path, "_export", "link")
         if os.path.lexists(link):
             os.remove(link)
         os.symlink(os.path.join("runs", str(run.number)), link)
         os.replace(link, self.table)
-        _sync(self.path)
+        sync(self.path)
 
     def _numbers(self) -> list[int]:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
@@ -203,16 +222,6 @@ def read_run(directory: str) -> Run:
         raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
 
 
-def find(path: str) -> ExportDirectory:
-    """The export at a path, of whichever kind. Raises InvalidRequest if there is none."""
-    path = local_path(path)
-    kind = LATEST if os.path.lexists(os.path.join(path, LATEST)) else VERSIONS
-    found = ExportDirectory(path, kind)
-    if found.last() is None:
-        raise InvalidRequest(f"there is no export at {path}: `txnbuf pipeline export` makes one")
-    return found
-
-
 def local_path(path: str) -> str:
     """A path of this machine. Raises InvalidAddress for what is none."""
     scheme, colon, rest = path.partition(":")
@@ -228,7 +237,7 @@ def local_path(path: str) -> str:
     return os.path.abspath(path)
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

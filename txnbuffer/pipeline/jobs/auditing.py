@@ -213,9 +213,7 @@ def _sides(
     from pyspark.sql import functions as f
 
     ends = places({topic: reached.at for topic, reached in run.offset.topics.items() if reached.at > EARLIEST})
-    table = spark.read.parquet(directory.table)
-    if run.kind == VERSIONS:
-        table = table.where(f.col("run") <= run.number)
+    table = directory.frame(spark, run)
     old = ~table["topic"].isin([*origins])
     for topic, origin in origins.items():
         old = old | ((table["topic"] == topic) & (table["position.ledger"] < origin.ledger))

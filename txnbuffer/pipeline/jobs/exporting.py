@@ -1,7 +1,8 @@
-"""Export: committed records to Parquet, each once, from where the run before ended.
+"""Export: committed records to Parquet or Delta, each once, from where the run before ended.
 
 A run reads from the positions that the last one stored up to where everything is decided now, writes, and counts by
-one rename (see `pipeline.exports`). A run that is killed has never been; the next one does its work.
+one rename or commit (see `pipeline.exports` and `pipeline.delta`). A run that is killed has never been; the next one
+does its work.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Export:
             return None
         records = self._write(offset, firsts, last)
         run = Run(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
-        self._directory.publish(run)
+        run = self._directory.publish(run)
         self._tell(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s")
         return run
 
@@ -140,7 +141,7 @@ class Export:
     def _write(self, offset: Offset, firsts: Mapping[str, Position], last: Run | None) -> int:
         frame = self._news(offset, firsts)
         if self._directory.kind == LATEST:
-            kept = None if last is None else self._spark.read.parquet(self._directory.table)
+            kept = None if last is None else self._directory.frame(self._spark, last)
             frame = latest(frame, thinned=True) if kept is None else replaced(kept, frame)
         with told(self._spark, "exporting", self._tell):
             frame.write.mode("overwrite").parquet(self._directory.writing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from broker_io.errors import Error, MissingDependency
-from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline.options import ReadOptions
 
@@ -133,12 +131,3 @@ def reading_options(
         options["pattern"] = ".*" if pattern is None else pattern
     ReadOptions.of(options)
     return options
-
-
-def need_format(form: str) -> None:
-    """Raises MissingDependency or InvalidRequest for a format that can't be written here."""
-    if form != "delta":
-        return
-    if importlib.util.find_spec("delta") is None:
-        raise MissingDependency("format delta needs the package delta-spark, which is not installed: use parquet")
-    raise InvalidRequest("format delta is not written by this release: export to parquet, and convert that")

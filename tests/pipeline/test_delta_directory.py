@@ -1,0 +1,364 @@
+"""Exports as Delta tables: a run is one commit, whoever is killed where, and whatever others do to the table."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from golden_files import committed
+
+from broker_io.errors import MissingDependency
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Position
+from txnbuffer.pipeline import exports
+from txnbuffer.pipeline.arrow import schema_of
+from txnbuffer.pipeline.delta import APP, DeltaDirectory, ExportChanged, mark_of
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportFailed, ExportLocked, Run
+from txnbuffer.pipeline.exports import UnreadableExport as Unreadable
+from txnbuffer.pipeline.offsets import Offset, Reached
+from txnbuffer.pipeline.targets import DELTA, find, target
+
+COLUMNS = ("topic", "position", "value", "publish_time")
+ROWS = 2
+"""Of each run, one file each."""
+
+
+def run_of(number: int, kind: str, records: int = ROWS) -> Run:
+    return Run(number, kind, COLUMNS, Offset({"orders": Reached(Position(1, number), "9f")}), records)
+
+
+def write(directory: ExportDirectory, number: int, rows: int = ROWS) -> None:
+    """What Spark writes for a run: the number as the value of each row, and a file without rows."""
+    os.makedirs(directory.writing)
+    Path(directory.writing, "_SUCCESS").touch()
+    for file in range(rows + 1):
+        time = datetime.datetime(2026, 1, number % 28 + 1, 0, 0, 0, 123456, datetime.UTC)
+        row = {"topic": "orders", "position": {"ledger": number, "entry": file, "batch": -1}}
+        row |= {"value": b"%d" % number, "publish_time": time}
+        table = pa.Table.from_pylist([row] if file < rows else [], schema_of(COLUMNS))
+        pq.write_table(table, f"{directory.writing}/part-{file}.parquet")
+
+
+def export(directory: ExportDirectory, rows: int = ROWS) -> Run:
+    with directory.locked():
+        directory.clear()
+        last = directory.last()
+        number = 1 if last is None else last.number + 1
+        write(directory, number, rows)
+        return directory.publish(run_of(number, directory.kind, rows))
+
+
+def values_in(path: str) -> list[int]:
+    """What a reader of the table is given."""
+    if not DeltaTable.is_deltatable(path):
+        return []
+    return sorted(int(value) for value in DeltaTable(path).to_pyarrow_table()["value"].to_pylist())
+
+
+def expected(kind: str, last: int) -> list[int]:
+    return [number for number in range(1 if kind == VERSIONS else last, last + 1) for _ in range(ROWS)]
+
+
+def vacuum(path: str) -> None:
+    DeltaTable(path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(step: int, patch: pytest.MonkeyPatch) -> None:
+    """End the process, as it were, at so many calls that change or sync something, or before or behind a commit."""
+    left = [step]
+
+    def count_down() -> None:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+
+    for name in ("rename", "fsync", "makedirs", "remove"):
+        whole = getattr(os, name)
+
+        def step_or_die(*arguments: Any, _whole: Any = whole, **named: Any) -> Any:
+            count_down()
+            return _whole(*arguments, **named)
+
+        patch.setattr(exports.os, name, step_or_die)
+    attempt = DeltaDirectory._try
+
+    def commit_or_die(*arguments: Any) -> None:
+        count_down()
+        attempt(*arguments)
+        count_down()
+
+    patch.setattr(DeltaDirectory, "_try", commit_or_die)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_a_run_counts_once_wherever_it_is_killed(kind: str, before: int, tmp_path: Path) -> None:
+    for step in range(100):
+        directory = DeltaDirectory(str(tmp_path / str(step)), kind)
+        for _ in range(before):
+            export(directory)
+        with pytest.MonkeyPatch.context() as patch:
+            killed_at(step, patch)
+            try:
+                export(directory)
+                ended = True
+            except Killed:
+                ended = False
+        last = DeltaDirectory(directory.path, kind).last()
+        number = 0 if last is None else last.number
+        assert number in (before, before + 1)
+        assert values_in(directory.path) == expected(kind, number) * (number > 0)
+        assert export(DeltaDirectory(directory.path, kind)).number == number + 1
+        assert values_in(directory.path) == expected(kind, number + 1)
+        assert not os.path.exists(directory.writing)
+        if ended:
+            assert step > 10
+            return
+    raise AssertionError("a run never ends")
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_what_others_do_without_a_change_leaves_it_as_it_is(kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "a table")
+    for _ in range(2):
+        export(DeltaDirectory(path, kind))
+    for number, cleaned in ((3, False), (4, True)):
+        DeltaTable(path).optimize.compact()
+        vacuum(path)
+        if cleaned:
+            DeltaTable(path).create_checkpoint()
+            for old in sorted(Path(path, "_delta_log").glob("*.json"))[:-1]:
+                old.unlink()
+        assert values_in(path) == expected(kind, number - 1)
+        assert export(DeltaDirectory(path, kind)).number == number
+        assert values_in(path) == expected(kind, number)
+    vacuum(path)
+    assert values_in(path) == expected(kind, 4)
+    found = find(path)
+    assert (type(found), found.kind, found.last()) == (DeltaDirectory, kind, DeltaDirectory(path, kind).last())
+    assert len(os.listdir(f"{path}/_export/runs")) == 2
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+@pytest.mark.parametrize("change", ["append", "overwrite", "delete", "restore"])
+def test_it_does_not_go_on_with_what_others_changed(change: str, cleaned: bool, tmp_path: Path) -> None:
+    path = str(tmp_path)
+    for _ in range(2):
+        export(DeltaDirectory(path, LATEST), rows=2 if change == "overwrite" else 1)
+    table = DeltaTable(path)
+    if change == "delete":
+        table.delete("value IS NOT NULL")
+    elif change == "restore":
+        export(DeltaDirectory(path, LATEST), rows=3)
+        DeltaTable(path).restore(0)
+    else:
+        write_deltalake(table, table.to_pyarrow_table().slice(0, 1), mode=change)
+    vacuum(path)
+    if cleaned:
+        DeltaTable(path).create_checkpoint()
+        for old in sorted(Path(path, "_delta_log").glob("*.json"))[:-1]:
+            old.unlink()
+    before = values_in(path)
+    with pytest.raises(ExportChanged, match=r"any more, for it .*: export to another directory"):
+        export(DeltaDirectory(path, LATEST))
+    assert values_in(path) == before
+    assert find(path).last() is not None, "what was changed can be audited"
+
+
+def test_it_does_not_go_on_with_other_values_in_as_many_rows(tmp_path: Path) -> None:
+    directory = DeltaDirectory(str(tmp_path), LATEST)
+    export(directory)
+    DeltaTable(directory.path).update({"topic": "'stock'"})
+    vacuum(directory.path)
+    with pytest.raises(ExportChanged, match="was written to in version 1: export"):
+        export(directory)
+
+
+def test_nobody_adds_columns_or_features_unnoticed(tmp_path: Path) -> None:
+    columns, features = str(tmp_path / "columns"), str(tmp_path / "features")
+    for path in (columns, features):
+        export(DeltaDirectory(path, VERSIONS))
+    wider = DeltaTable(columns).to_pyarrow_table().slice(0, 0).append_column("more", pa.nulls(0, pa.string()))
+    write_deltalake(columns, wider, mode="append", schema_mode="merge")
+    with pytest.raises(ExportChanged, match="has other columns now"):
+        export(DeltaDirectory(columns, VERSIONS))
+    log = Path(features, "_delta_log", f"{1:020d}.json")
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
+    log.write_text(json.dumps({"protocol": {**protocol, "writerFeatures": ["deletionVectors", "appendOnly"]}}))
+    with pytest.raises(Unreadable, match="does not read: deletionVectors"):
+        find(features)
+
+
+def test_of_two_that_export_at_once_one_counts(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    for number in (1, 2):  # the first makes the table
+        slow = DeltaDirectory(path, VERSIONS)
+        with slow.locked():
+            slow.clear()
+            with pytest.raises(ExportLocked, match="another process exports to"):
+                export(DeltaDirectory(path, VERSIONS))
+            os.remove(f"{path}/_export/lock")  # so that only Delta is left to tell
+            export(DeltaDirectory(path, VERSIONS), rows=1)
+            write(slow, number)
+            with pytest.raises(ExportLocked, match=f"its run {number} counts: run one export of it only"):
+                slow.publish(run_of(number, VERSIONS))
+        assert values_in(path) == [*range(1, number + 1)]
+
+
+def test_files_that_another_process_took_are_missed(tmp_path: Path) -> None:
+    directory = DeltaDirectory(str(tmp_path), VERSIONS)
+    with directory.locked():
+        directory.clear()
+        write(directory, 1)
+        os.remove(f"{directory.writing}/part-0.parquet")
+        with pytest.raises(ExportLocked, match="another process changes what is written"):
+            directory.publish(run_of(1, VERSIONS))
+    assert values_in(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_others_may_commit_while_it_runs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path)
+    directory = DeltaDirectory(path, kind)
+    export(directory)
+    attempt, left = DeltaDirectory._try, [3]
+
+    def overtaken(*arguments: Any) -> None:
+        left[0] -= 1
+        if left[0] == 2:
+            DeltaTable(path).optimize.compact()
+        elif left[0] == 1:
+            vacuum(path)
+        attempt(*arguments)
+
+    monkeypatch.setattr(DeltaDirectory, "_try", overtaken)
+    assert export(directory).number == 2
+    assert left == [0]
+    assert values_in(path) == expected(kind, 2)
+
+
+def test_a_commit_whose_fate_is_unknown_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deltalake.exceptions import DeltaError
+
+    path = str(tmp_path)
+    attempt = DeltaDirectory._try
+
+    def told_wrong(*arguments: Any) -> None:
+        attempt(*arguments)
+        raise DeltaError("connection lost")
+
+    def full(*_: Any) -> None:
+        raise DeltaError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaDirectory, "_try", told_wrong)
+        assert [export(DeltaDirectory(path, VERSIONS)).number for _ in range(2)] == [1, 2]
+        patch.setattr(DeltaDirectory, "_try", full)
+        with pytest.raises(ExportFailed, match=r"run 3 can't be committed to .* \(no space left\)"):
+            export(DeltaDirectory(path, VERSIONS))
+    export(DeltaDirectory(path, VERSIONS))
+    assert values_in(path) == expected(VERSIONS, 3)
+
+
+def test_what_is_no_export_of_its_kind_and_format_is_refused(tmp_path: Path) -> None:
+    versions = DeltaDirectory(str(tmp_path / "v"), VERSIONS)
+    assert versions.last() is None
+    export(versions)
+    with pytest.raises(InvalidRequest, match="is an export of versions: export latest to another"):
+        DeltaDirectory(versions.path, LATEST).last()
+    with pytest.raises(InvalidRequest, match="is a Delta table"):
+        ExportDirectory(versions.path, VERSIONS).last()
+    for kind in (VERSIONS, LATEST):
+        parquet = ExportDirectory(str(tmp_path / kind), kind)
+        export(parquet)
+        with pytest.raises(InvalidRequest, match="holds an export as Parquet files"):
+            target(parquet.path, kind, DELTA).last()
+    os.makedirs(tmp_path / "empty" / "_delta_log")
+    with pytest.raises(InvalidRequest, match="there is no export"):
+        find(str(tmp_path / "empty"))
+    write_deltalake(str(tmp_path / "other"), pa.table({"a": [1]}))
+    with pytest.raises(Unreadable, match=r"made by something else, or its delta\.setTransactionRetentionDuration"):
+        export(DeltaDirectory(str(tmp_path / "other"), VERSIONS))
+
+
+def test_how_far_it_goes_is_not_guessed(tmp_path: Path) -> None:
+    directory = DeltaDirectory(str(tmp_path), VERSIONS)
+    export(directory)
+    (file,) = Path(tmp_path, "_export", "runs").iterdir()
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"1:1", b"1:9"))
+    with pytest.raises(Unreadable, match=f"{file.name} was changed since it was written"):
+        export(directory)
+    file.unlink()
+    with pytest.raises(Unreadable, match=f"{file.name} is missing"):
+        export(directory)
+    file.write_bytes(data)
+    export(directory)
+    next(Path(tmp_path, "_delta_log").glob(f"{0:020d}.json")).write_text("{")
+    with pytest.raises(Unreadable, match="can't be read"):
+        directory.last()
+
+
+def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'txnbuffer\[delta\]'"):
+        DeltaDirectory(str(tmp_path), VERSIONS)
+
+
+def test_readers_leave_out_files_by_what_stands_in_them(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    for _ in range(3):
+        export(DeltaDirectory(path, VERSIONS))
+    table = DeltaTable(path)
+    time = datetime.datetime(2026, 1, 3, 0, 0, 0, 123456, datetime.UTC)
+    found = table.to_pyarrow_table(filters=[("publish_time", "=", time)])
+    assert found["value"].to_pylist() == [b"2", b"2"]
+    assert len(table.file_uris(file_pruning_predicate="publish_time = '2026-01-03 00:00:00.123456Z'")) == ROWS
+    assert table.file_uris(file_pruning_predicate="topic = 'stock'") == []
+    for one in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        assert one["min.publish_time"].microsecond == 123_000 < time.microsecond < one["max.publish_time"].microsecond
+    assert len(table.to_pyarrow_table(filters=[("topic", "=", "orders")])) == 3 * ROWS
+
+
+def test_times_that_delta_cannot_write_are_left_to_the_files(tmp_path: Path) -> None:
+    directory = DeltaDirectory(str(tmp_path), VERSIONS)
+    with directory.locked():
+        directory.clear()
+        os.makedirs(directory.writing)
+        times = pa.array([-(2**62), 0, 2**62], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+        columns = [pa.array(["t"] * 3), pa.nulls(3, schema_of(COLUMNS).field("position").type), pa.nulls(3, "binary")]
+        written = pa.Table.from_arrays([*columns, times], schema=schema_of(COLUMNS))
+        pq.write_table(written, f"{directory.writing}/part-0.parquet")
+        directory.publish(run_of(1, VERSIONS, 3))
+    assert DeltaTable(str(tmp_path)).to_pyarrow_table() == written
+    files = pa.table(DeltaTable(str(tmp_path)).get_add_actions(flatten=True)).to_pylist()
+    assert [(one["min.publish_time"], one["max.topic"], one["num_records"]) for one in files] == [(None, "t", 3)]
+
+
+def test_golden_run_of_a_delta_table() -> None:
+    run = Run(2, LATEST, ("topic", "position", "key", "value"), run_of(7, LATEST).offset, 4711, rows=4711)
+    data = committed("pipeline/delta-run-1.json", run.encode())
+    assert Run.decode("run", data) == run
+    assert mark_of(2, data) == 0x2_2C8C359F
+
+
+def test_another_programs_transactions_are_not_ours(tmp_path: Path) -> None:
+    directory = DeltaDirectory(str(tmp_path), VERSIONS)
+    export(directory)
+    table = DeltaTable(str(tmp_path))
+    properties = CommitProperties(app_transactions=[Transaction("other", 9)])
+    table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+    assert export(directory).number == 2
+    assert DeltaTable(str(tmp_path)).transaction_version(APP) >> 32 == 2

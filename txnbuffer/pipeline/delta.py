@@ -1,0 +1,320 @@
+"""An export as a Delta table: each run is one commit of the table's log.
+
+    DIR/_delta_log/                     the table's log
+    DIR/run-2-9f3c…-part-….parquet      what a run added
+    DIR/_export/runs/2-7a01b2c3.json    how far the run goes, as `_run.json` of `pipeline.exports`
+
+A commit adds the files of a run (of the latest values it removes all others), and says by an application transaction
+of the id `txnbuffer` which run the last one is: its version is the run's number, times 2^32, plus XXH32 of the file
+that says how far the run goes, whose name has both too. That file is there, synced, before the commit. So files and
+positions count together, by the commit, or neither does; what Delta keeps of the commit is one number, through
+checkpoints, whatever is cleaned up and optimized. What a run left that was killed before its commit is in no version
+of the table.
+
+Each run makes sure first that since the one before nobody else changed what the table says: commits that move records
+into other files are no change. Of what Delta has cleaned up of its log the number of rows has to tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from broker_io.errors import MissingDependency, StorageError
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.pipeline.delta_files import add_action, changes_data, files_of, is_mark
+from txnbuffer.pipeline.exports import (
+    DELTA_LOG,
+    LATEST,
+    VERSIONS,
+    ExportDirectory,
+    ExportFailed,
+    ExportLocked,
+    Run,
+    UnreadableExport,
+    sync,
+)
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
+    from pyspark.sql import DataFrame, SparkSession
+
+APP = "txnbuffer"
+ATTEMPTS = 10
+"""Others may commit between a look at the table and our commit; so often it is tried again."""
+
+
+class ExportChanged(StorageError):
+    """Others have written records to an exported table, or removed some."""
+
+
+class Seen(NamedTuple):
+    """A version of the table, and the run that it ends with; `mark` is the version of the application transaction."""
+
+    table: DeltaTable
+    mark: int
+    run: Run
+
+
+class DeltaDirectory(ExportDirectory):
+    """An export of one kind as a Delta table at a path; nothing is made before `locked`.
+
+    Raises MissingDependency without the package deltalake.
+    """
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(path, kind)
+        self._seen: Seen | None = None
+        try:
+            import deltalake  # noqa: F401  # what is missing is told before anything starts
+        except ImportError as error:
+            raise MissingDependency(
+                f"format delta needs the package deltalake ({error}): pip install 'txnbuffer[delta]'"
+            ) from None
+
+    def last(self) -> Run | None:
+        """The last run that counts; None if there is none.
+
+        Raises UnreadableExport, InvalidRequest for an export of another kind or format.
+        """
+        self._seen = seen = self.look()
+        if seen is None:
+            return None
+        if seen.run.kind != self.kind:
+            raise InvalidRequest(
+                f"{self.path} is an export of {seen.run.kind}: export {self.kind} to another directory"
+            )
+        return seen.run
+
+    @property
+    def table(self) -> str:
+        """What a reader of Delta tables reads."""
+        return self.path
+
+    def frame(self, spark: SparkSession, run: Run) -> DataFrame:
+        """What the export holds up to the last run, as `last` found it."""
+        from pyspark.sql.types import StructField, StructType
+
+        from txnbuffer.pipeline.spark.source import TYPES
+
+        schema = StructType([StructField(name, TYPES[name]) for name in run.columns])
+        files = [] if self._seen is None else [os.path.join(self.path, path) for path in files_of(self._seen.table)]
+        return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+    def clear(self) -> None:
+        """Remove what runs left that never counted; but files that got their name already are VACUUM's to remove.
+
+        Raises ExportChanged, and as `last`.
+        """
+        shutil.rmtree(self.writing, ignore_errors=True)
+        self.last()
+        if self._seen is not None:
+            self._check(self._seen)
+
+    def publish(self, run: Run) -> Run:
+        """What stands in `writing` counts from here on, as the run behind the one that `last` found.
+
+        Raises ExportFailed, ExportLocked if another process exported meanwhile, ExportChanged.
+        """
+        with self.writable():
+            adds = self._named(run)
+            before = self._seen.run.rows or 0 if self._seen and self.kind == VERSIONS else 0
+            counted = replace(run, rows=before + run.records)
+            data = counted.encode()
+            mark = mark_of(run.number, data)
+            self._store(mark, data)
+            self._commit(adds, counted, mark)
+            self._forget(run.number - 1)
+        return counted
+
+    def look(self) -> Seen | None:
+        """The newest version of the table, whatever others did to it; None if there is none."""
+        from deltalake import DeltaTable
+
+        if not os.path.isdir(os.path.join(self.path, DELTA_LOG)):
+            self._refuse_parquet()
+            return None
+        with self._readable():
+            if not DeltaTable.is_deltatable(self.path):
+                return None
+            table = DeltaTable(self.path)
+            mark = table.transaction_version(APP)
+        protocol = table.protocol()
+        if protocol.min_reader_version > 1:
+            features = ", ".join(protocol.reader_features or ["column mapping"])
+            raise UnreadableExport(f"{self.path} has features of Delta that this release does not read: {features}")
+        if mark is None:
+            raise UnreadableExport(
+                f"the Delta table {self.path} does not say how far it is exported: it was made by something else, or "
+                f"its delta.setTransactionRetentionDuration is over; export to another directory"
+            )
+        return Seen(table, mark, self._run_of(mark))
+
+    def _refuse_parquet(self) -> None:
+        names = os.listdir(self.path) if os.path.isdir(self.path) else []
+        if any(name in (LATEST, "runs") or name.startswith("run=") for name in names):
+            raise InvalidRequest(f"{self.path} holds an export as Parquet files: export to Delta in another directory")
+
+    def _run_of(self, mark: int) -> Run:
+        path = self._run_file(mark)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            raise UnreadableExport(
+                f"{path} is missing, which says how far {self.path} is exported: put it back, or export to another "
+                f"directory"
+            ) from None
+        run = Run.decode(path, data)
+        if mark_of(run.number, data) != mark:
+            raise UnreadableExport(f"{path} was changed since it was written: put it back, or export elsewhere")
+        return run
+
+    def _check(self, seen: Seen) -> None:
+        """See that the table says what it said after its last run. Raises ExportChanged, UnreadableExport."""
+        if [field.name for field in seen.table.schema().fields] != [*seen.run.columns]:
+            raise self._changed(seen, "has other columns now")
+        cleaned = self._changed_in_log(seen)
+        counts = files_of(seen.table).values()
+        rows = None if None in counts else sum(filter(None, counts))
+        if rows != seen.run.rows and (cleaned or rows is not None):
+            raise self._changed(seen, f"has {'nobody knows how many' if rows is None else rows} rows now")
+
+    def _changed_in_log(self, seen: Seen) -> bool:
+        """Whether Delta has cleaned up what tells of others' changes. Raises ExportChanged for a change."""
+        for version in range(seen.table.version(), -1, -1):
+            try:
+                with open(self._commit_file(version), encoding="utf-8") as file:
+                    actions = [json.loads(line) for line in file if line.strip()]
+            except FileNotFoundError:
+                return True
+            except ValueError as error:
+                raise UnreadableExport(f"{self._commit_file(version)} can't be read ({error})") from None
+            if any(is_mark(action, APP, seen.mark) for action in actions):
+                return False
+            if any(map(changes_data, actions)):
+                raise self._changed(seen, f"was written to in version {version}")
+        return True
+
+    def _changed(self, seen: Seen, what: str) -> ExportChanged:
+        return ExportChanged(
+            f"{self.path} is not what run {seen.run.number} of its export left any more, for it {what}: export to "
+            f"another directory"
+        )
+
+    def _named(self, run: Run) -> list[AddAction]:
+        """Give the files of `writing` the names that stay, and say what adds them."""
+        import pyarrow.parquet as pq
+
+        prefix, footers = f"run-{run.number}-{uuid.uuid4().hex}", {}
+        for name in sorted(os.listdir(self.writing)):
+            path, final = os.path.join(self.writing, name), f"{prefix}-{name}"
+            footer = None if name[0] in "._" else pq.read_metadata(path)
+            if footer is not None and footer.num_rows:
+                sync(path)
+                os.rename(path, os.path.join(self.path, final))
+                footers[final] = footer
+        if sum(footer.num_rows for footer in footers.values()) != run.records:
+            raise ExportLocked(f"another process changes what is written to {self.path}: run one export of it only")
+        sync(self.path)
+        shutil.rmtree(self.writing)
+        return [add_action(self.path, path, footer) for path, footer in footers.items()]
+
+    def _store(self, mark: int, data: bytes) -> None:
+        path = self._run_file(mark)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+        for one in (path, os.path.dirname(path), os.path.join(self.path, "_export")):
+            sync(one)
+
+    def _commit(self, adds: list[AddAction], run: Run, mark: int) -> None:
+        """Commit right behind a version in which the run that `last` found is the last one still."""
+        from deltalake.exceptions import DeltaError
+
+        before, now, failed = self._seen, self.look(), ""
+        for _ in range(ATTEMPTS):
+            if (now and now.mark) != (before and before.mark):
+                raise ExportLocked(
+                    f"another process exported to {self.path} meanwhile, and its run {run.number} counts: run one "
+                    f"export of it only"
+                )
+            if now is not None:
+                self._check(now)
+            try:
+                self._try(now, adds, run, mark)
+            except DeltaError as error:
+                failed = str(error)
+            version = 0 if now is None else now.table.version() + 1
+            now = self.look()
+            if now is not None and now.mark == mark:
+                break
+        else:
+            raise ExportFailed(f"run {run.number} can't be committed to {self.path} ({failed}): export again")
+        sync(self._commit_file(version))
+        sync(os.path.join(self.path, DELTA_LOG))
+        self._seen = now
+
+    def _try(self, now: Seen | None, adds: list[AddAction], run: Run, mark: int) -> None:
+        """Commit as the version behind the one that was seen; nobody's other commit may get in between."""
+        from deltalake import CommitProperties, Schema, Transaction
+        from deltalake.transaction import create_table_with_add_actions
+
+        from txnbuffer.pipeline.arrow import schema_of
+
+        told = {APP: {"run": run.number, "kind": run.kind, "records": run.records}}
+        properties = CommitProperties(told, max_commit_retries=0, app_transactions=[Transaction(APP, mark)])
+        schema = Schema.from_arrow(schema_of(run.columns))
+        if now is None:
+            create_table_with_add_actions(
+                self.path,
+                schema,
+                adds,
+                configuration={"delta.appendOnly": "true"} if run.kind == VERSIONS else {},
+                commit_properties=properties,
+            )
+        else:
+            mode = "append" if run.kind == VERSIONS else "overwrite"
+            now.table.create_write_transaction([*adds], mode, schema, commit_properties=properties)
+
+    def _forget(self, oldest: int) -> None:
+        """Remove what says how far runs before this one go; the one before the last is kept for who reads it still."""
+        runs = os.path.join(self.path, "_export", "runs")
+        for name in os.listdir(runs):
+            if int(name.partition("-")[0]) < oldest:
+                os.remove(os.path.join(runs, name))
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            yield
+        except DeltaError as error:
+            raise UnreadableExport(f"the Delta table {self.path} can't be read: {error}") from None
+
+    def _run_file(self, mark: int) -> str:
+        return os.path.join(self.path, "_export", "runs", f"{mark >> 32}-{mark & 0xFFFFFFFF:08x}.json")
+
+    def _commit_file(self, version: int) -> str:
+        return os.path.join(self.path, DELTA_LOG, f"{version:020d}.json")
+
+
+def mark_of(number: int, data: bytes) -> int:
+    """The version of the application transaction of a run whose file holds `data`."""
+    return number << 32 | xxhash.xxh32_intdigest(data)
+
+
+def kind_at(path: str) -> str | None:
+    """The kind of the export that a Delta table is; None: there is none. Raises UnreadableExport."""
+    seen = DeltaDirectory(path, VERSIONS).look()
+    return None if seen is None else seen.run.kind
