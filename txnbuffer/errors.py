@@ -33,6 +33,7 @@ __all__ = [
     "HandlerTooSlow",
     "InvalidConfiguration",
     "InvalidRequest",
+    "LogDeleted",
     "MalformedFrame",
     "MutationsTrimmed",
     "NotVisible",
@@ -327,6 +328,16 @@ class DecisionsLost(StorageError):
             f"{topic} lacks what it once held: {what}. Was it deleted, truncated, or put back from an older copy? Put "
             "back the newest; or `txnbuf recover ADDRESS --decisions --write` begins it anew, which gives up decisions "
             "that stood nowhere else"
+        )
+
+
+class LogDeleted(PeerError):
+    """The decision log was deleted, alone or with its namespace, while a service had it or stood by."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the log that this service had or waited for is gone, alone or with its namespace ({why}): start it "
+            "again, and see in docs/operating.md what to do before that"
         )
 
 

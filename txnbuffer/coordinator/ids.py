@@ -39,7 +39,10 @@ class IdSet:
 
     def up_to(self, limit: int) -> BitMap64:
         """The ids that are at most `limit`."""
-        return self.bitmap() & block(0, limit + 1)
+        ids = self.bitmap().copy()
+        if ids:
+            ids.remove_range(limit + 1, max(ids.max(), limit) + 1)
+        return ids
 
     def drop_up_to(self, limit: int) -> None:
         self.bitmap().remove_range(0, limit + 1)

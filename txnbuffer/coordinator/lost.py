@@ -25,12 +25,14 @@ Buffers = Mapping[str, TransactionBuffer]
 
 AHEAD = 2**32
 """More ids than are under way: leased and not used yet, or used and not ended."""
+A_SECOND = 2**20
+"""More ids than any log uses in a second."""
 
 
 def what_is_lost(history: History, epoch: int, shard: int, topics: Buffers) -> str | None:
     """What shows that the log lacks something; None if nothing does. `epoch` is that of the next owner."""
     known = _ids(history)
-    blank = not (history.leases or history.groups or history.marks or history.topics)
+    blank = is_blank(history)
     for topic, buffer in topics.items():
         if blank and any(opened.txn.most == shard for opened in buffer.ongoing):
             return f"topic {topic} has transactions of this coordinator, and the log has nothing"
@@ -61,6 +63,22 @@ def begun_anew(history: History, shard: int, topics: Buffers, owner: str) -> lis
         epoch, highest = max(epoch, state.epoch), max(highest, state.low_water_mark, ended.max() if ended else 0)
     mark = Mark(history.next_mark, highest + AHEAD, 0, BitMap64(), BitMap64())
     return [encode(Owner(epoch + 1, owner, "")), encode(mark)]
+
+
+def first_ids(history: History, now_ms: int) -> Message | None:
+    """The entry by which the ids of a log that is begun now lie above those of any that had its name before.
+
+    None for one that was begun before. What is still under way to topics of the older log, in a namespace that was
+    deleted, may reach those of the newer one: under ids that were used again it would pass for part of a transaction.
+    """
+    if not is_blank(history):
+        return None
+    return encode(Mark(history.next_mark, now_ms // 1000 * A_SECOND, 0, BitMap64(), BitMap64()))
+
+
+def is_blank(history: History) -> bool:
+    """Whether the log tells of nothing but owners."""
+    return not (history.leases or history.groups or history.marks or history.topics)
 
 
 def _ids(history: History) -> BitMap64:

@@ -110,8 +110,8 @@ class TakeOver:
             self._sessions.load(lease, core.now)
         for record, transaction in undone:
             self._load_undone(record, transaction)
-        settled = core.progress.settled.bitmap() | bitmap_of(core.live)
-        self._sessions.taken = settled - block(0, self.horizon + 1)
+        taken = self._sessions.taken = core.progress.settled.bitmap() | bitmap_of(core.live)
+        taken.remove_range(0, self.horizon + 1)
 
     def _load_group(self, group: Group) -> list[tuple[GroupRecord, Transaction]]:
         """Remember what a group decided; returns those of its transactions that are not settled."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import Error
+from broker_io.errors import ClusterRefused, Error, TopicNotFound
 from broker_io.position import EARLIEST, Position
+from txnbuffer.errors import LogDeleted
 from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.counting import Counting
 from txnbuffer.service.decision_log import newest_owner
@@ -20,6 +22,19 @@ from txnbuffer.shards import LETTERS
 if TYPE_CHECKING:
     from txnbuffer.service.engine import Engine
     from txnbuffer.service.topic import Topic
+
+LOOK = 2.0
+"""Seconds between two looks whether the decision log is still there."""
+MISSED = 2
+"""So often one after the other it is missing before it counts as gone."""
+NOT_FOUND = 404
+"""The status of an answer about what isn't there."""
+
+
+def of_log(error: Error) -> Error:
+    """What ended a service beside a cluster, or its standing by: where a topic of ours is gone, the log is."""
+    gone = isinstance(error, TopicNotFound) or (isinstance(error, ClusterRefused) and error.status == NOT_FOUND)
+    return LogDeleted(str(error)) if gone else error
 
 
 def read_others(engine: Engine, following: Following, decisions: str, at: Position, inbox: Position | None) -> None:
@@ -37,6 +52,7 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
             coordinator.newer_epoch_seen(epoch, "the decision log")
 
     following.follow(Follower(engine.broker, decisions, at, decisions_came, engine.fail)).gather = GATHER_OWN
+    engine.run(_watch_log(engine, decisions))
     shard = topics.shard
     if shard.of > 1:
         elsewhere = Elsewhere(engine.broker, coordinator, engine.appends, marking, engine.run, engine.now, engine.wake)
@@ -55,6 +71,21 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
         )
         carrying.elsewhere, carrying.letters = elsewhere, letters
         following.follow(Follower(engine.broker, shard.topic(LETTERS), inbox or EARLIEST, letters.take, engine.fail))
+
+
+async def _watch_log(engine: Engine, decisions: str) -> None:
+    """See that the log is still the one that was taken over: what is under way to one that is gone may wait long."""
+    missed = 0
+    while missed < MISSED:
+        await asyncio.sleep(LOOK)
+        try:
+            name = await asyncio.to_thread(engine.broker.incarnation, decisions)
+        except TopicNotFound:
+            name = ""
+        except Error:
+            continue  # it could not be seen this time
+        missed = 0 if name == engine.log else missed + 1
+    engine.fail(TopicNotFound(f"topic {decisions!r} was deleted"))
 
 
 def troubles_elsewhere(engine: Engine) -> dict[str, Error | None]:

@@ -48,7 +48,7 @@ class Carrying:
     """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
 
     `marking`, `counting` and `remaking` are there where others write the topics too, `elsewhere` and `letters` where
-    topics may be those of other shards.
+    topics may be those of other shards. `gone`: the decision log is, which is why nothing more can be decided.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Carrying:
         self.remaking: Remaking | None = None
         self.elsewhere: Elsewhere | None = None
         self.letters: Letters | None = None
+        self.gone: TopicNotFound | None = None
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -245,6 +246,7 @@ class Carrying:
         self._coordinator.decisions_durable(token, self._now())
 
     def _decisions_failed(self, error: Error) -> None:
+        self.gone = error if isinstance(error, TopicNotFound) else None
         self._coordinator.decisions_failed(str(error))
 
     def _write_border(self, effect: WriteBorder) -> None:

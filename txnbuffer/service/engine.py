@@ -31,7 +31,7 @@ from txnbuffer.coordinator.messages import Answers, Opened, Result
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.beside import read_others, writers_elsewhere
+from txnbuffer.service.beside import of_log, read_others, writers_elsewhere
 from txnbuffer.service.carrying import Carrying
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.following import Following
@@ -247,7 +247,7 @@ class Engine:
         """End everything at once: what is under way is told by whoever owns the log next."""
         if self.ended.done():
             return
-        named = as_error(error)
+        named = of_log(as_error(error)) if self.following is not None else as_error(error)
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
@@ -374,7 +374,7 @@ class Engine:
             self.wake()
 
     def _stopped(self, reason: str) -> None:
-        self.fail(CoordinatorStopped(reason))
+        self.fail(self.carrying.gone or CoordinatorStopped(reason))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

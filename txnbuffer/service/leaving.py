@@ -10,6 +10,7 @@ class Leaving:
     """`leave` is called, in a thread, if the end has begun and is not there `seconds` later."""
 
     def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
+        self._leave = leave
         self._timer = threading.Timer(seconds, leave)
         self._timer.daemon = True
         self._begun = False
@@ -19,6 +20,14 @@ class Leaving:
         if not self._begun:
             self._begun = True
             self._timer.start()
+
+    def hurry(self, seconds: float) -> None:
+        """It is to end within so many seconds: nothing that it waits for can come."""
+        self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._leave)
+        self._timer.daemon = True
+        self._begun = True
+        self._timer.start()
 
     def done(self) -> None:
         """It has ended by itself."""

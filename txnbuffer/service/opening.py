@@ -17,7 +17,7 @@ from snapshots.policy import SnapshotPolicy
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.lost import what_is_lost
+from txnbuffer.coordinator.lost import first_ids, what_is_lost
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
@@ -82,6 +82,7 @@ def take_over(
         name = broker.incarnation(log.topic)
         keeper.recover()
         _check_whole(log, shard, keeper)
+        _begin_ids(broker, log, writer, clock)
         keeper.expect(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
@@ -109,6 +110,14 @@ def _check_whole(log: DecisionLog, shard: Shard, keeper: BufferKeeper) -> None:
     lost = what_is_lost(log.history, log.history.epoch, shard.number, buffers)
     if lost is not None:
         raise DecisionsLost(log.topic, lost)
+
+
+def _begin_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -> None:
+    """Others may delete a namespace of a cluster and make it anew, while programs that wrote there go on."""
+    first = first_ids(log.history, clock.now_ms()) if isinstance(broker, GuardedBroker) else None
+    if first is not None:
+        writer.append(Batch.of([first])).result()
+        log.history.apply(first)
 
 
 def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:

@@ -17,7 +17,7 @@ from broker_io.port import Broker
 from snapshots.policy import SnapshotPolicy
 from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.config import Config as CoordinatorConfig
-from txnbuffer.errors import InvalidConfiguration
+from txnbuffer.errors import InvalidConfiguration, LogDeleted
 from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.front import Front, advertised
@@ -30,6 +30,8 @@ from txnbuffer.shards import Shard, check_shard
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
+HURRY = 2.0
+"""Seconds in which a service ends whose log was deleted: what it has under way would reach one that is made anew."""
 
 
 def check(config: Config, *, shared: bool = False) -> None:
@@ -195,7 +197,7 @@ async def _own(
         if engine.ended.done():
             error = engine.ended.result()
             log("failed", error=str(error), kind=type(error).__name__)
-            signals.ends()
+            signals.ends(hurry=isinstance(error, LogDeleted))
             return error
         seconds = config.service.drain_seconds
         log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
@@ -230,9 +232,11 @@ class Signals:
         self.first.set()
         self.ends()
 
-    def ends(self) -> None:
-        """The process is about to end."""
-        if self._leaving is not None:
+    def ends(self, *, hurry: bool = False) -> None:
+        """The process is about to end; `hurry`: whoever is waited for will not answer."""
+        if self._leaving is not None and hurry:
+            self._leaving.hurry(HURRY)
+        elif self._leaving is not None:
             self._leaving.begin()
 
 

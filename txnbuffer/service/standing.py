@@ -11,6 +11,7 @@ import threading
 from broker_io.errors import Error, StillHeld
 from broker_io.port import Broker, Writer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.service.beside import of_log
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.opening import Standing
 from txnbuffer.service.partitioning import prepare
@@ -72,7 +73,7 @@ class Standby:
             return None
         except Error as error:
             if not error.retryable:
-                raise
+                raise of_log(error) from error
             self.problem = error
             self._stopping.wait(PAUSE)
             return None

@@ -1,0 +1,107 @@
+"""A namespace that somebody deletes while services and clients use it, and that is made anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+from contextlib import suppress
+
+import pytest
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io.testing.contract.base import eventually
+from broker_io.testing.standalone import ask
+from txnbuffer import PlainClient, connect
+from txnbuffer.errors import Error, LogDeleted
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def delete_namespace(cluster: Cluster, namespace: str) -> None:
+    """With all that is in it, and that comes back meanwhile."""
+
+    def gone() -> bool:
+        with suppress(urllib.error.HTTPError):
+            ask(cluster.admin, f"namespaces/{namespace}?force=true", "DELETE")
+        with suppress(urllib.error.HTTPError):  # a cluster may refuse to do both at once
+            for topic in ask(cluster.admin, f"persistent/{namespace}"):
+                ask(cluster.admin, f"{topic.replace('://', '/')}?force=true", "DELETE")
+            ask(cluster.admin, f"namespaces/{namespace}", "DELETE")
+        return namespace not in ask(cluster.admin, "namespaces/public")
+
+    eventually(gone)
+
+
+def made_anew(cluster: Cluster, namespace: str) -> None:
+    def made() -> bool:
+        with suppress(urllib.error.HTTPError):
+            ask(cluster.admin, f"namespaces/{namespace}", "PUT", {})
+        return namespace in ask(cluster.admin, "namespaces/public")
+
+    eventually(made)
+
+
+def seen(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    deadline = time.monotonic() + 60.0
+    with client.reader(topic) as reader:
+        while len(values) < count and time.monotonic() < deadline:
+            values += [record.value for record in reader.read(timeout=1.0) or ()]
+    return values
+
+
+def tell_errors(client: PlainClient, told: list[Error]) -> None:
+    """Go on until one is told: no call waits for ever."""
+    while not told:
+        try:
+            with client.transaction() as txn:
+                txn.send("orders", b"older")
+        except Error as error:
+            told.append(error)
+
+
+def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+
+    def service(*flags: str) -> ServiceProcess:
+        return ServiceProcess(address, "--admin-url", cluster.admin, *flags)
+
+    active = service().wait_serving()
+    standby = service("--standby")
+    standby.wait_event("standing by")
+    older = connect(address, broker_options=options, patience=2.0).open_plain()
+    try:
+        with older.transaction() as txn:
+            txn.send("orders", b"older")
+            of_older = txn.id
+        told: list[Error] = []
+        working = threading.Thread(target=tell_errors, args=(older, told), daemon=True)
+        working.start()
+        delete_namespace(cluster, namespace)
+        for ended in (active, standby):
+            assert ended.finish(120.0) == LogDeleted("").exit_code, "".join(ended.lines)
+            assert "alone or with its namespace" in "".join(ended.lines), "".join(ended.lines)
+        working.join(120.0)
+        assert not working.is_alive()
+        made_anew(cluster, namespace)
+        anew = service().wait_serving()
+        try:
+            with connect(address, broker_options=options) as client:
+                numbers = [str(number).encode() for number in range(20)]
+                for number in numbers:
+                    with client.transaction() as txn:
+                        txn.send("newer", number)
+                        of_newer = txn.id
+                assert of_newer > of_older
+                with pytest.raises(Error), older.transaction() as txn:  # that one has to connect anew
+                    txn.send("newer", b"older")
+                assert seen(client, "newer", len(numbers)) == numbers
+        finally:
+            anew.kill()
+    finally:
+        older.close()
+        for each in (active, standby):
+            if each.process.poll() is None:
+                each.kill()

@@ -1,0 +1,169 @@
+"""A decision log that is deleted on a cluster, alone or with its namespace, while a service has it or stands by."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from cluster_app import App, app_on, beside
+from service_setup import engine_on, eventually, on_a_loop, visible
+
+from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
+from broker_io.memory import MemoryBroker
+from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
+from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.ids import IdSet, bitmap_of
+from txnbuffer.coordinator.lost import A_SECOND, first_ids
+from txnbuffer.errors import LogDeleted
+from txnbuffer.model import Outcome
+from txnbuffer.service import beside as beside_module
+from txnbuffer.service import standing
+from txnbuffer.service.beside import of_log
+from txnbuffer.service.engine import Engine
+from txnbuffer.service.leaving import Leaving
+from txnbuffer.service.standing import Standby
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setattr(beside_module, "LOOK", 0.01)
+    monkeypatch.setattr(standing, "SLICE", 0.1)
+    with MemoryBroker() as opened:
+        yield opened
+
+
+class Guarded(MemoryBroker):
+    """As a cluster is, where others have a say."""
+
+    def check_topic(self, topic: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def connected(cluster: MemoryBroker) -> AsyncIterator[tuple[Engine, App]]:
+    """A service that is told of a cluster, and an application."""
+    async with engine_on(Guarded(log=cluster.log), shared=True) as engine:
+        yield engine, await app_on(engine, cluster, "orders")
+
+
+def delete_all(cluster: MemoryBroker) -> None:
+    for topic in cluster.topics():
+        cluster.delete_topic(topic)
+
+
+@on_a_loop
+async def test_a_service_whose_log_is_deleted_ends_though_it_writes_nothing(cluster):
+    async with beside(cluster) as (engine, _):
+        delete_all(cluster)
+        error = await engine.ended
+        assert isinstance(error, LogDeleted)
+        assert (error.exit_code, TOPIC in str(error)) == (3, True)
+
+
+@on_a_loop
+async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
+    monkeypatch.setattr(beside_module, "LOOK", 60.0)
+    async with beside(cluster) as (engine, _):
+        app = await app_on(engine, cluster, "orders")
+        txn = next(app.ids)
+        await app.write("orders", [txn])
+        with cluster.log.changed:
+            delete_all(cluster)
+            cluster.create_topic(TOPIC)
+        deciding = asyncio.ensure_future(app.commit(txn, "orders"))
+        assert isinstance(await engine.ended, LogDeleted)
+        deciding.cancel()
+
+
+@on_a_loop
+async def test_a_log_that_is_missed_for_a_moment_ends_nothing(cluster, monkeypatch):
+    async with beside(cluster) as (engine, broker):
+        asked, told = 0, broker.incarnation
+
+        def incarnation(topic: str) -> str:
+            nonlocal asked
+            asked += 1
+            if asked % 3 == 0:
+                raise TopicNotFound("not now")
+            if asked % 3 == 1:
+                raise ServiceUnavailable("the cluster is away")
+            return told(topic)
+
+        monkeypatch.setattr(broker, "incarnation", incarnation)
+        while asked < 20:
+            await asyncio.sleep(0.01)
+        monkeypatch.undo()
+        app = await app_on(engine, cluster, "orders")
+        txn = next(app.ids)
+        await app.write("orders", [txn], b"kept")
+        assert await app.commit(txn, "orders") is Outcome.COMMIT
+
+
+@on_a_loop
+async def test_a_standby_whose_log_is_deleted_ends(cluster):
+    async with beside(cluster):
+        standby = Standby(cluster.connect())
+        waiting = asyncio.ensure_future(standby.wait(asyncio.Event()))
+        while standby._log is None:
+            await asyncio.sleep(0.01)
+        delete_all(cluster)
+        with pytest.raises(LogDeleted, match="start it again"):
+            await waiting
+
+
+def test_what_of_a_cluster_says_that_the_log_is_gone():
+    assert isinstance(of_log(ClusterRefused("…", 404, "Namespace is deleted")), LogDeleted)
+    assert not isinstance(of_log(ClusterRefused("…", 409, "Conflict")), LogDeleted)
+
+
+@on_a_loop
+async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeypatch):
+    """What is under way to a topic of the older one is part of no transaction of the newer one."""
+    now = int(time.time())
+    with Guarded() as cluster:
+        async with connected(cluster) as (_, app):
+            first = app.ids
+            assert next(first) > now * A_SECOND
+            await app.write("orders", [next(first)])
+        async with connected(cluster) as (_, app):
+            again = next(app.ids)
+            assert next(first) < again < next(first) + A_SECOND  # the same log: it goes on
+        delete_all(cluster)
+        monkeypatch.setattr("broker_io.environment.SystemClock.now_ms", lambda _: (now + 2) * 1000)
+        async with connected(cluster) as (_, app):
+            late, txn = next(first), next(app.ids)
+            assert txn > late + A_SECOND // 2
+            await app.write("orders", [late], b"of the older one")
+            await app.write("orders", [txn], b"of the newer one")
+            assert await app.commit(txn, "orders") is Outcome.COMMIT
+            await eventually(lambda: visible(cluster, "orders") == {b"of the newer one": 1}, 30.0)
+
+
+def test_ids_are_settled_by_a_log_without_any():
+    now = 1_700_000_000_000
+    first = first_ids(History.read([encode(Owner(1, "o"))]), now)
+    assert first is not None
+    assert History.read([first]).low_water_mark == 1_700_000_000 * A_SECOND
+    assert first_ids(History.read([first]), now) is None
+    assert first_ids(History.read([encode(Lease(1, 100, "s", 0))]), now) is None
+
+
+def test_ids_up_to_a_limit_take_no_time_by_how_high_it_is():
+    ids = IdSet(bitmap_of([3, 2**60, 2**60 + 5]))
+    assert list(ids.up_to(2**60)) == [3, 2**60]
+    assert list(ids.up_to(2)) == []
+    assert list(ids.up_to(2**61)) == [3, 2**60, 2**60 + 5]
+    assert list(IdSet().up_to(2**61)) == []
+
+
+def test_a_process_in_a_hurry_does_not_wait_as_long():
+    left = threading.Event()
+    leaving = Leaving(3600.0, left.set)
+    leaving.begin()
+    leaving.hurry(0.01)
+    assert left.wait(60.0)
+    leaving.done()
