@@ -28,6 +28,7 @@ from broker_io.position import Position
 from broker_io.testing.standalone import ask as ask_cluster
 from txnbuffer import PlainClient, connect
 from txnbuffer.cli.asking import Service, ask
+from txnbuffer.shards import shard_of
 
 MEMBER = Path(__file__).with_name("group_member.py")
 MOST, FEWEST = 5, 1
@@ -243,41 +244,58 @@ def embedded(directory: Path, events: int, seed: int, flights: Iterator[Flight],
 
 
 def beside_pulsar(
-    cluster: tuple[str, str, str], events: int, seed: int, flights: Iterator[Flight], restarts: float = 0.0
+    cluster: tuple[str, str, str],
+    events: int,
+    seed: int,
+    flights: Iterator[Flight],
+    restarts: float = 0.0,
+    shards: int = 1,
 ) -> Report:
-    """On a partitioned topic of a cluster (its address, its admin address, a namespace), which grows meanwhile."""
+    """On a partitioned topic of a cluster (its address, its admin address, a namespace), which grows meanwhile.
+
+    With several shards each has a service; one of them is restarted at a time.
+    """
     url, admin, namespace = cluster
     path = f"persistent/{namespace}/{WIDE}/partitions"
     ask_cluster(admin, path, "PUT", 3)
     ask_cluster(admin, f"persistent/{namespace}/{DONE}", "PUT")
     address = f"{url}/{namespace}"
-    service = Restarted(address, "--admin-url", admin)
+    services: list[Restarted] = []
+    chance = random.Random(seed)
     try:
+        for shard in range(shards):
+            flags = ("--shards", str(shards), "--shard", str(shard))
+            services.append(Restarted(address, "--admin-url", admin, *flags))
         grow = partial(ask_cluster, admin, path, "POST", 5)
-        place = Place(address, {"admin_url": admin}, service.target, (WIDE,), grow, service.restart, restarts)
-        return soak(place, events, seed, flights)
+        asked = services[shard_of(GROUP, shards)].target
+        place = Place(address, {"admin_url": admin}, asked, (WIDE,), grow, lambda: chance.choice(services).restart())
+        return soak(place._replace(restarts=restarts), events, seed, flights)
     finally:
-        service.kill()
+        for service in services:
+            service.kill()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument("--pulsar-events", type=int, default=40)
+    parser.add_argument("--shards", type=int, default=1, help="of the namespace on the cluster, each with a service")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
     reports = {}
     with tempfile.TemporaryDirectory() as directory:
-        reports["embedded"] = embedded(Path(directory), asked.events, asked.seed, of_the_year(), RESTARTS)
-        print(reports["embedded"], flush=True)
+        if asked.events:
+            reports["embedded"] = embedded(Path(directory), asked.events, asked.seed, of_the_year(), RESTARTS)
+            print(reports["embedded"], flush=True)
         if asked.pulsar_events:
             from pulsar_cluster import shared
 
             with shared(Path(directory)) as cluster:
                 namespace = cluster.namespace()
                 place = cluster.url, cluster.admin, namespace
-                reports["pulsar"] = beside_pulsar(place, asked.pulsar_events, asked.seed, of_the_year(), RESTARTS)
+                wanted = asked.pulsar_events, asked.seed, of_the_year(), RESTARTS, asked.shards
+                reports["pulsar"] = beside_pulsar(place, *wanted)
                 cluster.drop(namespace)
             print(reports["pulsar"], flush=True)
     if any(report.wrong for report in reports.values()):

@@ -182,7 +182,8 @@ class _Process:
                     if records is not None:
                         with self._working():
                             await handling.handle(records)
-                    wait = min(WAIT, self._source.idle_timeout or WAIT)
+                    # What is there already is no idleness, however long it takes to get it.
+                    wait = 0.0 if records is not None else min(WAIT, self._source.idle_timeout or WAIT)
         except (StaleGeneration, PositionConflict):
             self._member.doubt(share)
             await asyncio.sleep(PAUSE)
