@@ -158,7 +158,7 @@ def through_kills(rig: Rig, rounds: int) -> tuple[list[str], int]:
                 time.sleep(0.1)
             for _ in range(rounds):
                 rig.write(client, 30)
-                print("killed:", rig.kill_one(), file=sys.stderr)
+                print(time.strftime("%H:%M:%S"), "killed:", rig.kill_one(), file=sys.stderr)
         wrong = rig.finish()
         with rig.open_source() as broker:
             return wrong, sum(ledger.bytes for ledger in broker.ledgers(T))

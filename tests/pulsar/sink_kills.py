@@ -32,7 +32,7 @@ from txnbuffer import connect  # noqa: E402
 
 RETENTION = ("--set", "retention.bytes=1", "--set", "retention.check_seconds=0.5")
 SMALL_LEDGERS = ("managedLedgerMaxEntriesPerLedger=100", "managedLedgerMinLedgerRolloverTimeMinutes=0")
-WAITING = 240.0
+WAITING = 600.0
 """Seconds that a sink waits for a broker that is started again."""
 
 

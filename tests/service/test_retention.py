@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from raw_session import transactional
 from service_setup import engine_on, on_a_loop, session_on, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed
+from broker_io.memory import MemoryBroker
 from broker_io.testing.world import SimulatedClock
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.config import RetentionConfig
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
 from txnbuffer.frames import Abort, NamedRequest
 from txnbuffer.model import Outcome, TxnId
@@ -59,6 +63,28 @@ async def test_the_oldest_go_where_a_topic_is_too_long(broker):
         assert size // 2 <= left < size
         assert b"%d" % ids[5] in visible(broker, "a")
         assert b"%d" % ids[0] not in visible(broker, "a")
+
+
+@on_a_loop
+async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
+    broker = MemoryBroker()
+    async with engine_on(broker) as engine:
+        session, ids = await session_on(engine, "a")
+        await fill(broker, session, "a", ids[:6])
+        config = RetentionConfig(bytes=1)
+        keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.group_floor, prove=engine.prove)
+
+        async def check() -> None:
+            for _ in range(3):
+                await keep.check(engine.topics.get("a"))
+
+        broker.faults.hold(topic=DECISIONS, landing=False)
+        checking = asyncio.ensure_future(check())
+        await asyncio.wait([checking], timeout=0.3)
+        assert (checking.done(), keep.trimmed) == (False, 0)
+        broker.faults.release()
+        await checking
+        assert keep.trimmed > 0
 
 
 @on_a_loop
