@@ -126,3 +126,35 @@ async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkey
         log = world.cluster.log
         await eventually(lambda: len(log.writers[log.topic(B)]) <= 1)  # that of its owner
         assert world.visible(*ALL) == [Counter({b"v": 7})] * 3
+
+
+@on_a_loop
+async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shards_on(3) as world:
+        found = world.letters(1)
+        await world.kill(0)
+
+        def sent(*, asks: bool, wishes: bool) -> int:
+            """How many letters a question and a wish make."""
+            found.send()
+            before = found.sent
+            if asks:
+                found.ask(A, [TxnId(0, 1)])
+            if wishes:
+                found.register(A)
+            found.send()
+            return found.sent - before
+
+        assert (sent(asks=True, wishes=False), sent(asks=True, wishes=True)) == (1, 1)
+        monkeypatch.setattr(letters, "SILENT", -1.0)
+        monkeypatch.setattr(letters, "SLOWLY", 1_000_000)
+        assert (sent(asks=True, wishes=False), sent(asks=True, wishes=True)) == (0, 1)
+        monkeypatch.setattr(letters, "SLOWLY", 1)
+        assert (sent(asks=True, wishes=False), sent(asks=False, wishes=True)) == (1, 1)
+
+
+@on_a_loop
+async def test_who_has_nothing_to_say_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shards_on(3) as world:
+        monkeypatch.setattr(letters, "KNOWN_TICKS", 1)
+        await eventually(lambda: all(world.letters(number).received > 10 for number in range(3)))

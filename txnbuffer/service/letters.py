@@ -30,6 +30,11 @@ PATIENCE = 30.0
 """Seconds after which a registration at another shard is given up."""
 KNOWN_TICKS = 10
 """Ticks between two questions whether topics of others are still registered."""
+SILENT = 30.0
+"""Seconds without a letter after which a shard is taken for one that is away."""
+SLOWLY = 3 * KNOWN_TICKS
+"""Ticks between two times that it is asked the same: nobody trims its partition meanwhile."""
+REPEATED = ("asked", "awaited", "known")
 MAX_WAITING = 100
 """Letters that wait for a shard's partition to be written to; beyond them none is kept."""
 MAX_TOPICS = 1000
@@ -77,6 +82,7 @@ class Letters:
         self._number = 0
         self._floors: dict[int, dict[int, int]] = {}
         self._ticks = KNOWN_TICKS - 1
+        self._heard = dict.fromkeys(self.inboxes, now())
 
     # What we want of others
 
@@ -144,6 +150,8 @@ class Letters:
             else:
                 self._put(self._owner(topic), "register", topic)
         if self._ticks % KNOWN_TICKS == 0:
+            for number in self.inboxes:
+                self._out.setdefault(number, {})  # if it is only to be heard of
             self._awaited.clear()
             for topic in self._coordinator.topics():
                 if not self._shard.owns(topic):
@@ -153,11 +161,15 @@ class Letters:
         """Write what there is for others."""
         out, self._out = self._out, {}
         for number, rows in out.items():
+            if rows and self._is_away(number):
+                rows = {name: found for name, found in rows.items() if name not in REPEATED}
+                if not rows:
+                    continue
             inbox = self.inboxes[number]
             known = rows.pop("known", [])
-            letters = (
-                [Letter(self._shard.number, **{name: tuple(found) for name, found in rows.items()})] if rows else []
-            )
+            letters = []
+            if rows or not known:
+                letters = [Letter(self._shard.number, **{name: tuple(found) for name, found in rows.items()})]
             letters += [
                 Letter(self._shard.number, known=tuple(known[start : start + MAX_TOPICS]))
                 for start in range(0, len(known), MAX_TOPICS)
@@ -176,6 +188,7 @@ class Letters:
             letter = decode_letter(message)
             if letter is not None and letter.sender in self.inboxes:
                 self.received += 1
+                self._heard[letter.sender] = self._now()
                 self._questions(letter)
                 self._answers(letter)
 
@@ -267,6 +280,10 @@ class Letters:
         deadline = asyncio.get_running_loop().time() + seconds
         while len(answers) < len(self.inboxes) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
+
+    def _is_away(self, number: int) -> bool:
+        """Whether nobody reads what is asked, and this is none of the times when it is asked all the same."""
+        return self._now() - self._heard[number] > SILENT and self._ticks % SLOWLY != 0
 
     def _owner(self, topic: str) -> int:
         return shard_of(topic, self._shard.of)
