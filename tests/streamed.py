@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
-from txnbuffer.client.admin_link import AdminLink, EngineAdminLink
+from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, Questions
 from txnbuffer.client.link import EngineLink, Link
 from txnbuffer.client.session import Session
 from txnbuffer.client.stream_link import EngineStreamLink, StreamLink
@@ -31,7 +31,7 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     async def dial_admin() -> AdminLink:
         return EngineAdminLink(engine)
 
-    client.dial_streams, client.dial_admin = dial_streams, [dial_admin]
+    client.dial_streams, client.questions = dial_streams, Questions([dial_admin], client.session.patience)
     try:
         yield client
     finally:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from broker_io.batch import Batch
 from broker_io.checking import check_batch
@@ -100,9 +101,9 @@ class FileLog:
         if name in self._numbers:
             return
         self._check()
-        number = self._manifest.next_topic
+        number, first = self._manifest.next_topic, self._manifest.next_ledger
         incarnation = self._randomness.token(16).hex()
-        entry = TopicEntry(number, name, incarnation, (0, 0), (LedgerEntry(1),))
+        entry = TopicEntry(number, name, incarnation, (first, 0) if first > 1 else (0, 0), (LedgerEntry(first),))
         directory = layout.topic_path(self._directory, number)
         with self.guard(directory):
             self._disk.make_directory(directory)
@@ -131,8 +132,10 @@ class FileLog:
     def delete_topic(self, name: str) -> None:
         topic = self.topic(name)
         self._check()
+        behind = max(self._manifest.next_ledger, topic.entry.ledgers[-1].ledger + 1)
         with self.guard(self._directory):
-            self._replace(topics=[entry for entry in self._durable() if entry.number != topic.entry.number])
+            left = [entry for entry in self._durable() if entry.number != topic.entry.number]
+            self._replace(topics=left, next_ledger=behind)
         topic.removed = True
         del self._numbers[name], self._topics[topic.entry.number]
         self._dirty.pop(topic.entry.number, None)
@@ -329,11 +332,8 @@ class FileLog:
         """The topics without what only the journal has of them."""
         return [topic.durable for topic in self._topics.values()]
 
-    def _replace(self, *, topics: list[TopicEntry], journal: int | None = None, next_topic: int | None = None) -> None:
-        old = self._manifest
-        manifest = old._replace(
-            topics=tuple(topics), journal=journal or old.journal, next_topic=next_topic or old.next_topic
-        )
+    def _replace(self, *, topics: list[TopicEntry], **numbers: Any) -> None:
+        manifest = self._manifest._replace(topics=tuple(topics), **numbers)
         with self.guard(self._directory, midway=True):
             self._with_room(partial(replace_manifest, self._disk, self._directory, manifest, self._texts))
         self._manifest = manifest

@@ -11,6 +11,8 @@ and the rest is one JSON document:
     secret      8 bytes in hexadecimal, the seed of its key hashes
     journal     number of the journal that stands on top of what is said here
     next_topic  number of the next topic to be made; numbers are never used twice
+    next_ledger number of the first ledger of that topic: above those of all topics that were deleted, so that a
+                place in one of them is none in another one of its name; not there in older manifests: 1
     topics      one object a topic: number, name, incarnation (16 bytes in hexadecimal), floor and ledgers
 
 `floor` is `[ledger, entry]`: nothing below it exists any more. Each of `ledgers`, ascending, is an object
@@ -83,6 +85,7 @@ class Manifest(NamedTuple):
     journal: int
     next_topic: int
     topics: tuple[TopicEntry, ...]
+    next_ledger: int = 1
 
 
 class TopicTexts:
@@ -107,6 +110,7 @@ def encode_manifest(manifest: Manifest, texts: TopicTexts | None = None) -> byte
         "secret": manifest.secret,
         "journal": manifest.journal,
         "next_topic": manifest.next_topic,
+        "next_ledger": manifest.next_ledger,
     }
     topics = b",".join((texts or TopicTexts()).of(manifest.topics))
     rest = b"".join((_json(document)[:-1], b',"topics":[', topics, b"]}\n"))
@@ -143,7 +147,8 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     try:
         document = json.loads(rest)
         topics = tuple(map(_read_topic, document["topics"]))
-        return Manifest(document["log"], document["secret"], document["journal"], document["next_topic"], topics)
+        numbers = document["journal"], document["next_topic"]
+        return Manifest(document["log"], document["secret"], *numbers, topics, document.get("next_ledger", 1))
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(path, len(line) + 1, f"the manifest can't be understood ({error!r})") from None
 

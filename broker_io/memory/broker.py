@@ -70,6 +70,7 @@ class MemoryBroker:
             log = self._topic(topic)
             log.deleted = True
             del self.log.topics[topic], self.log.writers[log]
+            self.log.deleted.add(topic)
             self.log.changed.notify_all()
 
     def partitions(self, topic: str) -> int:

@@ -13,6 +13,7 @@ from broker_io.memory.faults import Faults
 from broker_io.memory.topic import TopicLog
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
+from broker_io.position import Position
 
 if TYPE_CHECKING:
     from broker_io.memory.writer import MemoryWriter
@@ -29,6 +30,7 @@ class MemoryLog:
         self.topics: dict[str, TopicLog] = {}
         self.writers: dict[TopicLog, list[MemoryWriter]] = {}
         self.partitions: dict[str, int] = {}
+        self.deleted: set[str] = set()
         self.changed = threading.Condition(threading.RLock())
         self._ledger_entries = ledger_entries
         self._ledgers = count(1)
@@ -40,6 +42,8 @@ class MemoryLog:
         if name not in self.topics:
             incarnation = f"memory-{id(self):x}-{next(self._incarnations)}"
             log = TopicLog(incarnation, lambda: next(self._ledgers), self._ledger_entries)
+            if name in self.deleted:  # a place in that one is none in this one
+                log.lost = Position(log.ledgers[0].number, -1)
             self.topics[name] = log
             self.writers[log] = []
 

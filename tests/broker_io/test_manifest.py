@@ -32,6 +32,7 @@ MANIFEST = Manifest(
         ),
         TopicEntry(3, 'a "quoted" name', "0" * 32, (0, 0), (LedgerEntry(1),)),
     ),
+    9,
 )
 
 

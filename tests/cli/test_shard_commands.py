@@ -16,7 +16,7 @@ from broker_io.memory import open_memory
 from txnbuffer.cli import asking
 from txnbuffer.cli.app import app
 from txnbuffer.cli.asking import Service
-from txnbuffer.errors import Error, ForeignTransaction, ServiceUnavailable
+from txnbuffer.errors import Error, ForeignTopic, ForeignTransaction, InvalidRequest, ServiceUnavailable
 from txnbuffer.model import Outcome
 
 BOTH = "first:1,second:2"
@@ -34,6 +34,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("first:1", "FindHanging"): [row("1:7", "a", None, 20.0), row("0:1", "a", "s", 30.0)],
     ("second:2", "FindHanging"): [row("1:7", "b", "t", 40.0)],
     ("first:1", "Groups"): [{"group": "g", "topic": "a"}],
+    ("first:1", "ForgetGroup"): ForeignTopic("of shard 1"),
+    ("second:2", "ForgetGroup"): {"group": "g", "topic": "b"},
     ("first:1", "Cursors"): [{"topic": "a", "cursor": "k"}],
     ("first:1", "Describe"): TopicNotFound("not here"),
     ("second:2", "Describe"): {"topic": "b", "transactions": None},
@@ -76,6 +78,13 @@ def test_a_transaction_across_shards_hangs_once() -> None:
 def test_the_shard_that_it_concerns_answers() -> None:
     assert asked("describe", "b")["topic"] == "b"
     assert asked("abort", "1:7")["outcome"] == "ABORT"
+    assert asked("groups", "g", "--forget", "--topic", "b") == {"group": "g", "topic": "b"}
+
+
+@pytest.mark.parametrize("words", [["--forget"], ["g", "--topic", "b"]])
+def test_what_to_forget_is_named(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["groups", *words, "--service", BOTH])
+    assert isinstance(result.exception, InvalidRequest)
 
 
 @pytest.mark.parametrize(

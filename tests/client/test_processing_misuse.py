@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from client_world import World, in_world, read_all, until, values
 
+from broker_io import open_broker
+from broker_io.errors import PositionTrimmed
 from txnbuffer import HandlerTooSlow, InvalidTopicName, Processed, TransactionAborted, connect, dead_letter
 from txnbuffer.client import handling, pace
 from txnbuffer.client.client import Client
@@ -200,6 +203,42 @@ def test_a_group_has_one_start(start: Any) -> None:
             await client.process("source", "g", nothing, start=start, idle_timeout=0.05)
 
     in_world(test)
+
+
+def test_a_topic_made_anew_is_refused_until_its_group_is_forgotten(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+
+    def process() -> Processed:
+        with connect(address) as client:
+            return client.process("source", "g", lambda txn, record: None, idle_timeout=0.05)
+
+    with connect(address) as client:
+        client.send_many("source", NUMBERS[:10])
+    assert process().records == 10
+    with open_broker(address) as broker:
+        broker.delete_topic("source")
+    with connect(address) as client:
+        client.send_many("source", NUMBERS)
+    with pytest.raises(PositionTrimmed, match=r"group 'g' has come to 1:9 of 'source', and that is gone.*forget_group"):
+        process()
+    with connect(address) as client:
+        client.forget_group("g", "source")
+        with pytest.raises(InvalidRequest, match="there is nothing to forget"):
+            client.forget_group("g")
+    assert process().records == 30
+
+
+def test_an_error_that_can_not_be_told_is_put_aside_too() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    def fails(txn: PlainTransaction, record: Record) -> None:
+        raise Mute
+
+    with connect("memory:") as client:
+        client.send("source", b"1")
+        assert client.process("source", "g", fails, on_error=dead_letter("d"), idle_timeout=0.05).dead_letters == 1
 
 
 def test_a_plain_client_that_is_closed_ends_what_it_processes() -> None:

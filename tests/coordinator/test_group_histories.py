@@ -108,7 +108,7 @@ class Groups(RuleBasedStateMachine):
         self.asked.clear()
 
     def position(self, partition: str) -> int:
-        for _, _, positions in self.rig.coordinator.groups():
+        for _, _, positions in self.rig.coordinator.consumers.all_groups():
             return positions.get(partition, EARLIEST).entry
         return EARLIEST.entry
 
@@ -129,7 +129,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def never_can_two_commit(self) -> None:
-        members = self.rig.coordinator.members(GROUP)
+        members = self.rig.coordinator.consumers.members(GROUP)
         able: dict[str, set[str]] = {}
         for member, partition, generation in self.told:
             if members.may_commit(partition, generation):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.assigning import assign
 from txnbuffer.coordinator.members import AWAY_TIMEOUT, STEPS, Stage
-from txnbuffer.coordinator.messages import ConsumerPosition, TakePart
+from txnbuffer.coordinator.messages import ConsumerPosition, Done, TakePart
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import Outcome
 
@@ -103,11 +103,11 @@ def test_nothing_is_told_that_is_not_durable() -> None:
     rig = Rig()
     asked = rig.say("m0", 2)
     assert asked not in rig.answers
-    assert rig.coordinator.members(GROUP).stage is Stage.WRITING
+    assert rig.coordinator.consumers.members(GROUP).stage is Stage.WRITING
     again = rig.say("m0", 2)
     rig.land(1)
     assert len(rig.held(asked)) == len(rig.held(again)) == 2
-    assert rig.coordinator.members(GROUP).stage is Stage.STABLE
+    assert rig.coordinator.consumers.members(GROUP).stage is Stage.STABLE
 
 
 def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
@@ -185,6 +185,55 @@ def test_where_a_group_begins_is_settled_by_its_first_member() -> None:
     rig.settle()
     found = {share.partition: share.end for share in rig.shares(asked).shares}
     assert found == {"t-0": ends[0], "t-1": EARLIEST, "t-2": EARLIEST}
+
+
+def test_a_group_that_is_forgotten_begins_anew() -> None:
+    rig = Rig()
+    asked = rig.say("m0", 2)
+    rig.settle()
+    told = rig.shares(asked)
+    for name in ("t-0", "t-1"):
+        rig.commit("m0", ConsumerPosition(GROUP, name, told.generation, EARLIEST, Position(1, 7)))
+    rig.settle()
+
+    def forget(topic: str | None) -> int:
+        rig.coordinator.forget_group(asked := rig.request(), GROUP, topic, rig.now)
+        rig.settle()
+        return asked
+
+    assert isinstance(rig.answers[forget(None)], InvalidRequest)  # it has a member
+    rig.say("m0", 0, leaves=True)
+    assert isinstance(rig.answers[forget("t-7")], InvalidRequest)
+    rig.coordinator.forget_group(asked := rig.request(), GROUP, "t-0", rig.now)
+    rig.take()
+    assert asked not in rig.answers  # it is not durable
+    rig.settle()
+    assert rig.answers[asked] == Done()
+    late = rig.commit("m0", ConsumerPosition(GROUP, "t-0", told.generation, Position(1, 7), Position(1, 8)))
+    rig.settle()
+    assert isinstance(rig.answers[late], StaleGeneration)
+    rig.take_over(0)
+    asked = rig.say("m1", 2)
+    rig.settle()
+    assert {share.partition: share.end for share in rig.shares(asked).shares} == {
+        "t-0": EARLIEST,
+        "t-1": Position(1, 7),
+    }
+    rig.say("m1", 0, leaves=True)
+    assert rig.answers[forget(None)] == Done()
+    assert [positions for _, _, positions in rig.coordinator.consumers.all_groups()] == [{}]
+
+
+def test_partitions_are_forgotten_with_their_topic() -> None:
+    rig = Rig()
+    ends = (Position(1, 9), Position(2, 9))
+    part = TakePart(rig.request(), GROUP, "m0", ("t", "u"), ("t-partition-3", "u"), ends)
+    rig.coordinator.take_part("m0", part, rig.now)
+    rig.say("m0", 0, leaves=True)
+    rig.coordinator.forget_group(asked := rig.request(), GROUP, "t", rig.now)
+    rig.settle()
+    assert rig.answers[asked] == Done()
+    assert [positions for _, _, positions in rig.coordinator.consumers.all_groups()] == [{"u": Position(2, 9)}]
 
 
 def test_a_crowd_is_refused() -> None:

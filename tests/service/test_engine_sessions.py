@@ -162,7 +162,7 @@ async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
             assert isinstance(refusal, InvalidRequest)
             assert "1 to 400 bytes of printable UTF-8" in str(refusal)
             assert len(str(refusal)) < 300
-        assert list(engine.coordinator.groups()) == []
+        assert list(engine.coordinator.consumers.all_groups()) == []
         assert (await session.ask(joins=lambda r: (NamedRequest(r, "ü" * 200),))).generation == 1
 
 

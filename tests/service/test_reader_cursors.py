@@ -11,7 +11,9 @@ from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import ChangeBatch, MemoryTokens, ResumeToken, connect
+from txnbuffer.client import admin_link
 from txnbuffer.client import cursors as following
+from txnbuffer.client.admin_link import Questions
 from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.errors import ServiceUnavailable
@@ -222,17 +224,17 @@ class Away:
 
 @on_a_loop
 async def test_a_service_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(admin_link, "FIRST_PAUSE", 0.0)
     link = Away(3)
 
     async def dial() -> Away:
         return link
 
-    assert await DurableCursors([dial], 60.0).advance("t", "c", 7) == 7
+    assert await DurableCursors(Questions([dial], 60.0)).advance("t", "c", 7) == 7
     assert link.closed == 3
     with pytest.raises(ServiceUnavailable):
         link.left = 2
-        await DurableCursors([dial], -1.0).advance("t", "c", 7)
+        await DurableCursors(Questions([dial], -1.0)).advance("t", "c", 7)
     assert link.left == 1
 
 

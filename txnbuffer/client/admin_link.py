@@ -1,14 +1,17 @@
-"""One connection by which a service is asked what operators ask: a question by name, its answer as plain values."""
+"""Connections by which services are asked what operators ask: a question by name, its answer as plain values."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from txnbuffer.client.grpc_link import open_channel
 from txnbuffer.client.same_log import SameLog
-from txnbuffer.errors import Error, ServiceUnavailable
+from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.shards import shard_of
 from txnbuffer.wire.faults import told
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 SERVICE = "/txnbuffer.v1.Admin/"
 ERROR_NAME, ERROR_FAULT = "txnbuffer-error", "txnbuffer-fault"
 TIMEOUT = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds before a service that did not answer is asked again."""
 
 
 class AdminLink(Protocol):
@@ -29,6 +34,50 @@ class AdminLink(Protocol):
 
 AdminDial: TypeAlias = Callable[[], Awaitable[AdminLink]]
 """Opens a connection. Raises ServiceUnavailable."""
+
+
+class Questions:
+    """Questions to the service of whichever shard they are for, by connections that are kept.
+
+    `dials` reach the service of each shard; `patience`: seconds for which one may be away.
+    """
+
+    def __init__(self, dials: Sequence[AdminDial], patience: float) -> None:
+        self.patience = patience
+        self._dials = dials
+        self._links: dict[int, AdminLink] = {}
+        self._asking = asyncio.Lock()
+
+    async def ask(self, owned: str, method: str, question: dict[str, Any], patience: float = 0.0) -> Any:
+        """The answer of the shard that a topic, a name or a group is of, which is asked again for so many seconds.
+
+        Raises what the service answers, ServiceUnavailable.
+        """
+        if not self._dials:
+            raise InvalidRequest("this client was made without a way to ask its service this: use connect")
+        give_up, pause = time.monotonic() + patience, FIRST_PAUSE
+        number = shard_of(owned, len(self._dials))
+        while True:
+            async with self._asking:  # so that nobody closes the link under another's question
+                try:
+                    if number not in self._links:
+                        self._links[number] = await self._dials[number]()
+                    return await self._links[number].ask(method, question)
+                except ServiceUnavailable:
+                    await self._hang_up(number)
+                    if time.monotonic() + pause > give_up:
+                        raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def close(self) -> None:
+        for number in [*self._links]:
+            await self._hang_up(number)
+
+    async def _hang_up(self, number: int) -> None:
+        link = self._links.pop(number, None)
+        if link is not None:
+            await link.close()
 
 
 class EngineAdminLink:

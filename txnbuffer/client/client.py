@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.client import forking
-from txnbuffer.client.admin_link import AdminDial
+from txnbuffer.client.admin_link import Questions
 from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.checks import check_name, check_number, check_timeout
 from txnbuffer.client.cursors import DurableCursors, Hold
@@ -74,17 +74,16 @@ class Client:
         self.resources = AsyncExitStack()
         self.open_broker = broker
         self.dial_streams: StreamDial | None = None
-        self.dial_admin: Sequence[AdminDial] = ()
+        self.questions = Questions((), 0.0)
         self.shard_streams: ShardStreams | None = None  # where there are several shards
         self._ordinary = ordinary
         self._streaming: Streaming | None = None
-        self._cursors: DurableCursors | None = None
         self._names: dict[str, NameOpened] = {}
         self._topics: set[str] = set()
 
     async def close(self) -> None:
         """End the session and all change streams; transactions that are open abort."""
-        for part in (self._streaming, self.shard_streams, self._cursors):
+        for part in (self._streaming, self.shard_streams, self.questions):
             if part is not None:
                 await part.close()
         await self.sessions.close()
@@ -280,11 +279,12 @@ class Client:
     @property
     def cursors(self) -> DurableCursors:
         """Durable cursors: what stands behind one is kept in its topic's log."""
-        if self._cursors is None:
-            if not self.dial_admin:
-                raise InvalidRequest("this client was made without a way to durable cursors: use connect")
-            self._cursors = DurableCursors(self.dial_admin, self.session.patience)
-        return self._cursors
+        return DurableCursors(self.questions)
+
+    async def forget_group(self, group: str, topic: str | None = None) -> None:
+        """Let a group without members begin anew on a topic and its partitions, or on all. Raises InvalidRequest."""
+        question = {"group": check_name(group, "a group"), "topic": topic}
+        await self.questions.ask(group, "ForgetGroup", question, self.questions.patience)
 
     async def join(self, group: str) -> Joined:
         """Begin a new generation of a consumer group without members; those that it had join it anew."""

@@ -13,7 +13,7 @@ from broker_io import is_cluster, open_broker
 from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
 from snapshots.shards import shards_of
-from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink
+from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink, Questions
 from txnbuffer.client.client import Client
 from txnbuffer.client.cluster import client_on, dial_at, finding
 from txnbuffer.client.finding import Finder
@@ -112,7 +112,7 @@ class Opening:
             broker, [way(GrpcLink.open) for way in ways], self._serializers, self._patience, resources
         )
         streams = [way(GrpcStreamLink.open) for way in ways]
-        client.dial_admin = [way(GrpcAdminLink.open) for way in ways]
+        client.questions = Questions([way(GrpcAdminLink.open) for way in ways], self._patience)
         if shards == 1:
             client.dial_streams = streams[0]
         else:
@@ -165,7 +165,7 @@ class Opening:
             return await GrpcAdminLink.open(target, trusted, self._timeout, log)
 
         client = await self._client_of(dial, broker)
-        client.dial_streams, client.dial_admin = dial_streams, [dial_admin]
+        client.dial_streams, client.questions = dial_streams, Questions([dial_admin], self._patience)
         resources.push_async_callback(close_broker)
         return client
 
@@ -198,7 +198,7 @@ class Opening:
             return EngineAdminLink(engine)
 
         client = await self._client_of(dial, lambda: broker)
-        client.dial_streams, client.dial_admin = dial_streams, [dial_admin]
+        client.dial_streams, client.questions = dial_streams, Questions([dial_admin], self._patience)
         return client
 
     async def _client_of(self, dial: Dial, broker: Any) -> Client:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
-from typing import Any
 
-from txnbuffer.client.admin_link import AdminDial, AdminLink
-from txnbuffer.errors import Error, ServiceUnavailable
-from txnbuffer.shards import shard_of
+from txnbuffer.client.admin_link import Questions
+from txnbuffer.errors import Error
 from txnbuffer.streams.errors import ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
 from txnbuffer.streams.token import ResumeToken
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before a service that did not answer is asked again."""
 REST = 1.0
 """Seconds between two moves of a cursor that follows its reader: each is a question to the service."""
 AGAIN = 60.0
@@ -27,16 +22,10 @@ At = int | str | ResumeToken
 
 
 class DurableCursors:
-    """Cursors of topics, by name; made by `Client.cursors`.
+    """Cursors of topics, by name; made by `Client.cursors`."""
 
-    `dials` reach the service of each shard; `patience`: seconds for which one may be away.
-    """
-
-    def __init__(self, dials: Sequence[AdminDial], patience: float) -> None:
-        self._dials = dials
-        self._patience = patience
-        self._links: dict[int, AdminLink] = {}
-        self._asking = asyncio.Lock()
+    def __init__(self, questions: Questions) -> None:
+        self._questions = questions
 
     async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
         """Keep what stands behind a seqno or resume token, "beginning" or "now"; durable when this returns.
@@ -55,37 +44,13 @@ class DurableCursors:
 
     async def remove(self, topic: str, cursor: str) -> None:
         """Keep nothing for it any more; durable when this returns. Raises UnknownCursor, ServiceUnavailable."""
-        await self._ask("RemoveCursor", {"topic": topic, "cursor": cursor}, 0.0)
-
-    async def close(self) -> None:
-        for number in [*self._links]:
-            await self._hang_up(number)
-
-    async def _hang_up(self, number: int) -> None:
-        link = self._links.pop(number, None)
-        if link is not None:
-            await link.close()
+        await self._questions.ask(topic, "RemoveCursor", {"topic": topic, "cursor": cursor})
 
     async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
         place = at if isinstance(at, int) else str(at)
-        answer = await self._ask(method, {"topic": topic, "cursor": cursor, "at": place}, self._patience)
+        question = {"topic": topic, "cursor": cursor, "at": place}
+        answer = await self._questions.ask(topic, method, question, self._questions.patience)
         return int(answer["seqno"])
-
-    async def _ask(self, method: str, question: dict[str, Any], patience: float) -> Any:
-        give_up, pause = time.monotonic() + patience, FIRST_PAUSE
-        number = shard_of(question["topic"], len(self._dials))
-        while True:
-            async with self._asking:  # so that nobody closes the link under another's question
-                try:
-                    if number not in self._links:
-                        self._links[number] = await self._dials[number]()
-                    return await self._links[number].ask(method, question)
-                except ServiceUnavailable:
-                    await self._hang_up(number)
-                    if time.monotonic() + pause > give_up:
-                        raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class Hold:

@@ -306,7 +306,10 @@ class Handling:
 
 
 def _told(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__}, which can't be told as text"
     return text[:ERROR_LENGTH].encode(errors="replace").decode()
 
 

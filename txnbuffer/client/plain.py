@@ -106,6 +106,10 @@ class PlainClient:
         """Forget a producer's name and its numbers."""
         self.call(self._client.delete_name, name)
 
+    def forget_group(self, group: str, topic: str | None = None) -> None:
+        """As Client.forget_group."""
+        self.call(self._client.forget_group, group, topic)
+
     def send(self, topic: str, value: Any, **options: Any) -> None:
         """As Client.send: one record outside of any transaction."""
         self.call(self._client.send, topic, value, **options)

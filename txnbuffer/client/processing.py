@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker_io.errors import InvalidTopicName
+from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
@@ -184,6 +184,15 @@ class _Process:
                             await handling.handle(records)
                     # What is there already is no idleness, however long it takes to get it.
                     wait = 0.0 if records is not None else min(WAIT, self._source.idle_timeout or WAIT)
+        except PositionTrimmed as error:
+            if share.end == EARLIEST:
+                raise
+            group, topic = self._source.group, share.partition
+            raise PositionTrimmed(
+                f"group {group!r} has come to {share.end} of {topic!r}, and that is gone: {error}. If it was deleted "
+                f"and made anew, or what is lost may be, forget_group({group!r}, {topic!r}) or `txnbuf groups {group} "
+                f"--forget --topic {topic}` lets the group begin anew there"
+            ) from error
         except (StaleGeneration, PositionConflict):
             self._member.doubt(share)
             await asyncio.sleep(PAUSE)

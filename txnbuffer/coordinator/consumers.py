@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from broker_io.partitions import whole_name
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Consumers, PositionCommit
 from txnbuffer.coordinator.history import ConsumersState
 from txnbuffer.coordinator.members import Members
-from txnbuffer.coordinator.messages import ConsumerPosition, Joined, Share, Shares, TakePart
+from txnbuffer.coordinator.messages import ConsumerPosition, Done, Joined, Share, Shares, TakePart
 from txnbuffer.errors import Error, InvalidRequest, PositionConflict, StaleGeneration
 
 MAX_MEMBERS = 1_000
@@ -32,6 +33,7 @@ class ConsumerGroups:
         self._waiting: dict[str, list[tuple[str, int, str]]] = {}
 
     def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
+        """Name, generation, and by topic how far each has come."""
         return ((name, state.generation, state.positions) for name, state in self._states.items())
 
     def members(self, group: str) -> Members:
@@ -50,6 +52,23 @@ class ConsumerGroups:
         self.members(group).fence(state.generation)
         joined = Joined(state.generation, tuple(state.positions.items()))
         self._core.journal.put(self._entry(group, state), lambda: self._core.answer(session, request, joined))
+
+    def forget(self, request: int, group: str, topic: str | None) -> None:
+        """Let a group begin anew on a topic and its partitions, or on all. Answered with Done, or why not."""
+        state = self._states.get(group, ConsumersState())
+        gone = [name for name in state.positions if topic in (None, name, whole_name(name))]
+        if not gone:
+            where = "has come to nothing" if topic is None else f"never was on {topic!r}"
+            self._core.answer("", request, InvalidRequest(f"group {group!r} {where}: there is nothing to forget"))
+        elif count := len(self.members(group).by_name):
+            self._core.answer("", request, InvalidRequest(f"group {group!r} has {count} members: end them first"))
+        else:
+            for name in gone:
+                del state.positions[name]
+            state.generation += 1
+            state.group = 0
+            self.members(group).fence(state.generation)
+            self._core.journal.put(self._entry(group, state), lambda: self._core.answer("", request, Done()))
 
     def refusal(self, positions: tuple[ConsumerPosition, ...]) -> Error | None:
         """Why a transaction that consumed these can't commit."""

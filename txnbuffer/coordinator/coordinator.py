@@ -15,7 +15,6 @@ from functools import partial
 from pyroaring import BitMap64
 
 from broker_io.errors import Error
-from broker_io.position import Position
 from txnbuffer.coordinator.asking import Asking
 from txnbuffer.coordinator.committing import Committing
 from txnbuffer.coordinator.config import Config
@@ -23,7 +22,6 @@ from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.members import Members
 from txnbuffer.coordinator.messages import Begin, Commit, Done, Effect, TakePart
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.opening import Opening
@@ -101,13 +99,10 @@ class Coordinator:
     def is_registered(self, topic: str) -> bool:
         return topic in self._core.topics
 
-    def groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
-        """Consumer groups: name, generation, and by topic how far they have come; to be read only."""
-        return self._consumers.all_groups()
-
-    def members(self, group: str) -> Members:
-        """Who shares a consumer group; to be read only."""
-        return self._consumers.members(group)
+    @property
+    def consumers(self) -> ConsumerGroups:
+        """Consumer groups; to be read only."""
+        return self._consumers
 
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended, with all its markers durable."""
@@ -293,6 +288,11 @@ class Coordinator:
         """Begin a new generation of a consumer group, without members. Answered with Joined."""
         if self._session(session, request, now) is not None:
             self._consumers.join(session, request, group)
+
+    def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:
+        """Let a group begin anew on a topic, or on all; an operator's request. Answered with Done."""
+        if self._enter(now):
+            self._consumers.forget(request, group, topic)
 
     def take_part(self, session: str, part: TakePart, now: float) -> None:
         """A member of a consumer group comes, is still there, or goes. Answered with Shares."""

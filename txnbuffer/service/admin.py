@@ -13,6 +13,7 @@ from typing import Any
 
 from broker_io.errors import Error, TopicNotFound
 from txnbuffer.buffer.ongoing import OpenTxn
+from txnbuffer.client.checks import check_name
 from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Session, Transaction
 from txnbuffer.errors import InvalidRequest
@@ -20,6 +21,7 @@ from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.group_facts import group_facts, with_lag
 from txnbuffer.service.topic import Topic
+from txnbuffer.service.topics import check_owned
 from txnbuffer.streams.token import ResumeToken
 
 Answer = dict[str, Any]
@@ -32,6 +34,7 @@ QUESTIONS = {
     "FindHanging": "find_hanging",
     "Abort": "abort",
     "Groups": "groups",
+    "ForgetGroup": "forget_group",
     "Sessions": "sessions",
     "Streams": "streams",
     "Cursors": "cursors",
@@ -129,6 +132,17 @@ class Admin:
         _known(question, "group")
         facts = group_facts(self._engine.coordinator, question.get("group"))
         return await asyncio.to_thread(with_lag, self._engine.broker, facts)
+
+    async def forget_group(self, question: dict[str, Any]) -> Answer:
+        """Let `group`, which has no members, begin anew on `topic`, or on all topics; what it holds may be trimmed."""
+        _known(question, "group", "topic")
+        group, topic, engine = check_name(question.get("group"), "a group"), question.get("topic"), self._engine
+        check_owned(engine.topics.shard, "group", group)
+        where = None if topic is None else _topic(question)
+        result = await engine.ask(lambda request: engine.coordinator.forget_group(request, group, where, engine.now()))
+        if isinstance(result, Error):
+            raise result
+        return {"group": group, "topic": topic}
 
     async def sessions(self, question: dict[str, Any]) -> list[Answer]:
         """Clients, connected or away."""

@@ -355,7 +355,9 @@ class Engine:
 
     def group_floor(self, topic: str) -> int | None:
         """The lowest ledger of a topic from which a consumer group goes on."""
-        found = [positions[topic].ledger for _, _, positions in self.coordinator.groups() if topic in positions]
+        found = [
+            positions[topic].ledger for _, _, positions in self.coordinator.consumers.all_groups() if topic in positions
+        ]
         return min(found, default=None)
 
     async def prove(self) -> None:

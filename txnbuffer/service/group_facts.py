@@ -26,10 +26,10 @@ class GroupFacts(NamedTuple):
 def group_facts(coordinator: Coordinator, wanted: str | None) -> list[GroupFacts]:
     """Of one group, or of all; by name."""
     facts = []
-    for name, generation, positions in sorted(coordinator.groups()):
+    for name, generation, positions in sorted(coordinator.consumers.all_groups()):
         if wanted not in (None, name):
             continue
-        members = coordinator.members(name)
+        members = coordinator.consumers.members(name)
         stage = members.stage.value
         for topic in sorted({*positions, *members.holders}):
             held = members.holders.get(topic)

@@ -65,7 +65,7 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     sent, received = (0, 0) if letters is None else (letters.sent, letters.received)
     yield Metric("letters_sent", "counter", "Letters written to services of other shards.", sent)
     yield Metric("letters_received", "counter", "Letters read from them.", received)
-    groups = [engine.coordinator.members(name) for name, _, _ in engine.coordinator.groups()]
+    groups = [engine.coordinator.consumers.members(name) for name, _, _ in engine.coordinator.consumers.all_groups()]
     yield Metric("groups", "gauge", "Consumer groups.", len(groups))
     yield Metric("group_members", "gauge", "Members of all groups.", sum(len(group.by_name) for group in groups))
     spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from broker_io.batch import Batch, PlacedMessage
-from broker_io.errors import Closed, Error, InvalidTopicName, TopicNotFound
+from broker_io.errors import Closed, Error, InvalidTopicName, PositionTrimmed, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing.contract.base import (
@@ -70,6 +70,19 @@ class TopicsContract(Base):
             assert broker.first_position(topic) is None
             assert broker.last_position(topic) is None
         assert len(seen) == 3
+
+    def test_a_place_in_a_topic_is_none_in_one_made_anew(self, broker: Broker, topic: str) -> None:
+        fill(broker, topic, numbered(3))
+        old = broker.last_position(topic)
+        assert old is not None
+        broker.delete_topic(topic)
+        broker.create_topic(topic)
+        fill(broker, topic, numbered(5))
+        first = broker.first_position(topic)
+        assert first is not None
+        assert first.ledger > old.ledger
+        with pytest.raises(PositionTrimmed), broker.reader(topic, old) as reader:
+            reader.read(timeout=PATIENCE_SECONDS)
 
     def test_no_two_topics_share_an_incarnation(self, broker: Broker) -> None:
         assert len({broker.incarnation(new_topic(broker)) for _ in range(5)}) == 5
