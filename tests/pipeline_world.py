@@ -142,9 +142,12 @@ def row_of(record: Record, *, seqno: bool = True) -> Row:
 
 
 def rows_of_spark(frame: Any) -> list[Row]:
-    """The rows of a data frame with COLUMNS and perhaps the outcome, in the order of their positions."""
+    """The rows of a data frame with COLUMNS and perhaps the outcome, in the order of their positions.
+
+    Spark would run a frame twice to sort it.
+    """
     times = [f"unix_millis({name}) {name}" if name.endswith("_time") else name for name in frame.columns]
-    rows = frame.selectExpr(*times).orderBy("topic", "position").collect()
+    rows = sorted(frame.selectExpr(*times).collect(), key=lambda row: (row.topic, row.position))
     return [
         (row[0], tuple(row[1]), row[2], *(_bytes(item) for item in row[3:5]), tuple(sorted(row[5].items())), *row[6:])
         for row in rows

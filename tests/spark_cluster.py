@@ -12,9 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-SECONDS = 300.0
+SECONDS = 400.0
 """What waits is over by then, on a machine that is busy with other tests."""
-DAEMON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false -Dspark.master.ui.enabled=false"
+DAEMON = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false -Dspark.master.ui.enabled=false "
+    "-Dspark.worker.timeout=600"
+)
+"""A worker that is silent for long, on a busy machine, is not given up."""
 
 
 class SparkProcess:

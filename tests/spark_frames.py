@@ -49,7 +49,7 @@ def assert_same_rows(actual: Any, expected: Any, **options: Any) -> None:
         assertDataFrameEqual(actual, expected, **options)
 
 
-def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 120.0) -> None:
+def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 400.0) -> None:
     """As `assert_same_rows`, of a frame of topics: what was just committed is read once all before it is decided."""
     count, deadline = expected.count(), time.monotonic() + seconds
     while frame.count() < count and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ QUICK_START = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
     "spark.driver.memory": "1g",
     "spark.network.timeout": "600s",
-    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.python.authenticate.socketTimeout": "600s",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",

@@ -16,7 +16,7 @@ NOTEBOOK = ROOT / "docs" / "flights.ipynb"
 SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
     "spark.network.timeout": "600s",
-    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.python.authenticate.socketTimeout": "600s",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
 }
