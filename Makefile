@@ -69,6 +69,7 @@ soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open 
 	PYTHONPATH=tests $(BIN)/python tests/cursor_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/sink_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/sinks/materialize_soak.py $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python tests/delta_kills.py --kills 100 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))

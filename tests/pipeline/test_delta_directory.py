@@ -12,59 +12,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from delta_tables import COLUMNS, ROWS, expected, export, run_of, values_in, write
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from golden_files import committed
 
 from broker_io.errors import MissingDependency
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
 from txnbuffer.pipeline.arrow import schema_of
-from txnbuffer.pipeline.delta import APP, DeltaDirectory, ExportChanged, mark_of
+from txnbuffer.pipeline.delta import APP, KEPT, DeltaDirectory, ExportChanged, mark_of
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportFailed, ExportLocked, Run
 from txnbuffer.pipeline.exports import UnreadableExport as Unreadable
-from txnbuffer.pipeline.offsets import Offset, Reached
 from txnbuffer.pipeline.targets import DELTA, find, target
-
-COLUMNS = ("topic", "position", "value", "publish_time")
-ROWS = 2
-"""Of each run, one file each."""
-
-
-def run_of(number: int, kind: str, records: int = ROWS) -> Run:
-    return Run(number, kind, COLUMNS, Offset({"orders": Reached(Position(1, number), "9f")}), records)
-
-
-def write(directory: ExportDirectory, number: int, rows: int = ROWS) -> None:
-    """What Spark writes for a run: the number as the value of each row, and a file without rows."""
-    os.makedirs(directory.writing)
-    Path(directory.writing, "_SUCCESS").touch()
-    for file in range(rows + 1):
-        time = datetime.datetime(2026, 1, number % 28 + 1, 0, 0, 0, 123456, datetime.UTC)
-        row = {"topic": "orders", "position": {"ledger": number, "entry": file, "batch": -1}}
-        row |= {"value": b"%d" % number, "publish_time": time}
-        table = pa.Table.from_pylist([row] if file < rows else [], schema_of(COLUMNS))
-        pq.write_table(table, f"{directory.writing}/part-{file}.parquet")
-
-
-def export(directory: ExportDirectory, rows: int = ROWS) -> Run:
-    with directory.locked():
-        directory.clear()
-        last = directory.last()
-        number = 1 if last is None else last.number + 1
-        write(directory, number, rows)
-        return directory.publish(run_of(number, directory.kind, rows))
-
-
-def values_in(path: str) -> list[int]:
-    """What a reader of the table is given."""
-    if not DeltaTable.is_deltatable(path):
-        return []
-    return sorted(int(value) for value in DeltaTable(path).to_pyarrow_table()["value"].to_pylist())
-
-
-def expected(kind: str, last: int) -> list[int]:
-    return [number for number in range(1 if kind == VERSIONS else last, last + 1) for _ in range(ROWS)]
 
 
 def vacuum(path: str) -> None:
@@ -148,7 +107,9 @@ def test_what_others_do_without_a_change_leaves_it_as_it_is(kind: str, tmp_path:
     assert values_in(path) == expected(kind, 4)
     found = find(path)
     assert (type(found), found.kind, found.last()) == (DeltaDirectory, kind, DeltaDirectory(path, kind).last())
-    assert len(os.listdir(f"{path}/_export/runs")) == 2
+    assert len(os.listdir(f"{path}/_export/runs")) == 4
+    shown = next(commit["txnbuffer"] for commit in DeltaTable(path).history() if "txnbuffer" in commit)
+    assert shown == {"run": 4, "kind": kind, "records": ROWS}
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
@@ -215,6 +176,50 @@ def test_of_two_that_export_at_once_one_counts(tmp_path: Path) -> None:
             with pytest.raises(ExportLocked, match=f"its run {number} counts: run one export of it only"):
                 slow.publish(run_of(number, VERSIONS))
         assert values_in(path) == [*range(1, number + 1)]
+
+
+def test_two_hosts_whose_locks_do_not_meet_leave_each_other_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path)
+    here = DeltaDirectory(path, VERSIONS)
+    with here.locked():
+        here.clear()
+        write(here, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.node", lambda: "there")
+        there = DeltaDirectory(path, VERSIONS)
+        export(there)
+        assert os.path.exists(here.writing)
+        os.utime(here.writing, (0, 0))
+        export(there)
+        assert not os.path.exists(here.writing)
+        write(there, 3)
+    export(DeltaDirectory(path, VERSIONS))
+    assert os.path.exists(there.writing)
+    assert values_in(path) == expected(VERSIONS, 3)
+
+
+def test_of_two_that_are_the_same_run_one_counts(tmp_path: Path) -> None:
+    slow = DeltaDirectory(str(tmp_path), VERSIONS)
+    with slow.locked():
+        slow.clear()
+        os.remove(tmp_path / "_export" / "lock")
+        fast = DeltaDirectory(str(tmp_path), VERSIONS)
+        export(fast)
+        counted = fast.last()
+        write(slow, 1)
+        with pytest.raises(ExportLocked, match="its run 1 counts"):
+            slow.publish(run_of(1, VERSIONS))
+    assert values_in(str(tmp_path)) == expected(VERSIONS, 1)
+    assert fast.last() == counted
+
+
+def test_only_the_last_runs_say_how_far_they_go(tmp_path: Path) -> None:
+    for _ in range(KEPT + 3):
+        export(DeltaDirectory(str(tmp_path), LATEST))
+    numbers = sorted(int(name.partition("-")[0]) for name in os.listdir(tmp_path / "_export" / "runs"))
+    assert numbers == list(range(3, KEPT + 4))
 
 
 def test_files_that_another_process_took_are_missed(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
     DIR/_delta_log/                     the table's log
     DIR/run-2-9f3c…-part-….parquet      what a run added
     DIR/_export/runs/2-7a01b2c3.json    how far the run goes, as `_run.json` of `pipeline.exports`
+    DIR/_export/writing-HOST-9f3c…      what is written and has not ended
 
 A commit adds the files of a run (of the latest values it removes all others), and says by an application transaction
 of the id `txnbuffer` which run the last one is: its version is the run's number, times 2^32, plus XXH32 of the file
 that says how far the run goes, whose name has both too. That file is there, synced, before the commit. So files and
-positions count together, by the commit, or neither does; what Delta keeps of the commit is one number, through
-checkpoints, whatever is cleaned up and optimized. What a run left that was killed before its commit is in no version
-of the table.
+positions count together, by the commit, or neither does. What Delta keeps of the commit is one number, through
+checkpoints, whatever is cleaned up and optimized. What a run left that was killed before its commit is in no version of
+the table.
 
 Each run makes sure first that since the one before nobody else changed what the table says: commits that move records
 into other files are no change. Of what Delta has cleaned up of its log the number of rows has to tell.
@@ -19,7 +20,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +37,7 @@ from txnbuffer.pipeline.delta_files import add_action, changes_data, files_of, i
 from txnbuffer.pipeline.exports import (
     DELTA_LOG,
     LATEST,
+    RUN_FILE,
     VERSIONS,
     ExportDirectory,
     ExportFailed,
@@ -51,6 +55,10 @@ if TYPE_CHECKING:
 APP = "txnbuffer"
 ATTEMPTS = 10
 """Others may commit between a look at the table and our commit; so often it is tried again."""
+KEPT = 10
+"""Of so many runs it is kept how far they go: who opens the table now may find an older one than the last."""
+ABANDONED = 7 * 24 * 3600.0
+"""Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
 
 
 class ExportChanged(StorageError):
@@ -73,6 +81,8 @@ class DeltaDirectory(ExportDirectory):
 
     def __init__(self, path: str, kind: str) -> None:
         super().__init__(path, kind)
+        self._own = f"{self.writing}-{platform.node()}-"
+        self.writing = f"{self._own}{uuid.uuid4().hex}"
         self._seen: Seen | None = None
         try:
             import deltalake  # noqa: F401  # what is missing is told before anything starts
@@ -115,7 +125,11 @@ class DeltaDirectory(ExportDirectory):
 
         Raises ExportChanged, and as `last`.
         """
-        shutil.rmtree(self.writing, ignore_errors=True)
+        for one in os.scandir(os.path.dirname(self.writing)):
+            if one.path.startswith(self._own) or (
+                one.name.startswith("writing-") and time.time() - one.stat().st_mtime > ABANDONED
+            ):
+                shutil.rmtree(one.path, ignore_errors=True)
         self.last()
         if self._seen is not None:
             self._check(self._seen)
@@ -132,8 +146,9 @@ class DeltaDirectory(ExportDirectory):
             data = counted.encode()
             mark = mark_of(run.number, data)
             self._store(mark, data)
+            shutil.rmtree(self.writing)
             self._commit(adds, counted, mark)
-            self._forget(run.number - 1)
+            self._forget(run.number - KEPT)
         return counted
 
     def look(self) -> Seen | None:
@@ -226,15 +241,16 @@ class DeltaDirectory(ExportDirectory):
         if sum(footer.num_rows for footer in footers.values()) != run.records:
             raise ExportLocked(f"another process changes what is written to {self.path}: run one export of it only")
         sync(self.path)
-        shutil.rmtree(self.writing)
         return [add_action(self.path, path, footer) for path, footer in footers.items()]
 
     def _store(self, mark: int, data: bytes) -> None:
-        path = self._run_file(mark)
+        path, written = self._run_file(mark), os.path.join(self.writing, RUN_FILE)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
+        with open(written, "wb") as file:
             file.write(data)
-        for one in (path, os.path.dirname(path), os.path.join(self.path, "_export")):
+        sync(written)
+        os.rename(written, path)  # another process may have written and committed the very same run
+        for one in (os.path.dirname(path), os.path.join(self.path, "_export")):
             sync(one)
 
     def _commit(self, adds: list[AddAction], run: Run, mark: int) -> None:
@@ -287,7 +303,7 @@ class DeltaDirectory(ExportDirectory):
             now.table.create_write_transaction([*adds], mode, schema, commit_properties=properties)
 
     def _forget(self, oldest: int) -> None:
-        """Remove what says how far runs before this one go; the one before the last is kept for who reads it still."""
+        """Remove what says how far runs before this one go."""
         runs = os.path.join(self.path, "_export", "runs")
         for name in os.listdir(runs):
             if int(name.partition("-")[0]) < oldest:

@@ -1,0 +1,56 @@
+"""Exports to Delta tables without Spark: runs whose records are their own number."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from txnbuffer.model import Position
+from txnbuffer.pipeline.arrow import schema_of
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
+from txnbuffer.pipeline.offsets import Offset, Reached
+
+COLUMNS = ("topic", "position", "value", "publish_time")
+ROWS = 2
+"""Of each run, one file each."""
+
+
+def run_of(number: int, kind: str, records: int = ROWS) -> Run:
+    return Run(number, kind, COLUMNS, Offset({"orders": Reached(Position(1, number), "9f")}), records)
+
+
+def write(directory: ExportDirectory, number: int, rows: int = ROWS) -> None:
+    """What Spark writes for a run: the number as the value of each row, and a file without rows."""
+    os.makedirs(directory.writing)
+    Path(directory.writing, "_SUCCESS").touch()
+    for file in range(rows + 1):
+        time = datetime.datetime(2026, 1, number % 28 + 1, 0, 0, 0, 123456, datetime.UTC)
+        row = {"topic": "orders", "position": {"ledger": number, "entry": file, "batch": -1}}
+        row |= {"value": b"%d" % number, "publish_time": time}
+        table = pa.Table.from_pylist([row] if file < rows else [], schema_of(COLUMNS))
+        pq.write_table(table, f"{directory.writing}/part-{file}.parquet")
+
+
+def export(directory: ExportDirectory, rows: int = ROWS) -> Run:
+    with directory.locked():
+        directory.clear()
+        last = directory.last()
+        number = 1 if last is None else last.number + 1
+        write(directory, number, rows)
+        return directory.publish(run_of(number, directory.kind, rows))
+
+
+def values_in(path: str) -> list[int]:
+    """What a reader of the table is given."""
+    if not DeltaTable.is_deltatable(path):
+        return []
+    return sorted(int(value) for value in DeltaTable(path).to_pyarrow_table()["value"].to_pylist())
+
+
+def expected(kind: str, last: int) -> list[int]:
+    return [number for number in range(1 if kind == VERSIONS else last, last + 1) for _ in range(ROWS)]
