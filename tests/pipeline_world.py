@@ -163,7 +163,7 @@ def rows_read(
 ) -> list[Row]:
     """What tasks read of ranges, one after the other, in the order of the columns."""
     schema = schema_of((*COLUMNS, OUTCOME) if keep_hidden else COLUMNS)
-    judge = Judge(fixed.topic, fixed.verdicts, fixed.registered, isolated=isolated, keep_hidden=keep_hidden)
+    judge = judge_of(fixed, isolated=isolated, keep_hidden=keep_hidden)
     rows: list[Row] = []
     for one in ranges:
         for found in read_range(broker, one, judge):
@@ -171,6 +171,12 @@ def rows_read(
             batch.validate(full=True)
             rows += rows_of_batch(batch)
     return rows
+
+
+def judge_of(fixed: Fixed, *, isolated: bool = True, keep_hidden: bool = False) -> Judge:
+    return Judge(
+        fixed.topic, fixed.incarnation, fixed.verdicts, fixed.registered, isolated=isolated, keep_hidden=keep_hidden
+    )
 
 
 def rows_of_batch(batch: Any) -> list[Row]:

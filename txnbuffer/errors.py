@@ -34,6 +34,7 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidRequest",
     "LogDeleted",
+    "LogShortened",
     "MalformedFrame",
     "MutationsTrimmed",
     "NotVisible",
@@ -122,6 +123,10 @@ class TailStalled(PeerError):
     """A topic holds messages that do not come; another reader may get them."""
 
     retryable = True
+
+
+class LogShortened(StorageError):
+    """A log that ends below a place up to which it was read, or was to be."""
 
 
 class PartMismatch(StorageError):

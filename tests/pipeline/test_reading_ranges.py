@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_world import Life, records_of, row_of, rows_read
+from pipeline_world import Life, judge_of, records_of, row_of, rows_read
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import PositionTrimmed
+from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
 from snapshots.loading import Loaded, load
+from txnbuffer.errors import LogShortened
 from txnbuffer.model import Position
-from txnbuffer.pipeline import fixing
+from txnbuffer.pipeline import fixing, reading
 from txnbuffer.pipeline.fixing import Fixed, fix
 from txnbuffer.pipeline.ranges import Cut, Range
 from txnbuffer.pipeline.reading import Judge, read_range
@@ -140,7 +142,7 @@ def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker
     ranges = Cut(numbered=True, target_bytes=10**6).ranges(
         TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last
     )
-    judge = Judge(TOPIC, fixed.verdicts, fixed.registered)
+    judge = judge_of(fixed)
     broker.trim(TOPIC, fixed.extents[1].ledger)
     with pytest.raises(PositionTrimmed, match=TOPIC):
         list(read_range(broker, ranges[0], judge))
@@ -148,6 +150,66 @@ def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker
     assert [two.placed.messages.values[0], three.placed.messages.values[0]] == [b"2", b"3"]
     assert two.seqnos is None
     assert three.seqnos is None
+
+
+@pytest.fixture
+def planned(broker: Broker, keeper: BufferKeeper) -> tuple[Range, Judge]:
+    """A range of six records that was planned, and none read of it."""
+    keeper.register(TOPIC)
+    log = TopicWriter(broker, TOPIC)
+    for value in "123456":
+        log.plain(value)
+    fixed = fix(broker, TOPIC)
+    return whole(fixed)[0], judge_of(fixed)
+
+
+def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
+    broker: Broker, keeper: BufferKeeper, planned: tuple[Range, Judge]
+) -> None:
+    broker.delete_topic(TOPIC)
+    with pytest.raises(TopicNotFound, match=TOPIC):
+        list(read_range(broker, *planned))
+    log = TopicWriter(broker, TOPIC)
+    for value in "abcdef":
+        log.records(1, value)
+    log.abort(1)
+    with pytest.raises(TopicNotFound, match="deleted and made anew"):
+        list(read_range(broker, *planned))
+    assert not [*read_range(broker, *planned, fail_on_data_loss=False)]
+
+
+def test_a_topic_made_anew_while_it_is_read_ends_the_reading(
+    broker: Broker, planned: tuple[Range, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH_ROWS", 2)
+    rows = read_range(broker, *planned)
+    assert next(rows).placed.messages.values[0] == b"1"
+    broker.delete_topic(TOPIC)
+    log = TopicWriter(broker, TOPIC)
+    for value in "abcdef":
+        log.plain(value)
+    with pytest.raises(TopicNotFound, match=TOPIC):
+        list(rows)
+
+
+def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tuple[Range, Judge]) -> None:
+    broker.roll(TOPIC)
+    broker.trim(TOPIC, broker.ledgers(TOPIC)[-1].ledger)
+    with pytest.raises(PositionTrimmed, match=TOPIC):
+        list(read_range(broker, *planned))
+    assert not [*read_range(broker, *planned, fail_on_data_loss=False)]
+
+
+def test_a_log_that_lost_its_end_is_told(
+    broker: Broker, planned: tuple[Range, Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, judge = planned
+    longer = replace(one, stop=Position(one.stop.ledger, one.stop.entry + 3), last=None)
+    monkeypatch.setattr(reading, "DOUBT", 0.0)
+    with pytest.raises(LogShortened, match=f"topic {TOPIC} ends at {one.stop}, .* up to {longer.stop}"):
+        list(read_range(broker, longer, judge))
+    (rows,) = read_range(broker, longer, judge, fail_on_data_loss=False)
+    assert len(rows) == 6
 
 
 def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: BufferKeeper) -> None:

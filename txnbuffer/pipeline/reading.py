@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import PlacedBatch
-from broker_io.errors import PositionTrimmed
+from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Reader
-from broker_io.position import EARLIEST, NO_INDEX, Int64s, Position
+from broker_io.position import NO_INDEX, Int64s, Position
 from snapshots.errors import LOST, SnapshotMissing
 from snapshots.layout import reaches
 from txnbuffer.buffer.verdicts import FixedVerdicts
 from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.columns import any_transactional, present, transaction_codes
-from txnbuffer.errors import TailStalled
+from txnbuffer.errors import LogShortened, TailStalled
 from txnbuffer.pipeline.fixing import PATIENCE
+from txnbuffer.pipeline.losses import check_as_long, check_same
 from txnbuffer.pipeline.ranges import Range, behind
 from txnbuffer.protocol import MARKER, RECORDS, TXN
 from txnbuffer.recordset import expand
@@ -30,6 +31,9 @@ Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 
 BATCH_ROWS = 65_536
 """Messages that are read at a time, and about the records that are handed on at a time."""
+
+DOUBT = 5.0
+"""Seconds without a message after which is looked whether the log has become shorter."""
 
 
 class Outcome(enum.IntEnum):
@@ -42,12 +46,13 @@ class Outcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """How records are judged: by `verdicts`, or not at all if `isolated` is False.
+    """How records of an incarnation of a topic are judged: by `verdicts`, or not at all if `isolated` is False.
 
     `registered` says whether the topic may have transactions; `keep_hidden` hands on what is not visible too.
     """
 
     topic: str
+    incarnation: str
     verdicts: FixedVerdicts
     registered: bool
     isolated: bool = True
@@ -74,21 +79,33 @@ class Rows:
 def read_range(broker: Broker, one: Range, judge: Judge, *, fail_on_data_loss: bool = True) -> Iterator[Rows]:
     """The records of a range in log order.
 
-    Raises PositionTrimmed if some of them are gone, unless that is not to fail: then what is left follows,
-    without seqnos. Raises TailStalled, Damaged, UndecodableRecordSet, SnapshotMissing.
+    Raises PositionTrimmed or LogShortened if some of them are gone, TopicNotFound if the topic is, unless that is
+    not to fail: then what is left follows, without seqnos. Raises TailStalled, Damaged, UndecodableRecordSet,
+    SnapshotMissing.
     """
-    seqno = one.seqno
-    messages = _messages(broker, one, one.begin)
+    seqno, at = one.seqno, one.begin
+    messages = _messages(broker, one, judge, at)
     while True:
         try:
             placed = next(messages, None)
-        except PositionTrimmed:
+        except (TopicNotFound, LogShortened):
             if fail_on_data_loss:
                 raise
-            messages, seqno = _messages(broker, one, EARLIEST), None
+            return
+        except PositionTrimmed:
+            if fail_on_data_loss:
+                check_same(broker, one.topic, judge.incarnation)
+                raise
+            left = _left(broker, one.topic)
+            if left is None or left >= one.stop:
+                return
+            if left <= at:  # the hole is not at the front of the log
+                raise
+            messages, seqno, at = _messages(broker, one, judge, left), None, left
             continue
         if placed is None:
             return
+        at = placed.positions.last
         for piece in _pieces(placed, judge):
             rows, visible = _judged(piece, judge, seqno)
             seqno = None if seqno is None else seqno + visible
@@ -97,15 +114,26 @@ def read_range(broker: Broker, one: Range, judge: Judge, *, fail_on_data_loss: b
                 yield rows
 
 
-def _messages(broker: Broker, one: Range, begin: Position) -> Iterator[PlacedBatch]:
+def _left(broker: Broker, topic: str) -> Position | None:
+    """The first message that a log still has; None if there is none."""
+    try:
+        return broker.first_position(topic)
+    except TopicNotFound:
+        return None
+
+
+def _messages(broker: Broker, one: Range, judge: Judge, begin: Position) -> Iterator[PlacedBatch]:
     """The messages of a range from a position on, those of its last message's set among them whole."""
     with broker.reader(one.topic, begin) as reader:
+        check_same(broker, one.topic, judge.incarnation)
         at = begin
         while at < one.stop:
-            placed = _next(reader, one, at)
+            placed = _next(broker, reader, one, at)
             last = placed.positions.last
             # Of a message that a broker made of several others more may follow.
             at = last if last.batch > NO_INDEX else behind(last)
+            if last.ledger > one.stop.ledger:
+                check_same(broker, one.topic, judge.incarnation)
             if last >= one.stop:
                 placed, at = placed.take(slice(placed.positions.search(one.stop))), one.stop
             if reaches(last, one.last) and one.last is not None:
@@ -114,12 +142,14 @@ def _messages(broker: Broker, one: Range, begin: Position) -> Iterator[PlacedBat
                 yield placed
 
 
-def _next(reader: Reader, one: Range, at: Position) -> PlacedBatch:
+def _next(broker: Broker, reader: Reader, one: Range, at: Position) -> PlacedBatch:
     left = one.stop.entry - at.entry + 1 if one.stop.ledger == at.ledger else BATCH_ROWS
-    placed = reader.read(limit=max(min(left, BATCH_ROWS), 1), timeout=PATIENCE)
-    if placed is None:
-        raise TailStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
-    return placed
+    for patience in (DOUBT, PATIENCE):
+        placed = reader.read(limit=max(min(left, BATCH_ROWS), 1), timeout=patience)
+        if placed is not None:
+            return placed
+        check_as_long(broker, one.topic, one.stop)
+    raise TailStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
 
 
 def _pieces(placed: PlacedBatch, judge: Judge) -> Iterator[PlacedBatch]:

@@ -49,6 +49,7 @@ def _read(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, 
 def judge_of(options: ReadOptions, fixed: Fixed) -> Judge:
     return Judge(
         fixed.topic,
+        fixed.incarnation,
         fixed.verdicts,
         fixed.registered,
         isolated=options.isolation == READ_COMMITTED,
