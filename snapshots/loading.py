@@ -30,7 +30,8 @@ class Loaded:
     Apply the log to `buffer` behind `resume`, number it behind `numbered` (both exclusive). What `buffer` calls
     decided is decided from the first moment; it knows the rest once it was applied up to the end of the log.
     `registered` is False for a topic without a snapshot, which has no transactions: its whole log is to be
-    applied, and its records have no seqnos yet.
+    applied, and its records have no seqnos yet. The snapshot tells of all from `origin_ledger` on, the log still
+    has what stands from `first_ledger` on.
     """
 
     topic: str
@@ -40,6 +41,7 @@ class Loaded:
     resume: Position
     numbered: Position
     first_ledger: int
+    origin_ledger: int
     registered: bool
     failover: FailoverLog
 
@@ -108,6 +110,7 @@ def _loaded(broker: Broker, restored: Restored) -> Loaded:
         restored.resume,
         restored.renumber,
         broker.ledgers(restored.topic)[0].ledger,
+        restored.origin_ledger,
         restored.snapshot is not None,
         restored.failover,
     )

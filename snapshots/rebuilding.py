@@ -2,11 +2,17 @@
 
 `folded` reads the log from its first ledger to its end and writes nothing; what it returns is bytes, which can be sent.
 `write` puts that in the place of the topic's snapshot, whatever state this is in.
+
+Where the first ledgers are trimmed the snapshot knows more than the log: which transactions ended there, and how many
+records were visible. Then the two are not compared as a whole, but a record that the snapshot shows and what is left
+of the log hides proves the snapshot wrong: whatever came before, that record is aborted, late or sent twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from broker_io.errors import StorageError, TopicNotFound
 from broker_io.port import Broker
@@ -14,7 +20,7 @@ from broker_io.position import Position
 from snapshots.entries import chain_start
 from snapshots.envelope import FORMAT_VERSION, PART, Stored
 from snapshots.errors import SnapshotError
-from snapshots.loading import load
+from snapshots.loading import Loaded, load
 from snapshots.owner import Ownership
 from snapshots.parts import PartEntry, decode_part, encode_part
 from snapshots.recovery import before_ledger, fresh, kept_history
@@ -25,6 +31,8 @@ from snapshots.writer import SnapshotWriter, commit
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.items import Part
 from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.verdicts import FixedVerdicts
+from txnbuffer.buffer.visibility import decided_rows, visible_counts
 
 PATIENCE = 60.0
 """Seconds in which a message that is known to be there must come."""
@@ -38,7 +46,8 @@ class Folded:
     """A topic as its log tells it, up to the log's end when it was read.
 
     `state` and `parts` are in their written form. `differences` from the snapshot that there is, a line each; `problem`
-    is why that can't be used, "" if it can. `transactional` is False for a log that needs no snapshot.
+    is why that can't be used, "" if it can. `trimmed`: the snapshot knows what stood in ledgers that are gone.
+    `transactional` is False for a log that needs no snapshot.
     """
 
     topic: str
@@ -52,6 +61,7 @@ class Folded:
     parts: tuple[bytes, ...]
     problem: str
     differences: tuple[str, ...]
+    trimmed: bool
 
     @property
     def sound(self) -> bool:
@@ -63,9 +73,9 @@ def folded(broker: Broker, topic: str) -> Folded:
     """Fold the log of a topic. Raises TopicNotFound, ProtocolStopped, PositionTrimmed, Damaged."""
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
     end = broker.last_position(topic)
-    restored, problem = from_snapshot(broker, topic)
-    end = end if restored is None else restored.applied  # both are compared as of one position
-    part_size = PART_SIZE if restored is None else restored.parts.part_size
+    loaded, problem = from_snapshot(broker, topic)
+    end = end if loaded is None else loaded.buffer.applied  # both are compared as of one position
+    part_size = PART_SIZE if loaded is None else loaded.buffer.parts.part_size
     buffer, sequencer, parts = TransactionBuffer(part_size), Sequencer(), []
     start = before_ledger(origin)
     with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
@@ -80,32 +90,29 @@ def folded(broker: Broker, topic: str) -> Folded:
                 break
     state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
     written = encode_state(state), tuple(_encoded(topic, part) for part in parts)
-    differences: list[str] = []
-    if restored is not None:
-        buffer.trim(restored.first_ledger)
-        differences = diff_states(restored, buffer)
+    differences, trimmed = _differences(broker, loaded, buffer)
     return Folded(
         topic, incarnation, buffer.transactional, str(buffer.applied), len(buffer.aborted), len(buffer.ongoing),
-        sequencer.next_seqno - 1, *written, problem, tuple(differences),
+        sequencer.next_seqno - 1, *written, problem, tuple(differences), trimmed,
     )  # fmt: skip
 
 
-def compared(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str]]:
-    """The state of a topic from its log alone, and how its snapshot, with the log behind it, differs.
+def compared(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str], bool]:
+    """The state of a topic from its log alone, how its snapshot, with the log behind it, differs, and whether that
+    knows what stood in ledgers that are gone.
 
     A service that runs appends meanwhile: both are as of one position.
     """
-    restored, problem = from_snapshot(broker, topic)
-    part_size = PART_SIZE if restored is None else restored.parts.part_size
-    until = broker.last_position(topic) if restored is None else restored.applied
+    loaded, problem = from_snapshot(broker, topic)
+    part_size = PART_SIZE if loaded is None else loaded.buffer.parts.part_size
+    until = broker.last_position(topic) if loaded is None else loaded.buffer.applied
     rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=until)
-    if restored is None:
-        return rebuilt, sequencer, [problem]
-    rebuilt.trim(restored.first_ledger)
-    return rebuilt, sequencer, diff_states(restored, rebuilt)
+    if loaded is None:
+        return rebuilt, sequencer, [problem], False
+    return rebuilt, sequencer, *_differences(broker, loaded, rebuilt)
 
 
-def from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:
+def from_snapshot(broker: Broker, topic: str) -> tuple[Loaded | None, str]:
     """The buffer of a topic at the end of its log by way of its snapshot, or why there is none."""
     try:
         loaded = load(broker, topic)
@@ -117,7 +124,34 @@ def from_snapshot(broker: Broker, topic: str) -> tuple[TransactionBuffer | None,
         while (placed := reader.read()) is not None:
             loaded.buffer.apply_batch(placed)
     loaded.buffer.take_sealed()
-    return loaded.buffer, ""
+    return loaded, ""
+
+
+def _differences(broker: Broker, loaded: Loaded | None, rebuilt: TransactionBuffer) -> tuple[list[str], bool]:
+    """What a snapshot says otherwise than the log, and whether the log is trimmed below where the snapshot begins."""
+    if loaded is None:
+        return [], False
+    if broker.ledgers(loaded.topic)[0].ledger != loaded.origin_ledger:
+        return _shown_wrongly(broker, loaded, rebuilt), True
+    rebuilt.trim(loaded.buffer.first_ledger)
+    return diff_states(loaded.buffer, rebuilt), False
+
+
+def _shown_wrongly(broker: Broker, loaded: Loaded, rebuilt: TransactionBuffer) -> list[str]:
+    """Records that the snapshot shows although the log says that they are none to show."""
+    buffer = loaded.buffer
+    shown = FixedVerdicts(buffer.aborted, buffer.suppressed, buffer.decided_position)
+    known = FixedVerdicts(rebuilt.aborted, rebuilt.suppressed, buffer.decided_position)
+    count, first = 0, None
+    with broker.reader(loaded.topic) as reader:
+        while (placed := reader.read()) is not None:
+            wrong = np.maximum(visible_counts(placed, shown) - visible_counts(placed, known), 0)
+            count += int(wrong.sum())
+            if first is None and wrong.any():
+                first = placed.positions[int(np.argmax(wrong > 0))]
+            if decided_rows(placed, shown) < len(placed):
+                break
+    return [] if first is None else [f"shown, and hidden by the log: {count} records, such as {first}"]
 
 
 def write(broker: Broker, ownership: Ownership, table: SnapshotTable, found: Folded, now_ms: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_world import Life, records_of
+from writing import TopicWriter
 
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
@@ -16,12 +17,14 @@ from snapshots import rebuilding
 from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.loading import Loaded
 from snapshots.owner import acquire
 from snapshots.rebuilding import compared, folded, write
+from snapshots.recovery import read_snapshot
 from snapshots.states import decode_state, encode_state
 from snapshots.table import scan
 from snapshots.verify import Level, verify
-from txnbuffer.buffer.buffer import TransactionBuffer
+from snapshots.writer import SnapshotWriter, commit
 from txnbuffer.buffer.items import Items
 
 
@@ -65,7 +68,7 @@ def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyP
         life.run(40)
         original = rebuilding.from_snapshot
 
-        def busy(broker: Broker, topic: str) -> tuple[TransactionBuffer | None, str]:
+        def busy(broker: Broker, topic: str) -> tuple[Loaded | None, str]:
             if when == "before":
                 life.run(20)
             found = original(broker, topic)
@@ -92,6 +95,57 @@ def test_what_a_snapshot_says_wrongly_is_told() -> None:
         with acquire(broker)[0] as ownership:
             write(broker, ownership, scan(broker), wrong, now_ms=1)
         assert "aborted, only in the second" in str(folded(broker, "orders").differences)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32))
+def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
+    with MemoryBroker() as broker, BufferKeeper(broker, part_size=3) as keeper:
+        keeper.recover()
+        life = Life(broker, keeper, "orders", seed)
+        origin = broker.ledgers("orders")[0].ledger
+        life.run(60)
+        keeper.pump()
+        keeper.snapshot("orders")
+        keeper.trim("orders", broker.ledgers("orders")[-1].ledger)
+        life.run(20)
+        keeper.pump()
+        found = folded(broker, "orders")
+        assert found.problem == ""
+        assert found.differences == ()
+        assert compared(broker, "orders")[2] == []
+        gone = broker.ledgers("orders")[0].ledger > origin
+        assert found.trimmed == gone
+        assert compared(broker, "orders")[3] == gone
+
+
+def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
+    with MemoryBroker() as broker:
+        with BufferKeeper(broker, part_size=100) as keeper:
+            keeper.recover()
+            keeper.register("orders")
+            log = TopicWriter(broker, "orders")
+            log.records(1, "gone")
+            log.abort(1)
+            broker.roll("orders")
+            log.records(2, "aborted", "too")
+            log.abort(2)
+            log.plain("visible")
+            keeper.pump()
+            keeper.snapshot("orders")
+            (left,) = broker.ledgers("orders")[1:]
+            assert keeper.trim("orders", left.ledger) == left.ledger
+        assert folded(broker, "orders").sound
+        with acquire(broker)[0] as ownership:
+            entries = scan(broker).topics["orders"]
+            state = read_snapshot("orders", entries).state
+            writer = SnapshotWriter("orders", broker.incarnation("orders"))
+            writer.found(entries)
+            forgetful = replace(state, buffer=replace(state.buffer, tail=Items.of()))
+            commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(forgetful)))])
+        found = folded(broker, "orders")
+        assert found.differences == (f"shown, and hidden by the log: 2 records, such as {left.ledger}:0",)
+        assert compared(broker, "orders")[2:] == ([*found.differences], True)
 
 
 def test_a_topic_that_was_made_anew_gets_no_snapshot_of_the_old_one() -> None:

@@ -201,7 +201,7 @@ def profile(
 @address_argument
 @topics_options
 @click.option("--write", "wanted", is_flag=True, help="Write what is lost or differs (needs the log to itself).")
-@click.option("--all", "everything", is_flag=True, help="With --write: write every snapshot anew.")
+@click.option("--all", "everything", is_flag=True, help="With --write: also what is equal to its log.")
 @job_options
 @output_option
 def recover(
@@ -210,9 +210,11 @@ def recover(
     """Rebuild the buffer snapshots of many topics from their logs, side by side.
 
     Each log is folded from its first ledger to its end, and compared with the topic's snapshot. With --write what is
-    lost or differs is replaced; where ledgers were trimmed, what only they told is given up. Without it exit code 1
-    if anything is. No service may own the log meanwhile.
+    lost or differs is replaced; where ledgers were trimmed, what only they told is then given up, and a snapshot
+    that knows it is left alone unless it is wrong. Without --write exit code 1 if anything would be replaced. No
+    service may own the log meanwhile.
     """
+    from txnbuffer.pipeline.jobs.recovering import TRIMMED
     from txnbuffer.pipeline.jobs.recovering import recover as rebuild
     from txnbuffer.pipeline.jobs.running import reading_options, session
 
@@ -220,4 +222,4 @@ def recover(
     with session(job.master, job.settings) as spark:
         rows = rebuild(spark, options, everything=everything, wanted=wanted, tell=narrate)
     show_rows(rows, output, empty="no topic has transactions")
-    sys.exit(0 if all(row["written"] or row["snapshot"] == "equal" for row in rows) else 1)
+    sys.exit(0 if all(row["written"] or row["snapshot"] in ("equal", TRIMMED) for row in rows) else 1)

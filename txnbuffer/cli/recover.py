@@ -36,7 +36,9 @@ def command(
 
     The log is folded from its first ledger to its end; the snapshot is restored and the log behind it
     applied. Exit code 1 if the two differ or the snapshot can't be used. With --write the rebuilt state
-    takes the snapshot's place; where ledgers were trimmed, what only they told is given up.
+    takes the snapshot's place. Where the first ledgers were trimmed the snapshot knows more than the log: it
+    is wrong only if it shows a record that the log hides. One that is not wrong is left alone; for one that is
+    wrong or lost, what only those ledgers told is given up, and records are numbered anew.
 
     With --decisions, and no TOPIC: whether topics tell of more than the decision log holds, as after it was
     deleted or truncated; exit code 1 if so. With --write such a log goes on above all that topics know. What
@@ -54,7 +56,7 @@ def command(
 def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None, output: str, *, write: bool) -> None:
     check_data_topic(topic)
     with open_for_reading(address, config, tls_ca) as broker:
-        rebuilt, sequencer, differences = compared(broker, topic)
+        rebuilt, sequencer, differences, trimmed = compared(broker, topic)
     show_record(
         {
             "topic": topic,
@@ -68,6 +70,12 @@ def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None,
         },
         output,
     )
+    if trimmed and not differences:
+        narrate(
+            f"the first ledgers of {topic} are gone: its snapshot knows what they told, and nothing that is left of "
+            f"the log speaks against it{'; nothing was written' if write else ''}"
+        )
+        return
     if not write:
         sys.exit(1 if differences else 0)
     with open_for_writing(address, config) as broker, hold(broker, owner_of(broker, topic)):

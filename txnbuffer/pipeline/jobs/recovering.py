@@ -41,6 +41,7 @@ FIELDS = {
     "parts": pa.list_(pa.binary()),
     "problem": pa.string(),
     "differences": pa.list_(pa.string()),
+    "trimmed": pa.bool_(),
     "failure": pa.string(),
 }
 """The columns of `folds`: those of `Folded`, or topic and failure where a log can't be folded."""
@@ -50,8 +51,11 @@ Row = dict[str, Any]
 SCHEMA = (
     "topic string, incarnation string, transactional boolean, applied string, aborts long, open_transactions long, "
     "visible_records long, state binary, parts array<binary>, problem string, differences array<string>, "
-    "failure string"
+    "trimmed boolean, failure string"
 )
+
+
+TRIMMED = "whole, and knows what stood in ledgers that are gone"
 
 
 def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
@@ -85,7 +89,8 @@ def recover(
     wanted: bool = False,
     tell: Tell = print,
 ) -> list[Row]:
-    """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all.
+    """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all but
+    those that are sound and know what stood in ledgers that are gone.
 
     One row for each topic that has transactions, or can't be read. Raises OwnershipLost, and Locked or StillHeld while
     a service has the log.
@@ -102,7 +107,7 @@ def recover(
     failed = [_failed(row) for row in rows if row.failure is not None]
     found = [_folded(row) for row in rows if row.failure is None]
     found = [one for one in found if one.transactional or one.differences]
-    due = [one for one in found if everything or not one.sound]
+    due = [one for one in found if not one.sound or (everything and not one.trimmed)]
     if wanted and due:
         _write(chosen, due, tell)
     written = {one.topic for one in due} if wanted else set()
@@ -142,7 +147,7 @@ def _failed(row: Any) -> Row:
 def _row(one: Folded, *, written: bool) -> Row:
     return {
         "topic": one.topic,
-        "snapshot": one.problem or ("differs" if one.differences else "equal"),
+        "snapshot": one.problem or ("differs" if one.differences else TRIMMED if one.trimmed else "equal"),
         "differences": [*one.differences],
         "applied": one.applied,
         "aborts": one.aborts,
