@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_world import Life, Row, records_of, row_of, rows_of_batch
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from writing import TopicWriter
 
+from broker_io.environment import Clock, SystemClock
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keeper import BufferKeeper
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, LogShortened
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import Offset, Reached
 from txnbuffer.pipeline.options import ReadOptions
@@ -45,20 +48,34 @@ class Kept:
 
 
 @contextmanager
-def world() -> Iterator[tuple[MemoryBroker, BufferKeeper]]:
+def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, BufferKeeper]]:
     """A log in memory, which stream readers take for the one in files that they are told of."""
-    with pytest.MonkeyPatch.context() as patch, MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        MemoryBroker(clock=clock) as broker,
+        BufferKeeper(broker, part_size=2) as keeper,
+    ):
         keeper.recover()
         for module in (stream, tasks):
             patch.setattr(module, "open_for_reading", lambda options: Kept(broker))
         yield broker, keeper
 
 
+class SetClock(SystemClock):
+    """Tells the time that a test sets."""
+
+    seconds = 1_700_000_000
+
+    def now_ms(self) -> int:
+        return self.seconds * 1000
+
+
 class Query:
     """A streaming query without Spark: plans micro-batches, reads them, keeps its offset as JSON."""
 
     def __init__(self, **options: str) -> None:
-        self.options = ReadOptions.of({"broker": "file:log", "pattern": ".*", "partition_bytes": "300", **options})
+        chosen = {} if "topics" in options else {"pattern": ".*"}
+        self.options = ReadOptions.of({"broker": "file:log", "partition_bytes": "300", **chosen, **options})
         self.reader = StreamReader(self.options)
         self.offset = through_json(self.reader.initialOffset())
         self.rows: list[Row] = []
@@ -240,6 +257,96 @@ def test_a_topic_that_was_made_anew_is_another_one() -> None:
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
+@pytest.mark.parametrize("chosen", [{}, {"topics": "orders,stock"}])
+def test_a_topic_that_was_deleted_stops_a_query_unless_it_may_go_on(chosen: dict[str, str]) -> None:
+    with world() as (broker, keeper):
+        lives = [Life(broker, keeper, topic, 1) for topic in ("orders", "stock")]
+        query, careless = Query(**chosen), Query(fail_on_data_loss="false", **chosen)
+        for life in lives:
+            life.plain()
+        broker.delete_topic("orders")
+        with pytest.raises(TopicNotFound, match="orders"):
+            query.trigger()
+        careless.run_out()
+        assert careless.rows == [row_of(record) for record in records_of(broker, "stock")]
+        TopicWriter(broker, "orders").plain("anew")
+        careless.run_out()
+        assert {row[0] for row in careless.rows} == {"orders", "stock"}
+
+
+def test_a_query_does_not_begin_with_a_topic_that_is_not_there() -> None:
+    with world(), pytest.raises(TopicNotFound, match="there is no topic 'orders'"):
+        Query(topics="orders", fail_on_data_loss="false")
+
+
+def test_a_log_that_became_shorter_stops_a_query_unless_it_may_go_on() -> None:
+    with world() as (broker, keeper):
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        query, careless = Query(), Query(fail_on_data_loss="false")
+        for one in (query, careless):
+            one.run_out()
+            one.rows.clear()
+            at = Position.parse(one.offset["topics"]["orders"]["at"])
+            one.offset["topics"]["orders"]["at"] = str(at._replace(entry=at.entry + 7))
+        with pytest.raises(LogShortened, match=f"orders ends at {at}"):
+            query.trigger()
+        assert careless.trigger()
+        assert careless.rows == []
+        read = len(records_of(broker, "orders"))
+        life.plain()
+        with pytest.raises(LogShortened, match="orders"):
+            query.trigger()
+        careless.run_out()
+        assert careless.rows == [row_of(record) for record in records_of(broker, "orders")[read:]]
+
+
+@pytest.mark.parametrize("start", ["7:0", '{"orders": "7:0"}'])
+def test_a_query_can_not_begin_behind_the_end(start: str) -> None:
+    with world() as (broker, keeper):
+        Life(broker, keeper, "orders", 1).plain()
+        with pytest.raises(InvalidRequest, match="option start is 7:0, and topic orders ends at"):
+            Query(start=start)
+
+
+def test_what_comes_before_the_time_of_the_start_is_not_read() -> None:
+    clock = SetClock()
+    with world(clock) as (broker, keeper):
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        query = Query(start=datetime.fromtimestamp(clock.seconds + 3600, UTC).isoformat())
+        for _ in range(2):
+            life.plain()
+            assert not query.trigger()
+            query.restart()
+        early = len(records_of(broker, "orders"))
+        clock.seconds += 3600
+        life.plain()
+        query.run_out()
+        clock.seconds -= 1800
+        life.plain()
+        query.run_out()
+        late = records_of(broker, "orders")[early:]
+        assert [row[1] for row in query.rows] == [tuple(record.position) for record in late]
+
+
+def test_records_of_the_awaited_time_that_are_gone_are_missed() -> None:
+    clock = SetClock()
+    with world(clock) as (broker, keeper):
+        life = Life(broker, keeper, "orders", 1)
+        life.plain()
+        query = Query(start=datetime.fromtimestamp(clock.seconds + 3600, UTC).isoformat())
+        clock.seconds += 3600
+        for _ in range(2):
+            life.plain()
+            broker.roll("orders")
+        life.plain()
+        life.snapshot()
+        broker.trim("orders", broker.ledgers("orders")[-1].ledger)
+        with pytest.raises(PositionTrimmed, match="orders begins with ledger"):
+            query.trigger()
+
+
 @pytest.mark.parametrize(("option", "text"), [("end", "3:4"), ("latest", "true")])
 def test_some_options_are_for_batches(option: str, text: str) -> None:
     with pytest.raises(InvalidRequest, match=f"option {option} is one of batch queries"):
@@ -249,6 +356,12 @@ def test_some_options_are_for_batches(option: str, text: str) -> None:
 def test_golden_offset() -> None:
     offset = Offset({"orders": Reached(Position(3, 17), "9f3c", 121), "flüge": Reached(Position(1, 0), "00aa")})
     found = committed("pipeline/offset-1.json", json.dumps(offset.to_json()).encode())
+    assert Offset.of_json(json.loads(found)) == offset
+
+
+def test_golden_offset_of_a_time_to_come() -> None:
+    offset = Offset({"orders": Reached(Position(3, 17), "9f3c", since=1_790_000_000_000)})
+    found = committed("pipeline/offset-1-since.json", json.dumps(offset.to_json()).encode())
     assert Offset.of_json(json.loads(found)) == offset
 
 
@@ -262,6 +375,8 @@ def test_golden_offset() -> None:
         {"version": 1, "topics": {"a": {"at": "x", "incarnation": ""}}},
         {"version": 1, "topics": {"a": {"at": "1:2"}}},
         {"version": 1, "topics": {"a": {"at": "1:2", "incarnation": "x", "seqno": "7"}}},
+        {"version": 1, "topics": {"a": {"at": "1:2", "incarnation": "x", "seqno": True}}},
+        {"version": 1, "topics": {"a": {"at": "1:2", "incarnation": "x", "since": 7.5}}},
     ],
 )
 def test_what_is_no_offset_is_told(found: Any) -> None:

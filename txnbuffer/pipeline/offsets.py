@@ -6,7 +6,10 @@ A JSON object, whose keys are sorted:
 
 Of each topic everything below the position `at` has been read; `incarnation` is the topic's, so that one made
 anew under the same name is told from it; `seqno` is the number of the next visible record, left out where
-that is not known. A topic that is not named has not been begun: it is read from its beginning.
+that is not known. A topic that is not named has not been begun: it is read from its beginning. Where a query is to
+begin at a time to come, `since` is that time in milliseconds since 1970, and `at` where the log ended when it was told:
+
+    {"at": "3:17", "incarnation": "9f…", "since": 1790000000000}
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Reached(NamedTuple):
-    """How far one topic has been read: up to, but not including, `at`."""
+    """How far one topic has been read: up to, but not including, `at`; not begun before what came at `since`."""
 
     at: Position
     incarnation: str
     seqno: int | None = None
+    since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,12 @@ class Offset:
 
     def to_json(self) -> Json:
         topics: Json = {}
-        for topic, (at, incarnation, seqno) in sorted(self.topics.items()):
+        for topic, (at, incarnation, seqno, since) in sorted(self.topics.items()):
             topics[topic] = {"at": str(at), "incarnation": incarnation}
             if seqno is not None:
                 topics[topic]["seqno"] = seqno
+            if since is not None:
+                topics[topic]["since"] = since
         return {"topics": topics, "version": VERSION}
 
     @classmethod
@@ -59,10 +65,10 @@ class Offset:
 
 
 def _reached(place: Json) -> Reached:
-    seqno, incarnation = place.get("seqno"), place["incarnation"]
-    if not isinstance(incarnation, str) or not (seqno is None or isinstance(seqno, int)):
+    seqno, since, incarnation = place.get("seqno"), place.get("since"), place["incarnation"]
+    if not isinstance(incarnation, str) or not all(number is None or type(number) is int for number in (seqno, since)):
         raise TypeError("it holds no text and number where these belong")
-    return Reached(Position.parse(place["at"]), incarnation, seqno)
+    return Reached(Position.parse(place["at"]), incarnation, seqno, since)
 
 
 class Stretch(NamedTuple):

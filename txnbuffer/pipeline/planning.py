@@ -43,16 +43,20 @@ def cut_of(options: ReadOptions) -> Cut:
     return Cut("seqno" in options.columns, options.partition_bytes)
 
 
-def names(broker: Broker, options: ReadOptions) -> list[str]:
-    """The topics to read. Raises TopicNotFound, and InvalidRequest for a place of a topic that is not read."""
+def names(broker: Broker, options: ReadOptions, *, all_there: bool = True) -> list[str]:
+    """The topics to read; those that are named and not there are left out unless `all_there`.
+
+    Raises TopicNotFound, and InvalidRequest for a place of a topic that is not read.
+    """
     known = broker.topics()
     chosen = options.chosen(known)
-    if missing := sorted(set(chosen) - set(known)):
-        raise TopicNotFound(f"there is no topic {', '.join(map(repr, missing))} to read")
+    missing = sorted(set(chosen) - set(known))
+    if missing and all_there:
+        raise TopicNotFound(f"there is no topic {', '.join(map(repr, missing))} to read: make it, or leave it out")
     for option, places in (("start", options.start), ("end", options.end)):
         if options.pattern is None and (strange := sorted(places.keys() - {"", *chosen})):
             raise InvalidRequest(f"option {option} names {', '.join(strange)}, which is not read")
-    return chosen
+    return [topic for topic in chosen if topic not in missing]
 
 
 def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_loss: bool = True) -> Position:
@@ -100,9 +104,13 @@ def _place(broker: Broker, fixed: Fixed, place: Place) -> Position:
         return fixed.stop
     if not isinstance(place, datetime):
         raise TypeError(f"{place!r} is no place in a log")
-    try:
-        milliseconds = max(round(place.timestamp() * 1000), 0)
-    except (OverflowError, ValueError):
-        raise InvalidRequest(f"{place} is no time that a record can have") from None
-    found = broker.position_at(fixed.topic, milliseconds)
+    found = broker.position_at(fixed.topic, milliseconds(place))
     return fixed.stop if found is None else found
+
+
+def milliseconds(time: datetime) -> int:
+    """Since 1970. Raises InvalidRequest."""
+    try:
+        return max(round(time.timestamp() * 1000), 0)
+    except (OverflowError, ValueError):
+        raise InvalidRequest(f"{time} is no time that a record can have") from None

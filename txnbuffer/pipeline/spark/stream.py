@@ -7,6 +7,7 @@ that starts again reads exactly what it had planned: what is decided once is dec
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -17,9 +18,10 @@ from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
+from txnbuffer.pipeline.losses import check_as_long, end_of_log
 from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
-from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, names
+from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, milliseconds, names
 from txnbuffer.pipeline.ranges import Anchor, Range, packed
 from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
 
@@ -49,12 +51,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What Spark asks of the planner
 
     def initialOffset(self) -> Json:  # noqa: N802  # named by Spark
-        fixed = self._look()
-        topics = {}
-        for topic, one in fixed.items():
-            at = first_wanted(self._open(), one, self._options.start_of(topic))
-            topics[topic] = Reached(at, one.incarnation, _seqno_at(one, at))
-        return Offset(topics).to_json()
+        fixed = self._look(all_there=True)
+        return Offset({topic: self._beginning(one) for topic, one in fixed.items()}).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         limit = self._options.max_messages
@@ -70,13 +68,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = Offset.of_json(start)
         fixed = self._look()
         ends = self._end_of(fixed) if self._target is None else self._target
-        stretches = []
+        stretches, reached = [], {**begun.topics}
+        for topic in self._gone(begun):
+            if topic not in self._options.topics:
+                del reached[topic]
         for topic, one in fixed.items():
-            if topic in ends.topics:
+            before = begun.topics.get(topic)
+            if before is not None and before.since is not None:
+                reached[topic] = self._awaited(one, before, before.since, begun)
+            elif before is not None and (end := self._end_below(one, before)) is not None:
+                reached[topic] = Reached(end, one.incarnation)
+            elif topic in ends.topics:
                 first = self._first(topic, one, begun)
                 stretches.append(Stretch(topic, one.extents, first, max(first, min(ends.topics[topic].at, one.stop))))
         messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reached = dict(begun.topics)
         for topic, at in limited(stretches, messages).items():
             before = begun.topics.get(topic)
             if before is None or before.at != at or before.incarnation != fixed[topic].incarnation:
@@ -86,10 +91,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         begun, reached = Offset.of_json(start), Offset.of_json(end)
         ranges: list[Range] = []
-        for topic, (stop, incarnation, _) in reached.topics.items():
+        for topic, (stop, incarnation, _, since) in reached.topics.items():
             before = begun.topics.get(topic)
             if before is not None and before.incarnation == incarnation and before.at >= stop:
                 continue
+            if since is not None or (before is not None and before.since is not None):
+                continue  # it is waited for the time of the first record
             one = self._fixed_for(topic, reached.topics[topic])
             if one is not None:
                 ranges += self._ranges(one, begun, reached.topics[topic])
@@ -121,11 +128,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._broker = open_for_reading(self._options)
         return self._broker
 
-    def _look(self) -> dict[str, Fixed]:
-        """Every topic that is read and exists, as it is now."""
-        broker = self._open()
-        self._fixed = {topic: self._view(topic).look() for topic in names(broker, self._options)}
+    def _look(self, *, all_there: bool | None = None) -> dict[str, Fixed]:
+        """Every topic that is read and exists, as it is now. Raises TopicNotFound for one named that does not, unless
+        it may be gone.
+        """
+        strict = self._options.fail_on_data_loss if all_there is None else all_there
+        self._fixed = {}
+        for topic in names(self._open(), self._options, all_there=strict):
+            try:
+                self._fixed[topic] = self._view(topic).look()
+            except TopicNotFound:
+                if strict:
+                    raise
         return self._fixed
+
+    def _gone(self, begun: Offset) -> list[str]:
+        """Topics that were begun and are to be read, and are not there any more. Raises TopicNotFound."""
+        gone = [topic for topic in begun.topics if topic not in self._fixed and topic in self._options.chosen([topic])]
+        if gone and self._options.fail_on_data_loss:
+            raise TopicNotFound(
+                f"topic {', '.join(gone)} was deleted, and with it what the query had not read of it, if anything: say "
+                f"fail_on_data_loss=false to go on without it"
+            )
+        return gone
+
+    def _beginning(self, one: Fixed) -> Reached:
+        """Where a query that begins now begins in a topic. Raises InvalidRequest, PositionTrimmed."""
+        broker, start = self._open(), self._options.start_of(one.topic)
+        at = first_wanted(broker, one, start)
+        if isinstance(start, datetime) and broker.position_at(one.topic, since := milliseconds(start)) is None:
+            return Reached(at, one.incarnation, since=since)
+        if isinstance(start, Position) and start > (end := max(one.stop, end_of_log(broker, one.topic))):
+            raise InvalidRequest(
+                f"option start is {start}, and topic {one.topic} ends at {end}: give a place before that"
+            )
+        return Reached(at, one.incarnation, _seqno_at(one, at))
+
+    def _awaited(self, one: Fixed, before: Reached, since: int, begun: Offset) -> Reached:
+        """A topic of which nothing is read before a time: where that begins, if it has come."""
+        broker = self._open()
+        found = broker.position_at(one.topic, since)
+        if one.incarnation != before.incarnation or (found and found == broker.first_position(one.topic)):
+            self._first(one.topic, one, begun)
+        if found is None:
+            return before._replace(incarnation=one.incarnation)
+        return Reached(found, one.incarnation)
 
     def _view(self, topic: str) -> TopicView:
         if topic not in self._views:
@@ -152,7 +199,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return begun_at(one, EARLIEST)
         if self._options.fail_on_data_loss:
             check_still_there(self._open(), one, before.at)
+            self._end_below(one, before)
         return begun_at(one, before.at)
+
+    def _end_below(self, one: Fixed, before: Reached) -> Position | None:
+        """The end of a log that was longer when it was read, if that may be: see `check_as_long`; None if it wasn't."""
+        newest = one.extents[-1]
+        known = max(one.stop, Position(newest.ledger, newest.entries))
+        if before.at <= known or before.incarnation != one.incarnation:
+            return None
+        if self._options.fail_on_data_loss:
+            check_as_long(self._open(), one.topic, before.at)
+        end = end_of_log(self._open(), one.topic)
+        return end if end < before.at else None
 
     def _fixed_for(self, topic: str, reached: Reached) -> Fixed | None:
         """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""
