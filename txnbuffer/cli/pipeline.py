@@ -89,11 +89,12 @@ def _pair(option: str, text: str) -> tuple[str, str]:
               help="With --continuous: so long from one run to the next.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice([PARQUET, DELTA]), default=PARQUET, show_default=True,
               help="Delta is one table, and needs txnbuffer[delta].")  # fmt: skip
+@click.option("--go-on", is_flag=True, help="Go on behind what is gone from the log, instead of ending with an error.")
 @job_options
 @output_option
 def export(
     address: str, directory: str, topics: tuple[str, ...], pattern: str | None, latest: bool, columns: str | None,
-    messages: int | None, continuous: bool, every: float, form: str, job: Job, output: str,
+    messages: int | None, continuous: bool, every: float, form: str, go_on: bool, job: Job, output: str,
 ) -> None:  # fmt: skip
     """Write committed records of ADDRESS to DIR, each once.
 
@@ -106,6 +107,7 @@ def export(
     from txnbuffer.pipeline.jobs.running import reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)
+    options["fail_on_data_loss"] = "false" if go_on else "true"
     target = target_of(directory, LATEST if latest else VERSIONS, form)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
     stop = threading.Event()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from txnbuffer.errors import LogShortened
 from txnbuffer.model import EARLIEST, Position
+from txnbuffer.pipeline.fixing import Fixed
+from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.ranges import behind
 
 
@@ -37,3 +41,25 @@ def end_of_log(broker: Broker, topic: str) -> Position:
     newest = broker.ledgers(topic)[-1]
     last = broker.last_position(topic)
     return max(EARLIEST if last is None else behind(last), Position(newest.ledger, newest.entries))
+
+
+def end_below(broker: Broker, one: Fixed, at: Position, *, fail_on_data_loss: bool) -> Position | None:
+    """The end of a log that was read up to a place, if that is above it by now; else None. Raises LogShortened."""
+    newest = one.extents[-1]
+    if at <= max(one.stop, Position(newest.ledger, newest.entries)):
+        return None
+    if fail_on_data_loss:
+        check_as_long(broker, one.topic, at)
+    end = end_of_log(broker, one.topic)
+    return end if end < at else None
+
+
+def gone(options: ReadOptions, begun: Iterable[str], there: Container[str]) -> list[str]:
+    """Topics that were begun and are to be read, and are not there any more. Raises TopicNotFound."""
+    missing = [topic for topic in begun if topic not in there and topic in options.chosen([topic])]
+    if missing and options.fail_on_data_loss:
+        raise TopicNotFound(
+            f"topic {', '.join(missing)} was deleted, and with it what had not been read of it, if anything: say "
+            f"fail_on_data_loss=false to go on without it"
+        )
+    return missing

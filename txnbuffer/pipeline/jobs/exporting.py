@@ -22,9 +22,10 @@ from txnbuffer.pipeline.exports import LATEST, ExportDirectory, Run
 from txnbuffer.pipeline.fixing import Fixed, fix
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
+from txnbuffer.pipeline.losses import check_same, end_below, gone
 from txnbuffer.pipeline.offsets import Offset, Reached, Stretch, limited
-from txnbuffer.pipeline.options import BEGINNING, PARTITION_BYTES, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.options import COLUMNS as KNOWN
+from txnbuffer.pipeline.options import PARTITION_BYTES, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.planning import first_wanted, names
 from txnbuffer.pipeline.spark.tasks import open_for_reading
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALWAYS = ("topic", "position")
+NO_TOPIC = "(?!)"
+"""A pattern that matches nothing."""
 MOST_BYTES = 1024 * 1024 * 1024
 """No task reads more of the log."""
 COLUMNS = ("topic", "position", "key", "value", "properties", "event_time", "publish_time")
@@ -72,7 +75,8 @@ class Export:
     def run(self) -> Run | None:
         """Export what is new; None if nothing is. The directory is locked by whoever calls.
 
-        Raises PositionTrimmed if some of it is gone, TopicNotFound if a topic is another one now, JobFailed.
+        Raises PositionTrimmed or LogShortened if some of it is gone, TopicNotFound if a topic is gone or another one
+        now, JobFailed.
         """
         began = time.monotonic()
         self._directory.clear()
@@ -86,6 +90,9 @@ class Export:
         if last is not None and offset == last.offset:
             return None
         records = self._write(offset, firsts, last)
+        with open_for_reading(self._wanted) as broker:
+            for topic in firsts:
+                check_same(broker, topic, offset.topics[topic].incarnation)
         run = Run(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
         run = self._directory.publish(run)
         self._tell(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s")
@@ -110,15 +117,20 @@ class Export:
     def _next(self, broker: Broker, last: Offset | None) -> tuple[Offset, dict[str, Position]]:
         """How far to go now; from where, for each topic of which there is anything to read."""
         begun = {} if last is None else last.topics
+        careful = self._wanted.fail_on_data_loss
         stretches, incarnations = [], {}
-        for topic in names(broker, self._wanted):
+        topics = names(broker, self._wanted, all_there=careful)
+        gone(self._wanted, begun, topics)
+        for topic in topics:
             before, one = begun.get(topic), self._look(broker, topic)
             if before is not None and before.incarnation != one.incarnation:
                 raise TopicNotFound(
                     f"topic {topic} was deleted and made anew since it was exported: export it to another directory"
                 )
             start = self._wanted.start_of(topic) if before is None else before.at
-            first = first_wanted(broker, one, start, fail_on_data_loss=self._wanted.fail_on_data_loss)
+            if before is not None:
+                start = end_below(broker, one, before.at, fail_on_data_loss=careful) or start
+            first = first_wanted(broker, one, start, fail_on_data_loss=careful)
             stretches.append(Stretch(topic, one.extents, first, max(first, one.stop)))
             incarnations[topic] = one.incarnation
         ends = limited(stretches, self._messages)
@@ -126,7 +138,7 @@ class Export:
         firsts = {one.topic: one.first for one in stretches if ends[one.topic] > one.first}
         reached = dict(begun)
         for topic, incarnation in incarnations.items():
-            if topic in firsts or topic not in begun:
+            if topic in firsts or topic not in begun or ends[topic] < begun[topic].at:
                 reached[topic] = Reached(ends[topic], incarnation)
         return Offset(reached), firsts
 
@@ -153,7 +165,7 @@ class Export:
         if self._directory.kind == LATEST:
             options = {"partition_bytes": str(self._share), **options, "latest": "true"}
         if not firsts:
-            return source(self._spark, {**self._options, **options}, columns=columns, end=BEGINNING)
+            return source(self._spark, options, pattern=NO_TOPIC, columns=columns)
         ends = places({topic: offset.topics[topic].at for topic in firsts})
         return source(
             self._spark, options, topics=json.dumps([*firsts]), columns=columns, start=places(firsts), end=ends

@@ -18,7 +18,7 @@ from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
-from txnbuffer.pipeline.losses import check_as_long, end_of_log
+from txnbuffer.pipeline.losses import end_below, end_of_log, gone
 from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, milliseconds, names
@@ -69,7 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fixed = self._look()
         ends = self._end_of(fixed) if self._target is None else self._target
         stretches, reached = [], {**begun.topics}
-        for topic in self._gone(begun):
+        for topic in gone(self._options, begun.topics, fixed):
             if topic not in self._options.topics:
                 del reached[topic]
         for topic, one in fixed.items():
@@ -142,16 +142,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise
         return self._fixed
 
-    def _gone(self, begun: Offset) -> list[str]:
-        """Topics that were begun and are to be read, and are not there any more. Raises TopicNotFound."""
-        gone = [topic for topic in begun.topics if topic not in self._fixed and topic in self._options.chosen([topic])]
-        if gone and self._options.fail_on_data_loss:
-            raise TopicNotFound(
-                f"topic {', '.join(gone)} was deleted, and with it what the query had not read of it, if anything: say "
-                f"fail_on_data_loss=false to go on without it"
-            )
-        return gone
-
     def _beginning(self, one: Fixed) -> Reached:
         """Where a query that begins now begins in a topic. Raises InvalidRequest, PositionTrimmed."""
         broker, start = self._open(), self._options.start_of(one.topic)
@@ -203,15 +193,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begun_at(one, before.at)
 
     def _end_below(self, one: Fixed, before: Reached) -> Position | None:
-        """The end of a log that was longer when it was read, if that may be: see `check_as_long`; None if it wasn't."""
-        newest = one.extents[-1]
-        known = max(one.stop, Position(newest.ledger, newest.entries))
-        if before.at <= known or before.incarnation != one.incarnation:
+        if one.incarnation != before.incarnation:
             return None
-        if self._options.fail_on_data_loss:
-            check_as_long(self._open(), one.topic, before.at)
-        end = end_of_log(self._open(), one.topic)
-        return end if end < before.at else None
+        return end_below(self._open(), one, before.at, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def _fixed_for(self, topic: str, reached: Reached) -> Fixed | None:
         """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""

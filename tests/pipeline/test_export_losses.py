@@ -1,0 +1,97 @@
+"""An export whose topics are deleted, made anew or cut off: told, and what is left exported only on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from writing import TopicWriter
+
+from broker_io import open_broker
+from broker_io.errors import TopicNotFound
+from txnbuffer.errors import LogShortened
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.offsets import Offset
+
+
+class Exports:
+    """Runs of exports of a log in files, whose records nobody writes."""
+
+    def __init__(self, path: Path, patch: pytest.MonkeyPatch) -> None:
+        self.address = f"file:{path}/log"
+        self.directory = ExportDirectory(str(path / "table"), VERSIONS)
+        self.meanwhile: Callable[[], None] = lambda: None
+        patch.setattr(Export, "_cores", 2)
+        patch.setattr(Export, "_write", self._write)
+
+    def _write(self, *_: object) -> int:
+        self.meanwhile()
+        Path(self.directory.writing).mkdir(parents=True)
+        return 1
+
+    def run(self, *, go_on: bool = False, topics: tuple[str, ...] = ()) -> Run | None:
+        options = reading_options(self.address, topics) | {"fail_on_data_loss": "false" if go_on else "true"}
+        return Export(None, options, self.directory, tell=lambda _: None).run()  # type: ignore[arg-type]  # not used
+
+    def send(self, *topics: str) -> None:
+        with open_broker(self.address) as broker:
+            for topic in topics:
+                TopicWriter(broker, topic).plain("value")
+
+    def delete(self, topic: str) -> None:
+        with open_broker(self.address) as broker:
+            broker.delete_topic(topic)
+
+
+@pytest.fixture
+def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exports:
+    return Exports(tmp_path, monkeypatch)
+
+
+def test_a_deleted_topic_is_told(exports: Exports) -> None:
+    exports.send("a", "b")
+    exports.run()
+    exports.send("a", "b")
+    exports.delete("a")
+    with pytest.raises(TopicNotFound, match="topic a was deleted"):
+        exports.run()
+    with pytest.raises(TopicNotFound, match="'a'"):
+        exports.run(topics=("a", "b"))
+    assert exports.run(topics=("b",)) is not None
+    exports.send("b")
+    assert exports.run(go_on=True, topics=("a", "b")) is not None
+    exports.send("a")
+    with pytest.raises(TopicNotFound, match="made anew"):
+        exports.run(go_on=True)
+
+
+def test_a_topic_that_is_made_anew_while_it_is_exported_ends_the_run(exports: Exports) -> None:
+    exports.send("a")
+
+    def make_anew() -> None:
+        exports.delete("a")
+        exports.send("a")
+
+    exports.meanwhile = make_anew
+    with pytest.raises(TopicNotFound, match="made anew"):
+        exports.run()
+    assert exports.directory.last() is None
+
+
+def test_a_log_that_became_shorter_is_told(exports: Exports) -> None:
+    exports.send("a")
+    run = exports.run()
+    assert run is not None
+    (reached,) = run.offset.topics.values()
+    further = replace(run, number=2, offset=Offset({"a": reached._replace(at=reached.at._replace(entry=9))}))
+    Path(exports.directory.writing).mkdir()
+    exports.directory.publish(further)
+    with pytest.raises(LogShortened, match=f"topic a ends at {reached.at}"):
+        exports.run()
+    found = exports.run(go_on=True)
+    assert found is not None
+    assert found.offset == run.offset
