@@ -74,6 +74,14 @@ def test_a_place_inside_a_record_set_belongs_to_its_message() -> None:
     assert (one.begin, one.first, one.stop) == (Position(1, 1), Position(1, 1, 2), Position(1, 1, 4))
 
 
+def test_a_range_may_end_inside_the_first_message_of_a_ledger() -> None:
+    cut, stop = Cut(numbered=False, target_bytes=10**6), Position(3, 0, 1)
+    (one,) = cut.ranges(TOPIC, [Extent(1, 4, 40), Extent(3, 4, 40)], [], Position(1, 0), stop)
+    assert one.stop == stop
+    (one,) = cut.ranges(TOPIC, [Extent(1, 4, 40), Extent(3, 4, 40)], [], Position(1, 0), Position(3, 0))
+    assert one.stop == Position(1, 4)
+
+
 def test_only_the_last_range_knows_the_last_record() -> None:
     log = [Extent(1, 10, 100)]
     last = Position(1, 9, 3)

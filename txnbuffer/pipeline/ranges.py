@@ -157,7 +157,7 @@ class _Log(NamedTuple):
 
     def end_before(self, border: Position) -> Position:
         """The border, or if a ledger begins there the end of the one before: who read that knows to be through."""
-        if border.entry > 0:
+        if border.entry > 0 or border.batch > NO_INDEX:
             return border
         index = bisect_left(self.pieces, border.ledger, key=lambda piece: piece.ledger) - 1
         return self.pieces[index].end if index >= 0 else border
