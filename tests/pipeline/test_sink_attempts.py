@@ -78,6 +78,15 @@ def test_of_two_drivers_one_commits_and_the_other_goes_on(address: str) -> None:
     assert read(address, "twice") == [b"a", b"b"]
 
 
+def test_what_is_committed_to_one_topic_is_not_done_for_another(address: str) -> None:
+    for topic in ("mine", "yours"):
+        sink = options(address, topic, name="n" * 360, number="1")
+        assert sink.naming is not None
+        for _ in range(2):
+            commit_messages(sink, [write_share(sink, *sink.naming, rows("a"))])
+        assert read(address, topic) == [b"a"]
+
+
 def test_an_attempt_that_is_late_is_never_seen(address: str) -> None:
     sink = options(address, "late")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Literal
 
 from broker_io import is_cluster
 from broker_io.port import check_topic_name
-from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.checks import MAX_NAME, check_name, check_number, check_timeout
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.options import CLUSTER_SETTINGS, broker_address, broker_options
 
@@ -38,6 +39,10 @@ class WriteOptions:
     tls_ca: str | None
     cluster: Mapping[str, Any] | None
 
+    def producer(self, name: str) -> str:
+        """The producer that a query or job of this name is: another one for each topic that all rows go to."""
+        return _named(name, self.topic)
+
     @classmethod
     def of(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         """Raises InvalidRequest, InvalidAddress or InvalidTopicName that names the option."""
@@ -56,10 +61,11 @@ class WriteOptions:
             raise InvalidRequest(f"option batching is messages or records, not {batching!r}")
         if not is_cluster(broker) and (vain := sorted({"service", "config", *settings} & given.keys())):
             raise InvalidRequest(f"option {', '.join(vain)} is for clusters: {broker} is the service itself")
+        topic = check_topic_name(given["topic"]) if "topic" in given else None
         return cls(
             broker=broker,
-            topic=check_topic_name(given["topic"]) if "topic" in given else None,
-            naming=_naming(given.get("name"), given.get("number"), streaming=streaming),
+            topic=topic,
+            naming=_naming(given.get("name"), given.get("number"), topic, streaming=streaming),
             timeout=_seconds("transaction_timeout", given.get("transaction_timeout")),
             batching="records" if batching == "records" else "messages",
             service=given.get("service"),
@@ -68,7 +74,15 @@ class WriteOptions:
         )
 
 
-def _naming(name: str | None, number: str | None, *, streaming: bool) -> tuple[str, int] | None:
+def _named(name: str, topic: str | None) -> str:
+    """A producer's name with its topic; where that is too long, with the topic's digest."""
+    named = name if topic is None else f"{name}@{topic}"
+    if topic is None or len(named.encode()) <= MAX_NAME:
+        return named
+    return f"{name}@{sha256(topic.encode()).hexdigest()[:32]}"
+
+
+def _naming(name: str | None, number: str | None, topic: str | None, *, streaming: bool) -> tuple[str, int] | None:
     if name is None and number is None:
         return None
     if streaming:
@@ -77,7 +91,8 @@ def _naming(name: str | None, number: str | None, *, streaming: bool) -> tuple[s
         raise InvalidRequest("give both of the options name and number, or neither")
     if not (number.isascii() and number.isdigit()):
         raise InvalidRequest(f"option number is a whole number from 1 on, not {number!r}")
-    return check_name(name, "option name: a producer"), check_number(int(number))
+    check_name(_named(check_name(name, "option name: a producer"), topic), "option name: a producer, with its topic,")
+    return name, check_number(int(number))
 
 
 def _seconds(option: str, text: str | None) -> float:

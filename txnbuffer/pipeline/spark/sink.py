@@ -1,9 +1,10 @@
 """The sink `txnbuffer`: each micro-batch, or batch job, is one transaction over all its tasks and topics.
 
 It is a number of a named producer: batch b of a streaming query is number b + 1 of `spark-QUERY`, a batch job is the
-number that its options name, else the only one of a name that is forgotten afterwards. Each attempt of a task
-writes a share of that number. The driver commits the number with the shares of the attempts that Spark chose; what
-other attempts wrote, before or after, is never visible, and a number that is committed is not committed again.
+number that its options name, else the only one of a name that is forgotten afterwards. With the option `topic` the name
+has that behind it, `spark-QUERY@TOPIC`: what is committed to one topic is no reason to leave out another. Each attempt
+of a task writes a share of that number. The driver commits the number with the shares of the attempts that Spark chose;
+what other attempts wrote, before or after, is never visible, and a number that is committed is not committed again.
 
 Spark makes writers, runs tasks and commits in different processes: nothing is kept between them but messages.
 """
@@ -72,7 +73,7 @@ class BatchWriter(DataSourceArrowWriter):
         """No other job has this name. What stands is committed, so a service that does not answer harms nobody."""
         if self._forgotten:
             with contextlib.suppress(Error), opening(self._options) as client:
-                client.delete_name(self._naming[0])
+                client.delete_name(self._options.producer(self._naming[0]))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -99,6 +100,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def write_share(options: WriteOptions, name: str, number: int, rows: Iterator[pa.RecordBatch]) -> Written:
     """What a task does: send its rows, and wait until they are durable."""
+    name = options.producer(name)
     filled = (batch for batch in rows if batch.num_rows)
     first = next(filled, None)
     if first is None:
