@@ -205,6 +205,41 @@ def test_a_group_has_one_start(start: Any) -> None:
     in_world(test)
 
 
+def test_what_a_handler_awaits_may_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    async def cancelled(txn: Transaction, record: Record) -> None:
+        if record.value == b"13":
+            await asyncio.sleep(0.01)
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            other.cancel()
+            await other
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        done = await client.process("source", "g", cancelled, on_error="skip", idle_timeout=0.05)
+        assert (done.records, done.skipped) == (29, 1)
+        assert "the handler works for 0 s on what begins at" in caplog.text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handling, "LONG", 0.0)
+        in_world(test)
+
+
+def test_what_is_aborted_for_ever_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def aborted(txn: Transaction, record: Record) -> None:
+        raise TransactionAborted(txn.id, "there is no such topic")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        with pytest.raises(TransactionAborted, match="no such topic"):
+            await client.process("source", "g", aborted, on_error="skip", idle_timeout=0.05)
+        assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
+
+    monkeypatch.setattr(handling, "PAUSE", 0.0)
+    in_world(test)
+
+
 def test_a_topic_made_anew_is_refused_until_its_group_is_forgotten(tmp_path: Path) -> None:
     address = f"file:{tmp_path / 'log'}"
 

@@ -50,8 +50,10 @@ FIRST_RETRY = 0.1
 LONGEST_RETRY = 10.0
 AWAY = 1.0
 """Seconds that a commit may take: more than that, and than its handler, are time that its transaction had to wait."""
-TOLD = 3
-"""Aborts one after the other from which on they are told in the log."""
+TOLD, MOST = 3, 20
+"""Aborts in a row from which on they are told in the log, and at which that is the end: after two minutes."""
+LONG = 60.0
+"""Seconds of one call of the handler after which that is told in the log."""
 UP = "the transaction's time was up; handle it faster, or raise the service's transactions.timeout"
 STILL = "the event loop stood still, and who is silent for 8 s is given up; call what blocks in a thread"
 ERROR_LENGTH = 1000
@@ -223,6 +225,7 @@ class Handling:
         at: int | None = None
         clock = asyncio.get_running_loop().time
         until = clock() + self._pace.seconds
+        long = self._told_if_long(records)
         try:
             if self._task.batch_handler is not None:
                 await check_awaitable(self._task.batch_handler(txn, records))
@@ -236,12 +239,28 @@ class Handling:
                     self._last_at = now
         except UnfitHandler:
             raise
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            self._tried = len(records) if at is None else at + 1
+            raise _Failed(at, RuntimeError("what the handler awaited was cancelled")) from error
         except Exception as error:
             self._tried = len(records) if at is None else at + 1
             if isinstance(error, Error) and not _is_fault_of_record(error, txn):
                 raise
             raise _Failed(at, error) from error
+        finally:
+            long.cancel()
         return len(records)
+
+    def _told_if_long(self, records: RecordBatch) -> asyncio.TimerHandle:
+        """A handler that does not return keeps all that its member holds."""
+        return asyncio.get_running_loop().call_later(
+            LONG,
+            LOG.warning,
+            "group %r: the handler works for %.0f s on what begins at %s of %r; nobody else is given that meanwhile",
+            self._member.group, LONG, records.positions.first, self._share.partition,
+        )  # fmt: skip
 
     async def _put_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
         """Move the group over one record, which goes to the dead letters if there is a topic for them."""
@@ -265,7 +284,7 @@ class Handling:
             rows = rows._replace(values=(None,))
 
         async def send(txn: Transaction, records: RecordBatch) -> int:
-            await txn.send_rows(topic, rows)
+            await txn.send_rows(topic, rows, "messages")  # a letter by itself can have the schema of its topic
             return len(records)
 
         await self._commit_all(records, send)
@@ -276,8 +295,10 @@ class Handling:
             pass
 
     async def _pause(self, aborted: TransactionAborted) -> None:
-        """Before what was aborted is done again, for a reason that is none of the handler's."""
+        """Before what was aborted is done again, for a reason that is none of the handler's. Raises it at last."""
         self._aborts += 1
+        if self._aborts >= MOST:
+            raise aborted
         if self._aborts >= TOLD:
             LOG.warning("group %r does %r again: %s", self._member.group, self._share.partition, aborted)
         await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))

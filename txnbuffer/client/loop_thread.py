@@ -70,7 +70,15 @@ class LoopThread:
                 raise error
             return result
 
-        future = self.start(work(in_caller))
+        ended = threading.Event()
+
+        async def whole() -> Result:
+            try:
+                return await work(in_caller)
+            finally:
+                ended.set()
+
+        future = self.start(whole())
         future.add_done_callback(lambda _: waiting.put(None))
         try:
             while (asked := waiting.get()) is not None:
@@ -80,6 +88,7 @@ class LoopThread:
                 done.set_result(_outcome(function))
         except BaseException:
             future.cancel()
+            ended.wait(ENDING)
             raise
         return _result(future)
 
