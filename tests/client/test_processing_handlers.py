@@ -1,0 +1,210 @@
+"""Handlers that are none, or that go wrong in their own ways; topics and clients that go away under a group."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_world import World, in_world
+
+from broker_io import open_broker
+from broker_io.errors import PositionTrimmed
+from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, dead_letter
+from txnbuffer.client import handling
+from txnbuffer.client.plain import PlainTransaction
+from txnbuffer.client.records import Record
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import InvalidRequest, UnfitHandler
+
+NUMBERS = [str(number).encode() for number in range(30)]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_plain_client_refuses_what_is_to_be_awaited(hidden: bool) -> None:
+    async def work(txn: PlainTransaction, *_: object) -> None:
+        txn.send("target", b"never")
+
+    given: Any = (lambda *arguments: work(*arguments)) if hidden else work
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+        for process in (client.process, client.process_batches):
+            with pytest.raises(InvalidRequest, match="can't await"):
+                process("source", "g", given, idle_timeout=0.05)
+        with pytest.raises(InvalidRequest, match="can't await"):
+            client.run(given)
+        with pytest.raises(InvalidRequest, match="can't await"):
+            client.run(partial(given))
+        assert client.process("source", "g", lambda txn, record: None, idle_timeout=0.05).records == 30
+
+
+async def nothing(txn: Transaction, record: Record) -> None:
+    pass
+
+
+def yields(txn: PlainTransaction, record: Record) -> Any:
+    txn.send("target", b"never")
+    yield
+
+
+@pytest.mark.parametrize("given", [yields, lambda *given: yields(*given), None, 5])
+def test_a_plain_client_refuses_handlers_of_which_a_call_runs_nothing(given: Any) -> None:
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+        for process in (client.process, client.process_batches):
+            with pytest.raises(UnfitHandler):
+                process("source", "g", given, on_error="skip", idle_timeout=0.05)
+        assert client.process("source", "g", lambda txn, record: None, idle_timeout=0.05).records == 30
+
+
+async def yields_later(txn: Transaction, record: Record) -> Any:
+    yield
+
+
+@pytest.mark.parametrize("given", [lambda txn, record: None, yields, yields_later, None, "nothing"])
+def test_a_handler_that_gives_nothing_to_await_is_refused_and_skips_nothing(given: Any) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        with pytest.raises(UnfitHandler):
+            await client.process("source", "g", given, on_error="skip", idle_timeout=0.05)
+        assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
+
+    in_world(test)
+
+
+@pytest.mark.parametrize(
+    "raised", [StopIteration("no more"), CancelledError("of a future"), TimeoutError("of its own")]
+)
+def test_whatever_a_plain_handler_raises_is_its_failure(raised: Exception) -> None:
+    def fails(txn: PlainTransaction, record: Record) -> None:
+        if record.value == b"13":
+            raise raised
+
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+        done = client.process("source", "g", fails, on_error="skip", idle_timeout=0.05)
+        assert (done.records, done.skipped) == (29, 1)
+
+
+@pytest.mark.parametrize("topics", ["__txnbuffer_decisions", ["source", "__txnbuffer_decisions"], 5, [], ["source", 5]])
+def test_what_is_no_topic_of_records_is_not_processed(topics: Any) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        with pytest.raises((InvalidRequest, InvalidTopicName)):
+            await client.process(topics, "g", nothing, idle_timeout=0.05)
+
+    in_world(test)
+
+
+@pytest.mark.parametrize("start", [{"source": "end"}, None, 5])
+def test_a_group_has_one_start(start: Any) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        with pytest.raises(InvalidRequest, match="a group starts at"):
+            await client.process("source", "g", nothing, start=start, idle_timeout=0.05)
+
+    in_world(test)
+
+
+def test_what_a_handler_awaits_may_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    async def cancelled(txn: Transaction, record: Record) -> None:
+        if record.value == b"13":
+            await asyncio.sleep(0.01)
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            other.cancel()
+            await other
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        done = await client.process("source", "g", cancelled, on_error="skip", idle_timeout=0.05)
+        assert (done.records, done.skipped) == (29, 1)
+        assert "the handler works for 0 s on what begins at" in caplog.text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handling, "LONG", 0.0)
+        in_world(test)
+
+
+def test_what_is_aborted_for_ever_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def aborted(txn: Transaction, record: Record) -> None:
+        raise TransactionAborted(txn.id, "there is no such topic")
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        with pytest.raises(TransactionAborted, match="no such topic"):
+            await client.process("source", "g", aborted, on_error="skip", idle_timeout=0.05)
+        assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
+
+    monkeypatch.setattr(handling, "PAUSE", 0.0)
+    in_world(test)
+
+
+def test_a_topic_made_anew_is_refused_until_its_group_is_forgotten(tmp_path: Path) -> None:
+    address = f"file:{tmp_path / 'log'}"
+
+    def process() -> Processed:
+        with connect(address) as client:
+            return client.process("source", "g", lambda txn, record: None, idle_timeout=0.05)
+
+    with connect(address) as client:
+        client.send_many("source", NUMBERS[:10])
+    assert process().records == 10
+    with open_broker(address) as broker:
+        broker.delete_topic("source")
+    with connect(address) as client:
+        client.send_many("source", NUMBERS)
+    with pytest.raises(PositionTrimmed, match=r"group 'g' has come to 1:9 of 'source', and that is gone.*forget_group"):
+        process()
+    with connect(address) as client:
+        client.forget_group("g", "source")
+        with pytest.raises(InvalidRequest, match="there is nothing to forget"):
+            client.forget_group("g")
+    assert process().records == 30
+
+
+def test_an_error_that_can_not_be_told_is_put_aside_too() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
+    def fails(txn: PlainTransaction, record: Record) -> None:
+        raise Mute
+
+    with connect("memory:") as client:
+        client.send("source", b"1")
+        assert client.process("source", "g", fails, on_error=dead_letter("d"), idle_timeout=0.05).dead_letters == 1
+
+
+def test_a_plain_client_that_is_closed_ends_what_it_processes() -> None:
+    called = threading.Event()
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+
+        def closes(txn: PlainTransaction, record: Record) -> None:
+            client.close()
+
+        with pytest.raises(InvalidRequest, match="was closed"):
+            client.process("source", "g", closes, idle_timeout=60)
+        with pytest.raises(InvalidRequest, match="was closed"):
+            client.process("source", "g", closes, idle_timeout=60)
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+
+        def close_once_called() -> None:
+            called.wait(60)
+            client.close()
+
+        closing = threading.Thread(target=close_once_called)
+        closing.start()
+        with pytest.raises(InvalidRequest, match="was closed"):
+            client.process("source", "g", lambda txn, record: called.set(), idle_timeout=60)
+        closing.join(60)
