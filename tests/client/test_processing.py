@@ -18,7 +18,8 @@ from broker_io.errors import TopicNotFound
 from txnbuffer import ServiceUnavailable, TransactionAborted, connect, dead_letter
 from txnbuffer.client.client import Client
 from txnbuffer.client.processing import behind
-from txnbuffer.client.records import Record
+from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.threaded import AsyncReader
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Position
@@ -168,6 +169,22 @@ def test_nobody_commits_the_same_stretch_twice() -> None:
         assert done.records == 10
         assert len(world.links) == 2
         await until(lambda: numbers(world) == list(range(0, 20, 2)))
+
+    in_world(test)
+
+
+def test_what_takes_long_to_read_is_no_idleness(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = AsyncReader.read
+
+    async def slowly(reader: AsyncReader, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
+        await asyncio.sleep(0.2)
+        return await read(reader, limit=limit, timeout=timeout)
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await fill(client, *map(str, range(30)))
+        monkeypatch.setattr(AsyncReader, "read", slowly)
+        assert (await client.process("source", "g", double, batch=10, idle_timeout=0.05)).records == 30
 
     in_world(test)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import urllib.error
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from pulsar_cluster import Cluster
@@ -68,11 +68,12 @@ def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cl
     def service(*flags: str) -> ServiceProcess:
         return ServiceProcess(address, "--admin-url", cluster.admin, *flags)
 
-    active = service().wait_serving()
-    standby = service("--standby")
-    standby.wait_event("standing by")
-    older = connect(address, broker_options=options, patience=2.0).open_plain()
-    try:
+    with ExitStack() as stack:
+        active = stack.enter_context(service())
+        standby = service("--standby")
+        stack.push(standby.__exit__)
+        standby.wait_event("standing by")
+        older = stack.enter_context(connect(address, broker_options=options, patience=2.0))
         with older.transaction() as txn:
             txn.send("orders", b"older")
             of_older = txn.id
@@ -86,22 +87,13 @@ def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cl
         working.join(120.0)
         assert not working.is_alive()
         made_anew(cluster, namespace)
-        anew = service().wait_serving()
-        try:
-            with connect(address, broker_options=options) as client:
-                numbers = [str(number).encode() for number in range(20)]
-                for number in numbers:
-                    with client.transaction() as txn:
-                        txn.send("newer", number)
-                        of_newer = txn.id
-                assert of_newer > of_older
-                with pytest.raises(Error), older.transaction() as txn:  # that one has to connect anew
-                    txn.send("newer", b"older")
-                assert seen(client, "newer", len(numbers)) == numbers
-        finally:
-            anew.kill()
-    finally:
-        older.close()
-        for each in (active, standby):
-            if each.process.poll() is None:
-                each.kill()
+        with service(), connect(address, broker_options=options) as client:
+            numbers = [str(number).encode() for number in range(20)]
+            for number in numbers:
+                with client.transaction() as txn:
+                    txn.send("newer", number)
+                    of_newer = txn.id
+            assert of_newer > of_older
+            with pytest.raises(Error), older.transaction() as txn:  # that one has to connect anew
+                txn.send("newer", b"older")
+            assert seen(client, "newer", len(numbers)) == numbers

@@ -65,6 +65,13 @@ async def test_a_service_whose_log_is_deleted_ends_though_it_writes_nothing(clus
 
 
 @on_a_loop
+async def test_it_ends_though_its_reader_waits_for_what_never_comes(cluster, monkeypatch):
+    async with beside(cluster) as (engine, broker):
+        monkeypatch.setattr(broker, "incarnation", lambda _: "another one")
+        assert isinstance(await engine.ended, LogDeleted)
+
+
+@on_a_loop
 async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
     monkeypatch.setattr(beside_module, "LOOK", 60.0)
     async with beside(cluster) as (engine, _):
