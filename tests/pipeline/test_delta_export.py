@@ -92,13 +92,13 @@ def test_a_delta_table_goes_on_where_it_ended(
         assert second.number == 2
         assert exported(path) == expected(broker, kind)
         assert job.run() is None
+    if kind == VERSIONS:  # a table that others changed can be audited, and no more
+        write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
     found = audit(spark, audited, DeltaDirectory(path, kind), tell=lambda _: None)
-    assert (found.same, found.differences, found.unproven) == (True, (), 0)
-    assert sum(one.export.records for one in found.ranges) == second.rows
     if kind == LATEST:
+        assert (found.same, found.differences, found.unproven) == (True, (), 0)
+        assert sum(one.export.records for one in found.ranges) == second.rows
         return
-    write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
-    found = audit(spark, audited, DeltaDirectory(path, kind), tell=lambda _: None)
     assert [one.what for one in found.differences] == ["different"]
     with pytest.raises(ExportChanged, match="was written to in version"):
         job.run()

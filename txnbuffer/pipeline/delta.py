@@ -21,11 +21,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,6 +60,8 @@ KEPT = 10
 """Of so many runs it is kept how far they go: who opens the table now may find an older one than the last."""
 ABANDONED = 7 * 24 * 3600.0
 """Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
+
+_RUN_NAME = re.compile(r"([0-9]+)-[0-9a-f]{8}\.json")
 
 
 class ExportChanged(StorageError):
@@ -126,9 +129,7 @@ class DeltaDirectory(ExportDirectory):
         Raises ExportChanged, and as `last`.
         """
         for one in os.scandir(os.path.dirname(self.writing)):
-            if one.path.startswith(self._own) or (
-                one.name.startswith("writing-") and time.time() - one.stat().st_mtime > ABANDONED
-            ):
+            if one.name.startswith("writing-") and (one.path.startswith(self._own) or _abandoned(one)):
                 shutil.rmtree(one.path, ignore_errors=True)
         self.last()
         if self._seen is not None:
@@ -305,9 +306,10 @@ class DeltaDirectory(ExportDirectory):
     def _forget(self, oldest: int) -> None:
         """Remove what says how far runs before this one go."""
         runs = os.path.join(self.path, "_export", "runs")
-        for name in os.listdir(runs):
-            if int(name.partition("-")[0]) < oldest:
-                os.remove(os.path.join(runs, name))
+        for found in filter(None, map(_RUN_NAME.fullmatch, os.listdir(runs))):
+            if int(found[1]) < oldest:
+                with suppress(FileNotFoundError):  # another process looked for them at the same time
+                    os.remove(os.path.join(runs, found[0]))
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -315,7 +317,7 @@ class DeltaDirectory(ExportDirectory):
 
         try:
             yield
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             raise UnreadableExport(f"the Delta table {self.path} can't be read: {error}") from None
 
     def _run_file(self, mark: int) -> str:
@@ -328,6 +330,13 @@ class DeltaDirectory(ExportDirectory):
 def mark_of(number: int, data: bytes) -> int:
     """The version of the application transaction of a run whose file holds `data`."""
     return number << 32 | xxhash.xxh32_intdigest(data)
+
+
+def _abandoned(written: os.DirEntry[str]) -> bool:
+    """Whether what another process writes has not grown for long."""
+    with suppress(FileNotFoundError):
+        return time.time() - written.stat().st_mtime > ABANDONED
+    return False
 
 
 def kind_at(path: str) -> str | None:
