@@ -15,7 +15,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.plain import PlainTransaction
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest, OutcomeUnknown
+from txnbuffer.errors import TIME_UP, InvalidRequest, OutcomeUnknown
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
@@ -243,3 +243,20 @@ def test_what_is_aborted_over_and_over_is_told(caplog: pytest.LogCaptureFixture)
         assert "somebody said so" in told
 
     in_world(test)
+
+
+def test_a_plain_client_bounds_what_takes_too_long_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    def slow(txn: PlainTransaction, record: Record) -> None:
+        nonlocal calls
+        if record.value == b"13":
+            calls += 1
+            raise TransactionAborted(txn.id, TIME_UP)
+
+    with connect("memory:") as client:
+        client.send_many("source", NUMBERS)
+        done = client.process("source", "g", slow, on_error="skip", idle_timeout=0.05)
+    assert (done.records, done.skipped) == (29, 1)
+    assert calls > pace.LEAST_CALLS
+    assert "transactions.timeout" in caplog.text
