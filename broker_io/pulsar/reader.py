@@ -58,6 +58,7 @@ class PulsarReader(Handle):
         self._tries = (EARLIEST, 0)
         self._tail = (-1, -1)
         self._doubt = FIRST_DOUBT
+        self._in_vain = False  # whether the library says that there is more, and nothing came for long
         self._source = self._new_source(start)
         self._asked_behind = EARLIEST
         self._quiet_since = time.monotonic()
@@ -76,7 +77,7 @@ class PulsarReader(Handle):
             self._check()
             batch = self._take(limit, wait)
             if batch is not None:
-                self._doubt, self._quiet_since = FIRST_DOUBT, time.monotonic()
+                self._doubt, self._quiet_since, self._in_vain = FIRST_DOUBT, time.monotonic(), False
                 return batch
             now = time.monotonic()
             if now - self._quiet_since > self._doubt:
@@ -86,6 +87,7 @@ class PulsarReader(Handle):
             elif now < patience and self._may_have_more():
                 wait = min(patience - now, SLICE_SECONDS)
             else:
+                self._in_vain |= now >= patience and self._source.is_connected() and self._may_have_more()
                 return None
 
     def close(self) -> None:
@@ -159,7 +161,8 @@ class PulsarReader(Handle):
         """Whether a read that may not wait has to, as what it asks for is there and only not here yet."""
         if not self._source.is_connected():
             return True
-        return self._source.has_more() is not False
+        # Of a topic that was loaded anew the library may say so for ever, though all of it was read.
+        return not self._in_vain and self._source.has_more() is not False
 
     # --- what comes, and whether something is missing before it ---
 

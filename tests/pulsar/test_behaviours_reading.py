@@ -282,3 +282,28 @@ def test_the_end_is_remembered_where_no_message_is_left(opening: Opening, broker
     for _ in range(2):
         assert opening().last_position("orders") == positions[-1]
         broker._cluster.ask("PUT", "orders", "unload")  # type: ignore[attr-defined]  # an empty ledger is not rolled
+
+
+def test_what_is_promised_and_does_not_come_is_waited_for_once(
+    broker: Broker, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library says of a topic that was loaded anew that there is more, when all was read."""
+    fill(broker, "orders", numbered(1))
+    with broker.reader("orders", LATEST) as reader:
+        assert isinstance(reader, reader_module.PulsarReader)
+        assert reader.read() is None
+        ask(cluster.admin, f"persistent/{namespace}/orders/unload", "PUT")
+        monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", 0.5)
+        for _ in range(600):
+            reader.read(timeout=0.1)
+            if reader._source.is_connected() and reader._source.has_more() is not None:
+                break
+        assert reader.read(timeout=1.0) is None
+        monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", PATIENCE_SECONDS)
+        looks = []
+        take = reader._take
+        monkeypatch.setattr(reader, "_take", lambda *given: looks.append(given) or take(*given))
+        assert reader.read() is None
+        assert len(looks) == 1
+        fill(broker, "orders", numbered(1, 1))
+        assert values(read_count(reader, 1)) == [b"value-1"]
