@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pipeline_world import Life, records_of
+from pyspark.sql import DataFrame
 
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
@@ -124,6 +126,41 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
     with pytest.raises(TopicNotFound, match="not the one that was exported"):
         broker.delete_topic("stock")
         audit(spark, options_of_audit(tmp_path), directory)
+
+
+def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
+    spark: Any, broker: Broker, lives: list[Life], tmp_path: Path
+) -> None:
+    directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
+    before = expected(broker, VERSIONS)
+    nowhere = "named_struct('ledger', -1L, 'entry', 0L, 'batch', -1L)"
+    strange = ["'bogus' topic", "CAST(NULL AS STRING) topic", f"IF(true, NULL, {nowhere}) position"]
+    strange += [f"{nowhere} position"]
+    with directory.locked():
+        run = Export(spark, options(tmp_path), directory).run()
+        assert run is not None
+        one = spark.read.parquet(directory.table).where("topic = 'orders'").limit(1)
+        rows = [one.selectExpr(*_with(one.columns, text, f"X'0{n}' key")) for n, text in enumerate(strange)]
+        reduce(DataFrame.unionByName, rows).coalesce(1).write.parquet(directory.writing)
+        directory.publish(exports.Run(2, VERSIONS, run.columns, run.offset, 4))
+    for life in lives:
+        life.keeper.pump()
+        life.keeper.snapshot(life.topic)
+        life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
+    origins = {topic: broker.ledgers(topic)[0].ledger for topic in TOPICS}
+    left = {(topic, key) for topic, position, key, _ in before if position.ledger >= origins[topic]}
+    found = audit(spark, options_of_audit(tmp_path), directory)
+    only = "in the export only"
+    assert sorted((one.topic, one.key, one.what) for one in found.differences) == [
+        ("", b"\x01", only), ("bogus", b"\x00", only), ("orders", b"\x02", only), ("orders", b"\x03", only),
+    ]  # fmt: skip
+    assert found.different == 4
+    assert found.unproven == len({(row[0], row[2]) for row in before} - left) > 0
+
+
+def _with(columns: list[str], *changed: str) -> list[str]:
+    names = {text.split()[-1]: text for text in changed}
+    return [names.get(name, name) for name in columns]
 
 
 def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:

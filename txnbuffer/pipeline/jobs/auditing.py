@@ -3,6 +3,7 @@
 Both sides become one row a key: how many records, and the sum of their digests (see `pipeline.digests`). An export of
 all versions has to have every record at its position, one of the latest values the latest value of each key. What is
 trimmed from the log can't be told: what an export has from before is left out, and counted where a key is all of it.
+What belongs to no topic and no place that was exported is in the export only.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ FIRST_DIFFERENCES = 20
 COLUMNS = ("topic", "position", "key", "value")
 KEY = ["topic", "key"]
 LOG, EXPORT = "log", "export"
+NO_TOPIC = ""
+"""The topic of rows that name none."""
 SUMS = ("records", "low", "high")
 
 
@@ -139,8 +142,8 @@ def in_ranges(both: DataFrame, cuts: Mapping[str, Sequence[bytes]]) -> DataFrame
         [(topic, [bytearray(cut) for cut in found]) for topic, found in sorted(cuts.items())],
         "cut_topic string, cuts array<binary>",
     )
-    placed = both.join(f.broadcast(table), f.col("topic") == f.col("cut_topic"))
-    number = f.size(f.filter("cuts", lambda cut: cut <= f.col("key")))
+    placed = both.join(f.broadcast(table), f.col("topic") == f.col("cut_topic"), "left")
+    number = f.size(f.filter(f.coalesce("cuts", f.array().cast("array<binary>")), lambda cut: cut <= f.col("key")))
     sides = [f.sum((f.col(f"{side}_records") > 0).cast("long")).alias(f"{side}_keys") for side in (LOG, EXPORT)]
     sums = [f.sum(f"{side}_{name}").alias(f"{side}_{name}") for side in (LOG, EXPORT) for name in SUMS]
     different = f.sum(f.col("different").cast("long")).alias("different")
@@ -179,7 +182,8 @@ def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDire
             sample = both.where(f"pmod(xxhash64(topic, key), {max(total // SAMPLE, 1)}) = 0").select(*KEY)
             keys: dict[str, list[bytes]] = {topic: [] for topic in topics}
             for topic, key in sample.collect():
-                keys.setdefault(topic, []).extend([] if key is None else [bytes(key)])
+                if topic in keys and key is not None:
+                    keys[topic].append(bytes(key))
             cuts = {topic: cut_points(found, RANGES) for topic, found in keys.items()}
             ranges = tuple(_range(row, cuts) for row in in_ranges(both, cuts).collect())
             differences = tuple(map(_difference, first_different(both).collect()))
@@ -214,15 +218,17 @@ def _sides(
 
     ends = places({topic: reached.at for topic, reached in run.offset.topics.items() if reached.at > EARLIEST})
     table = directory.frame(spark, run)
-    old = ~table["topic"].isin([*origins])
+    old = f.lit(False)
     for topic, origin in origins.items():
-        old = old | ((table["topic"] == topic) & (table["position.ledger"] < origin.ledger))
+        before = (table["position.ledger"] >= 0) & (table["position.ledger"] < origin.ledger)
+        old = old | f.coalesce((table["topic"] == topic) & before, f.lit(False))
     only = "true" if run.kind == LATEST else "false"
     log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends, latest=only)
     rows = table.select(*COLUMNS, old.alias("old"))
     if run.kind == VERSIONS:
-        nothing = rows.where(f.lit(False)).select(*KEY)
-        return key_digests(log, versions=True), key_digests(rows.where(~f.col("old")), versions=True), nothing, rows
+        digests = key_digests(log, versions=True).persist()
+        unproven = _without(rows.where("old").select(*KEY).distinct(), digests.select(*KEY))
+        return digests, key_digests(rows.where(~f.col("old")), versions=True), unproven, digests
     newest = latest(log, deleted=True, thinned=True).persist()
     known = newest.select(*KEY)
     unproven = rows.where("old").join(known, KEY, "left_anti").select(*KEY)
@@ -231,13 +237,21 @@ def _sides(
     return key_digests(told_of, versions=False), key_digests(proven, versions=False), unproven, newest
 
 
+def _without(keys: DataFrame, known: DataFrame) -> DataFrame:
+    """The keys that are not among others; a record without a key has one, too."""
+    other = known.toDF("topic_", "key_")
+    same = keys["topic"].eqNullSafe(other["topic_"]) & keys["key"].eqNullSafe(other["key_"])
+    return keys.join(other, same, "left_anti")
+
+
 def _range(row: Any, cuts: Mapping[str, Sequence[bytes]]) -> Range:
     first = cuts[row.topic][row.range - 1] if row.range else None
+    topic = NO_TOPIC if row.topic is None else row.topic
     log, export = (
         Tally(row[f"{side}_keys"], row[f"{side}_records"], added(row[f"{side}_low"], row[f"{side}_high"]))
         for side in (LOG, EXPORT)
     )
-    return Range(row.topic, row.range, first, log, export, row.different)
+    return Range(topic, row.range, first, log, export, row.different)
 
 
 def _difference(row: Any) -> Difference:
@@ -247,4 +261,4 @@ def _difference(row: Any) -> Difference:
     elif not row.export_records:
         what = "in the log only"
     key = None if row.key is None else bytes(row.key)
-    return Difference(row.topic, key, what, row.log_records, row.export_records)
+    return Difference(NO_TOPIC if row.topic is None else row.topic, key, what, row.log_records, row.export_records)
