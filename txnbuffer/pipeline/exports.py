@@ -135,9 +135,10 @@ class ExportDirectory:
         return self.path if self.kind == VERSIONS else os.path.join(self.path, LATEST)
 
     def frame(self, spark: SparkSession, run: Run) -> DataFrame:
-        """What the export holds up to the last run."""
-        table = spark.read.parquet(self.table)
-        return table.where(f"run <= {run.number}") if self.kind == VERSIONS else table
+        """What the export holds up to the last run; of latest values until the run after the next."""
+        if self.kind == VERSIONS:
+            return spark.read.parquet(self.path).where(f"run <= {run.number}")
+        return spark.read.parquet(os.path.join(self.path, "runs", str(run.number)))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

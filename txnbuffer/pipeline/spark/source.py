@@ -5,7 +5,8 @@
     register(spark)
     spark.read.format("txnbuffer").option("broker", "file:DIR").option("topics", "orders").load()
 
-What is read is fixed when Spark plans a query: each action plans anew, and sees what is decided by then.
+What is read is fixed when Spark plans a data frame, at its first action; one that is loaded anew sees what is decided
+by then.
 """
 
 from __future__ import annotations
