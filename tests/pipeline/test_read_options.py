@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from broker_io.errors import CallerError
+from broker_io.errors import CallerError, Error, InvalidTopicName, TopicNotFound
+from broker_io.memory import MemoryBroker
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline.options import COLUMNS, ReadOptions
+from txnbuffer.pipeline.planning import names
 
 USUAL = {"broker": "file:log", "topics": "orders"}
 
@@ -55,6 +58,40 @@ def test_certificates_to_trust_go_with_the_options(tmp_path: Path) -> None:
 def test_a_pattern_chooses_topics_of_data() -> None:
     options = ReadOptions.of({"broker": "file:log", "pattern": "(__)?or.*"})
     assert options.chosen(["__orders", "flavor", "orders", "orders-2"]) == ["orders", "orders-2"]
+
+
+def test_a_topic_with_partitions_is_all_of_these() -> None:
+    known = ["big-partition-0", "big-partition-10", "big-partition-2", "bigger-partition-0", "small"]
+    big = ["big-partition-0", "big-partition-2", "big-partition-10"]
+    assert ReadOptions.of({**USUAL, "topics": "small,big,big-partition-2,none"}).chosen(known) == [
+        "small",
+        *big,
+        "none",
+    ]
+    assert ReadOptions.of({"broker": "file:log", "pattern": "b.g"}).chosen(known) == sorted(big)
+    options = ReadOptions.of({**USUAL, "topics": "big", "start": '{"big": "end", "big-partition-2": "3:4"}'})
+    assert [options.start_of(name) for name in ("big-partition-0", "big-partition-2")] == ["end", Position(3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"topics": "big", "start": '{"big": "3:4"}'}, InvalidRequest, "3:4 is in one partition of big"),
+        ({"topics": "big", "end": '{"bug": "end"}'}, InvalidRequest, "option end names bug, which is not read"),
+        ({"pattern": "b.*", "start": '{"boo": "end", "mall": "end"}'}, InvalidRequest, "option start names mall"),
+        ({"topics": "__txnbuffer_snapshots"}, InvalidTopicName, "one of our own topics"),
+        ({"topics": "big,none"}, TopicNotFound, "there is no topic 'none' to read"),
+    ],
+)
+def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[Error], message: str) -> None:
+    with MemoryBroker() as broker:
+        for topic in ("__txnbuffer_snapshots", "big-partition-0", "big-partition-1", "small"):
+            broker.create_topic(topic)
+        with pytest.raises(error, match=message):
+            names(broker, ReadOptions.of({"broker": "file:log", **changed}))
+        assert names(broker, ReadOptions.of({"broker": "file:log", "topics": "big"})) == [
+            "big-partition-0", "big-partition-1",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

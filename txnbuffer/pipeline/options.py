@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from broker_io import check_address, is_cluster
+from broker_io.partitions import partition_name, partition_of, whole_name
 from txnbuffer.client.trust import certificates
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
@@ -69,7 +70,7 @@ class ReadOptions:
         if strange := sorted(given.keys() - {*_KNOWN, *settings}):
             raise InvalidRequest(f"option {', '.join(strange)} is unknown: there are {', '.join(_KNOWN)}, pulsar.…")
         broker = broker_address(given.get("broker"))
-        topics, pattern = _topics(given.get("topics")), given.get("pattern")
+        topics, pattern = _topics(given.get("topics")), given.get("pattern") or None
         if bool(topics) == bool(pattern):
             raise InvalidRequest("say what to read by one of the options topics and pattern")
         aborted = _flag("include_aborted", given.get("include_aborted", "false"))
@@ -100,16 +101,35 @@ class ReadOptions:
         )
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """The topics to read, of those that a broker has. Topics that begin with two underscores are no data."""
-        if self.pattern is None:
+        """The topics to read, of those that a broker has. Topics that begin with two underscores are no data.
+
+        The name of a topic with partitions stands for those that there are.
+        """
+        if self.pattern is not None:
+            return [name for name in known if not name.startswith("__") and self._matches(name)]
+        there = set(known)
+        if there.issuperset(self.topics):
             return list(self.topics)
-        return [name for name in known if not name.startswith("__") and re.fullmatch(self.pattern, name)]
+        parts = [found for found in map(partition_of, known) if found is not None]
+        names: list[str] = []
+        for topic in self.topics:
+            numbers = [] if topic in there else sorted(part.number for part in parts if part.topic == topic)
+            names += [partition_name(topic, number) for number in numbers] or [topic]
+        return list(dict.fromkeys(names))
+
+    def _matches(self, name: str) -> bool:
+        return any(re.fullmatch(self.pattern or "", text) for text in {name, whole_name(name)})
 
     def start_of(self, topic: str) -> Place:
-        return self.start.get(topic, self.start.get("", BEGINNING))
+        return _of_topic(self.start, topic, BEGINNING)
 
     def end_of(self, topic: str) -> Place:
-        return self.end.get(topic, self.end.get("", END))
+        return _of_topic(self.end, topic, END)
+
+
+def _of_topic(places: Mapping[str, Place], topic: str, default: Place) -> Place:
+    """The place of a topic, else that of the topic which it is a partition of, else that of all others."""
+    return next((places[name] for name in (topic, whole_name(topic), "") if name in places), default)
 
 
 def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.partitions import whole_name
 from broker_io.port import Broker
 from broker_io.position import NO_INDEX
+from snapshots.keys import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, fix
@@ -46,17 +48,29 @@ def cut_of(options: ReadOptions) -> Cut:
 def names(broker: Broker, options: ReadOptions, *, all_there: bool = True) -> list[str]:
     """The topics to read; those that are named and not there are left out unless `all_there`.
 
-    Raises TopicNotFound, and InvalidRequest for a place of a topic that is not read.
+    Raises TopicNotFound, InvalidTopicName for one of our own, InvalidRequest for a place of a topic that is not read.
     """
     known = broker.topics()
     chosen = options.chosen(known)
     missing = sorted(set(chosen) - set(known))
     if missing and all_there:
         raise TopicNotFound(f"there is no topic {', '.join(map(repr, missing))} to read: make it, or leave it out")
+    for topic in chosen:
+        check_data_topic(topic)
     for option, places in (("start", options.start), ("end", options.end)):
-        if options.pattern is None and (strange := sorted(places.keys() - {"", *chosen})):
-            raise InvalidRequest(f"option {option} names {', '.join(strange)}, which is not read")
+        _check_places(option, places, options, chosen)
     return [topic for topic in chosen if topic not in missing]
+
+
+def _check_places(option: str, places: Mapping[str, Place], options: ReadOptions, chosen: Sequence[str]) -> None:
+    """Raises InvalidRequest for a place of what is not read, or of several topics at once."""
+    wholes = {whole_name(topic) for topic in chosen} - {*chosen}
+    for topic, place in places.items():
+        if topic in wholes and isinstance(place, Position):
+            raise InvalidRequest(f"option {option}: {place} is in one partition of {topic}, name each of them instead")
+        read = topic in ("", *chosen) or topic in wholes or (options.pattern is not None and options.chosen([topic]))
+        if not read:
+            raise InvalidRequest(f"option {option} names {topic}, which is not read")
 
 
 def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_loss: bool = True) -> Position:
