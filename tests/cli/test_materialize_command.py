@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 from service_process import ServiceProcess
 
+from broker_io.errors import InvalidAddress, ServiceUnavailable
 from txnbuffer import connect
+from txnbuffer.cli import materialize as command_line
 from txnbuffer.cli.asking import Service, ask
 
 PATIENCE = 90.0
@@ -45,6 +48,27 @@ def write(address: str, **rows: str | None) -> None:
             else:
                 txn.send("orders", value, key=key, properties={"by": "me"}, event_time=5)
         txn.commit(wait_visible=True)
+
+
+def test_a_cluster_that_is_away_when_it_begins_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "PAUSE", 0.0)
+    away = [ServiceUnavailable("away")] * 3
+
+    async def opening() -> str:
+        if away:
+            raise away.pop()
+        return "open"
+
+    async def refused() -> str:
+        raise InvalidAddress("no address")
+
+    assert asyncio.run(command_line.patiently(opening, 60.0)) == "open"
+    with pytest.raises(InvalidAddress):
+        asyncio.run(command_line.patiently(refused, 60.0))
+    away = [ServiceUnavailable("away")] * 3
+    with pytest.raises(ServiceUnavailable):
+        asyncio.run(command_line.patiently(opening, 0.0))
+    assert len(away) == 2
 
 
 def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ class Soak:
         self._services = [self._start_service(shard) for shard in range(shards) for _ in range(2)]
         self._old_services: list[ServiceProcess] = []
         self._all_active()
+        self._diary_of: dict[subprocess.Popen[bytes], Path] = {}
         self._live = self._start("soak_reader.py", self._address, str(self._seen), json.dumps(self._options))
         self._writers = [self._start_writer() for _ in range(writers)]
 
@@ -228,8 +229,10 @@ class Soak:
     def _start_writer(self) -> subprocess.Popen[bytes]:
         self._names += 1
         name = f"w{self._names}"
-        diary, seed = str(self._directory / f"{name}.diary"), str(self._random.randrange(2**32))
-        return self._start("soak_writer.py", self._address, name, diary, seed, json.dumps(self._options))
+        diary, seed = self._directory / f"{name}.diary", str(self._random.randrange(2**32))
+        writer = self._start("soak_writer.py", self._address, name, str(diary), seed, json.dumps(self._options))
+        self._diary_of[writer] = diary
+        return writer
 
     def _start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         self._processes.append(subprocess.Popen([sys.executable, str(TESTS / program), *arguments]))
@@ -256,6 +259,8 @@ class Soak:
     # The end
 
     def _end(self) -> None:
+        begun = [self._diary_of[writer] for writer in self._writers]  # before that it would end by the signal
+        wait_until(lambda: all(diary.exists() and diary.read_text() for diary in begun), "a writer does not begin")
         for writer in self._writers:
             writer.terminate()
         for writer in self._writers:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from broker_io.errors import InvalidAddress
+from broker_io import is_cluster
+from broker_io.errors import Error, InvalidAddress
 from txnbuffer.cli.opening import address_argument, connect_options, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
@@ -16,11 +18,15 @@ from txnbuffer.errors import InvalidRequest
 if TYPE_CHECKING:
     from txnbuffer.sinks.filling import Filled
 
+T = TypeVar("T")
+
 SCHEME = "sqlite:"
 
 LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
 """Seconds of one attempt to connect, which is no longer than the patience between them."""
 
+PAUSE = 0.5
+"""Seconds between two attempts to reach a cluster."""
 TELL_EVERY = 5.0
 """Seconds between two lines about how far a topic has come."""
 
@@ -85,7 +91,8 @@ async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) ->
     from txnbuffer.sinks.materialize import materialize
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    opening = asyncio.ensure_future(connect(address, **options).open())
+    patience = options["patience"] if is_cluster(address) else 0.0
+    opening = asyncio.ensure_future(patiently(connect(address, **options).open, patience))
 
     def end() -> None:
         stop.set()
@@ -101,6 +108,23 @@ async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) ->
         return await materialize(client, stop=stop, **wanted)
     finally:
         await client.close()
+
+
+async def patiently(opening: Callable[[], Awaitable[T]], patience: float) -> T:
+    """What opens, also where a cluster is away for up to `patience` seconds. Raises why it does not."""
+    import asyncio
+
+    give_up, told = time.monotonic() + patience, False
+    while True:
+        try:
+            return await opening()
+        except Error as error:
+            if not error.retryable or time.monotonic() >= give_up:
+                raise
+            if not told:
+                narrate(f"{error} - trying again for {patience:g} s")
+            told = True
+        await asyncio.sleep(min(PAUSE, max(give_up - time.monotonic(), 0.0)))
 
 
 class Narrator:
