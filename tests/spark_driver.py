@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -37,8 +38,6 @@ SETTINGS = {
 }
 SECONDS = 400.0
 """An attempt that waits for another one goes on by then."""
-STARTS = 10
-"""So often a streaming query is started: Spark gives the processes that plan ten seconds to start."""
 
 
 def killing(directory: str) -> Any:
@@ -84,20 +83,23 @@ def lagging(directory: str) -> Any:
 
 
 def started(writer: Any) -> Any:
-    """A streaming query that has done two micro-batches; started again where a busy machine was too slow for Spark."""
+    """A streaming query that has done two micro-batches.
+
+    It is started again where a busy machine was too slow: Spark gives the processes that plan ten seconds to start.
+    """
     from pyspark.errors import StreamingQueryException
 
-    for attempt in range(1, STARTS + 1):
+    deadline = time.monotonic() + SECONDS
+    while True:
         query = writer.start()
         try:
             while len(query.recentProgress) < 2 and query.isActive:
                 query.awaitTermination(0.2)
         except StreamingQueryException as error:
-            if attempt == STARTS or "failed to connect back" not in str(error):
+            if time.monotonic() > deadline or "failed to connect back" not in str(error):
                 raise
         else:
             return query
-    raise AssertionError("the last attempt returns or raises")
 
 
 def main(master: str, address: str, directory: str) -> None:

@@ -57,18 +57,18 @@ def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 400.0) -> 
     assert_same_rows(frame, expected)
 
 
-def run_out(writer: Any, attempts: int = 10) -> Any:
+def run_out(writer: Any, seconds: float = 400.0) -> Any:
     """The streaming query of a writer, run until it has read what is there.
 
     Spark gives the processes that plan ten seconds to start; where others keep the machine busy it tries again.
     """
-    for attempt in range(1, attempts + 1):
+    deadline = time.monotonic() + seconds
+    while True:
         query = writer.trigger(availableNow=True).start()
         try:
             assert query.awaitTermination(400)
         except StreamingQueryException as error:
-            if attempt == attempts or "failed to connect back" not in str(error):
+            if time.monotonic() > deadline or "failed to connect back" not in str(error):
                 raise
         else:
             return query
-    raise AssertionError("the last attempt returns or raises")
