@@ -71,6 +71,7 @@ soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open 
 	$(BIN)/python tests/sinks/materialize_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/delta_kills.py --kills 100 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --pulsar --kills 10 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
 	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py

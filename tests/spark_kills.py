@@ -1,12 +1,14 @@
 """Kill drivers of a streaming query, and the service, at random: `spark_kills.py --kills 20 --seed 1`.
 
-The query copies a topic in small micro-batches. Whatever is killed when, each record stands in the copy once.
+The query copies a topic in small micro-batches, on a log in files or with `--pulsar` on a cluster, from messages and
+record sets to record sets. Whatever is killed when, each record stands in the copy once.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -14,8 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from pulsar_cluster import shared
 from service_process import ServiceProcess
 
 from txnbuffer import connect
@@ -28,54 +33,92 @@ SERVICE_TOO = 0.3
 """How often the service is killed too."""
 
 DRIVER = """
-import sys
+import json, sys
 from txnbuffer.pipeline.spark.session import open_session
 
-address, checkpoint = sys.argv[1:]
+address, writing, checkpoint = json.loads(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 spark = open_session("local[2,3]")
 frame = spark.readStream.format("txnbuffer").options(
-    broker=address, topics="source", columns="key,value", max_messages_per_trigger="20"
+    topics="source", columns="key,value", max_messages_per_trigger="20", partition_bytes="1000", **address
 )
 query = frame.load().repartition(2).writeStream.format("txnbuffer").options(
-    broker=address, topic="copy", checkpointLocation=checkpoint
+    topic="copy", checkpointLocation=checkpoint, **address, **writing
 )
 query.trigger(availableNow=True).start().awaitTermination()
 """
 
 
-def run(kills: int, seed: int, directory: Path) -> None:
-    chance = random.Random(seed)
-    service = ServiceProcess(directory / "log").wait_serving()
-    port, address = service.port, f"txnbuf://127.0.0.1:{service.port}"
+class Place(NamedTuple):
+    """Where the topics are: what `txnbuf serve` takes, options of queries and of writing ones, those of clients."""
+
+    served: tuple[str, ...]
+    broker: dict[str, str]
+    writing: dict[str, str]
+    client: dict[str, Any]
+
+    def serve(self, port: int = 0) -> ServiceProcess:
+        return ServiceProcess(*self.served, port=port).wait_serving()
+
+    def write(self, records: list[bytes]) -> None:
+        """Transactions of ten records, where there are record sets every other one in such."""
+        with connect(self.broker["broker"], **self.client) as client:
+            for start in range(0, len(records), 10):
+                batching: Any = "records" if self.writing and start % 20 else "messages"
+                with client.transaction() as txn:
+                    txn.send_many("source", records[start : start + 10], batching=batching)
+
+
+@contextlib.contextmanager
+def place_on(directory: Path, *, pulsar: bool) -> Iterator[tuple[Place, ServiceProcess]]:
+    """Where to work, with a service that may be replaced by another one."""
+    if not pulsar:
+        service = ServiceProcess(directory / "log").wait_serving()
+        address = {"broker": f"txnbuf://127.0.0.1:{service.port}"}
+        yield Place((str(directory / "log"),), address, {}, {}), service
+        return
+    with shared(directory) as cluster:
+        namespace = cluster.namespace()
+        address = {"broker": f"{cluster.url}/{namespace}", "pulsar.admin_url": cluster.admin}
+        client = {"broker_options": {"admin_url": cluster.admin}}
+        place = Place((address["broker"], "--admin-url", cluster.admin), address, {"batching": "records"}, client)
+        try:
+            yield place, place.serve()
+        finally:
+            cluster.drop(namespace)
+
+
+def run(kills: int, seed: int, directory: Path, *, pulsar: bool) -> None:
+    with place_on(directory, pulsar=pulsar) as (place, service):
+        kill(kills, random.Random(seed), directory, place, service)
+
+
+def kill(kills: int, chance: random.Random, directory: Path, place: Place, service: ServiceProcess) -> None:
+    port = service.port
     texts = [str(number).encode() for number in range(RECORDS)]
-    with connect(address) as client:
-        for start in range(0, RECORDS, 10):
-            with client.transaction() as txn:
-                txn.send_many("source", texts[start : start + 10])
     killed = 0
     try:
+        place.write(texts)
         for _ in range(3 * kills + 10):
             alive = SECONDS if killed >= kills else chance.uniform(1.0, LONGEST)
-            code = drive(address, directory / "checkpoint", alive)
+            code = drive(place, directory / "checkpoint", alive)
             killed += code is None
             print(f"{killed} of {kills} drivers killed", file=sys.stderr, flush=True)
             if code == 0 and killed >= kills:
                 break
             if chance.random() < SERVICE_TOO:
                 service.kill()
-                service = ServiceProcess(directory / "log", port=port).wait_serving()
-            with connect(address) as client, client.transaction() as txn:
-                txn.send_many("source", more := [str(len(texts) + number).encode() for number in range(40)])
+                service = place.serve(port)
+            place.write(more := [str(len(texts) + number).encode() for number in range(40)])
             texts += more
-        check(address, texts)
+        check(place, texts)
     finally:
         service.kill()
 
 
-def drive(address: str, checkpoint: Path, seconds: float) -> int | None:
+def drive(place: Place, checkpoint: Path, seconds: float) -> int | None:
     """Run a driver for so long at most; its exit code, None if it was killed."""
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, address, str(checkpoint)],
+        [sys.executable, "-c", DRIVER, json.dumps(place.broker), json.dumps(place.writing), str(checkpoint)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -91,10 +134,10 @@ def drive(address: str, checkpoint: Path, seconds: float) -> int | None:
         driver.wait()
 
 
-def check(address: str, texts: list[bytes]) -> None:
+def check(place: Place, texts: list[bytes]) -> None:
     """Every record stands in the copy once."""
     found: Counter[bytes | None] = Counter()
-    with connect(address) as client, client.reader("copy") as reader:
+    with connect(place.broker["broker"], **place.client) as client, client.reader("copy") as reader:
         while sum(found.values()) < len(texts) and (batch := reader.read(timeout=SECONDS)) is not None:
             found.update(record.value for record in batch)
         while (batch := reader.read(timeout=5.0)) is not None:
@@ -109,11 +152,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--pulsar", action="store_true")
     given = parser.parse_args()
     seed = random.randrange(2**32) if given.seed is None else given.seed
     print(f"seed {seed}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as directory:
-        run(given.kills, seed, Path(directory))
+        run(given.kills, seed, Path(directory), pulsar=given.pulsar)
 
 
 if __name__ == "__main__":
