@@ -16,7 +16,12 @@ Place = tuple[int, int, int]
 Row = tuple[str, bytes, Place, int]
 
 axes = st.one_of(st.integers(-1, 4), st.sampled_from([2**62, -(2**62)]))
-rows = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([b"", b"x", b"\xff"]), st.tuples(axes, axes, axes)))
+# Keys of one short length are told apart as numbers, others as they are: zeros that fill up a word tell nothing apart.
+short, word, any_key = [b"x", b"\xff"], [bytes(7) + b"x", b"x" + bytes(7)], [b"", b"x", b"x\0", bytes(8) + b"x"]
+keys = st.sampled_from([short, word, any_key])
+rows = keys.flatmap(
+    lambda some: st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(some), st.tuples(axes, axes, axes)))
+)
 
 
 def batch(found: list[Row]) -> pa.RecordBatch:
@@ -59,3 +64,8 @@ def test_ordered_records_keep_their_order_and_nothing_is_sorted() -> None:
     table = pa.Table.from_batches([batch(found)])
     assert latest.order_of(table) is None
     assert numbers_of(latest.thinned(table).to_batches()) == [6, 7, 8]
+
+
+def test_keys_that_differ_only_in_zeros_behind_them_are_several() -> None:
+    found: list[Row] = [("a", key, (1, number, -1), number) for number, key in enumerate([b"x", b"x", b"x\0", b"x\0"])]
+    assert numbers_of([*latest.newest([batch(found[:2]), batch(found[2:])])]) == [1, 3]

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from txnbuffer.pipeline.arrow import fixed
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -25,6 +27,8 @@ FIRST_ROWS = 500_000
 
 HELD_BYTES = 256 * 1024 * 1024
 """What a task holds before the shuffle; what is more goes on as it is, and a later record may follow it."""
+
+WORD_BYTES = 8
 
 Rows = NDArray[np.intp]
 
@@ -90,11 +94,34 @@ def last_rows(codes: NDArray[np.int64], order: Rows | None) -> Rows:
 
 def codes_of(table: pa.Table) -> NDArray[np.int64]:
     """A number for each topic and key, from 0 on."""
-    topics, keys = (_codes(table[name]) for name in KEY)
+    topics, keys = _codes(table["topic"]), _key_codes(table["key"])
     if not len(topics) or (topics[0] == topics[-1] and not topics.any()):
         return keys
     codes: NDArray[np.int64] = np.unique(topics * (int(keys.max()) + 1) + keys, return_inverse=True)[1]
     return codes
+
+
+def _key_codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Keys of one length up to 8 bytes are told apart as numbers, several times as fast as strings."""
+    numbers = [_as_numbers(chunk) for chunk in column.chunks if len(chunk)]
+    widths = {found[0] for found in numbers if found is not None}
+    if len(widths) != 1 or None in numbers:
+        return _codes(column)
+    return _codes(pa.chunked_array([fixed(found[1], pa.uint64()) for found in numbers if found is not None]))
+
+
+def _as_numbers(keys: Any) -> tuple[int, NDArray[np.uint64]] | None:
+    """The length of all keys and each as a number; None unless they have one length that makes them such."""
+    _, bounds, data = keys.buffers()
+    if keys.null_count or keys.type != pa.binary():
+        return None
+    offsets = np.frombuffer(bounds, np.int32, len(keys) + 1, 4 * keys.offset)
+    width = int(offsets[1] - offsets[0])
+    if not 0 < width <= WORD_BYTES or (np.diff(offsets) != width).any():
+        return None
+    padded = np.zeros((len(keys), WORD_BYTES), np.uint8)
+    padded[:, :width] = np.frombuffer(data, np.uint8, len(keys) * width, int(offsets[0])).reshape(-1, width)
+    return width, padded.view(np.uint64).ravel()
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
@@ -125,6 +152,8 @@ def _packed(axes: list[NDArray[np.int64]]) -> NDArray[np.int64] | None:
     room = 1
     for axis in axes:
         low, high = int(axis.min()), int(axis.max())
+        if low == high:
+            continue
         room *= high - low + 1
         if room >= 2**63:
             return None
