@@ -48,7 +48,7 @@ class BlockStream:
         return self._base + self._at
 
     def take(self, limit: int, end: int, settled: int) -> list[RawBlock]:
-        """Blocks of at least `limit` messages or `TAKE_BYTES`, or all there are below offset `end`.
+        """Blocks of up to `limit` messages but one block at least, about `TAKE_BYTES`, or all below offset `end`.
 
         Bytes below `settled` that are no whole block are Damaged; from there on they may be one that is
         still being written.
@@ -57,7 +57,9 @@ class BlockStream:
         rows, size = 0, 0
         self.doubt = None
         try:
-            while rows < limit and size < TAKE_BYTES and (block := self._next(end, settled)) is not None:
+            while (
+                size < TAKE_BYTES and (block := self._next(end, settled, limit - rows if blocks else None)) is not None
+            ):
                 blocks.append(block)
                 rows += block.header.rows
                 size += len(block.part) + len(block.values)
@@ -67,11 +69,14 @@ class BlockStream:
                 raise
         return blocks
 
-    def _next(self, end: int, settled: int) -> RawBlock | None:
+    def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
+        """The next block unless it has more than so many messages; None at the end, too."""
         while (header := self._header(end, settled)) is not None:
             if header.first_entry + header.span <= self._skip_below:
                 self._at += header.length
                 continue
+            if most is not None and header.rows > most:
+                return None
             try:
                 block = open_block(self._data, self._at, header)
             except BadBlock as error:

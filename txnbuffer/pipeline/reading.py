@@ -29,7 +29,7 @@ from txnbuffer.recordset import expand
 
 Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 
-BATCH_ROWS = 65_536
+BATCH_ROWS = 16_384
 """Messages that are read at a time, and about the records that are handed on at a time."""
 
 DOUBT = 5.0
