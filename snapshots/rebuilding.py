@@ -92,8 +92,8 @@ def folded(broker: Broker, topic: str) -> Folded:
     written = encode_state(state), tuple(_encoded(topic, part) for part in parts)
     differences, trimmed = _differences(broker, loaded, buffer)
     return Folded(
-        topic, incarnation, buffer.transactional, str(buffer.applied), len(buffer.aborted), len(buffer.ongoing),
-        sequencer.next_seqno - 1, *written, problem, tuple(differences), trimmed,
+        topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
+        len(buffer.ongoing), sequencer.next_seqno - 1, *written, problem, tuple(differences), trimmed,
     )  # fmt: skip
 
 
