@@ -123,9 +123,15 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
     shown = as_page(found, directory.path, "<log>")
     assert "&lt;log&gt;" in shown
     assert "<svg" in shown
-    with pytest.raises(TopicNotFound, match="not the one that was exported"):
-        broker.delete_topic("stock")
-        audit(spark, options_of_audit(tmp_path), directory)
+    broker.delete_topic("stock")
+    said: list[str] = []
+    found = audit(spark, options_of_audit(tmp_path), directory, tell=said.append)
+    assert "topic stock is not the one that was exported" in said[0]
+    assert (found.gone, found.same) == (("stock",), False)
+    assert [one.what for one in found.differences] == ["different"]
+    assert {one.topic for one in found.topics()} == {"orders"}
+    assert as_json(found)["deleted_topics"] == ["stock"]
+    assert "not compared: stock" in as_page(found, directory.path, "log")
 
 
 def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(

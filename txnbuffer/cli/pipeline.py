@@ -140,7 +140,8 @@ def _reached(run: Run | None) -> list[dict[str, Any]]:
 def audit(address: str, directory: str, html: str | None, job: Job, output: str) -> None:
     """Compare what the export in DIR says of every key with what the log of ADDRESS says, up to where it goes.
 
-    Exit code 1 if they differ: then the first keys are named. What is trimmed from the log is not compared.
+    Exit code 1 if they differ: then the first keys are named; also if exported topics were deleted since. What is
+    trimmed from the log is not compared.
     """
     from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
     from txnbuffer.pipeline.jobs.auditing import audit as compare

@@ -16,6 +16,7 @@ def as_json(found: Audit) -> dict[str, Any]:
         "kind": found.run.kind,
         "run": found.run.number,
         "unproven_keys": found.unproven,
+        "deleted_topics": [*found.gone],
         "topics": [{"topic": one.topic, "up_to": _up_to(found, one.topic), **_sums(one)} for one in found.topics()],
         "ranges": [{"topic": one.topic, "from_key": one.first, **_sums(one)} for one in found.ranges],
         "differences": [
@@ -51,11 +52,15 @@ def _side(name: str, tally: Tally) -> dict[str, Any]:
 def as_page(found: Audit, directory: str, address: str) -> str:
     report = as_json(found)
     verdict = "The export says of every key what the log says."
-    if not found.same:
+    if found.gone:
+        verdict = f"Topics were deleted since they were exported; of the others {found.different:,} keys differ."
+    elif not found.same:
         verdict = f"The export and the log differ in {found.different:,} keys."
     what = f"Run {found.run.number} ({found.run.kind}) of {directory}, beside {address}. "
     if found.unproven:
-        what += f"Of {found.unproven:,} keys the log holds nothing any more: nothing tells of them."
+        what += f"Of {found.unproven:,} keys the log holds nothing any more: nothing tells of them. "
+    if found.gone:
+        what += f"Deleted since, and not compared: {', '.join(found.gone)}."
     sections = [
         Section("What was compared", [text(what), table(report["topics"])]),
         Section("First different keys", [table([{**row, "key": shown(row["key"])} for row in report["differences"]])]),

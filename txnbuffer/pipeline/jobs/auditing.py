@@ -3,7 +3,8 @@
 Both sides become one row a key: how many records, and the sum of their digests (see `pipeline.digests`). An export of
 all versions has to have every record at its position, one of the latest values the latest value of each key. What is
 trimmed from the log can't be told: what an export has from before is left out, and counted where a key is all of it.
-What belongs to no topic and no place that was exported is in the export only.
+What belongs to no topic and no place that was exported is in the export only. Of topics that are gone nothing is
+compared, and the two are not the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from broker_io.errors import TopicNotFound
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.digests import Tally, added, cut_points
@@ -65,16 +65,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """`unproven`: keys of the export that the log holds nothing of any more, so that nothing tells."""
+    """`unproven`: keys of the export that the log holds nothing of any more, so that nothing tells. `gone`: topics
+    that were deleted since, or made anew.
+    """
 
     run: Run
     ranges: tuple[Range, ...]
     differences: tuple[Difference, ...]
     unproven: int
+    gone: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        return not self.different
+        return not self.different and not self.gone
 
     @property
     def different(self) -> int:
@@ -163,16 +166,18 @@ def first_different(both: DataFrame, count: int = FIRST_DIFFERENCES) -> DataFram
 def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, tell: Tell = print) -> Audit:
     """Compare a log, named by the option `broker`, with an export of it.
 
-    Raises TopicNotFound if a topic is gone or another one now, InvalidRequest if the export lacks what it takes.
+    Raises InvalidRequest if the export lacks what it takes.
     """
     run = directory.last()
     if run is None or (missing := {*COLUMNS} - {*run.columns}):
         raise InvalidRequest(
             f"{directory.path} has no {', '.join(sorted(missing)) if run else 'run'}: nothing to audit there"
         )
-    topics = [topic for topic, (at, *_) in run.offset.topics.items()]
     origins = _origins(options, run)
-    tell(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(topics)}")
+    gone = tuple(sorted(run.offset.topics.keys() - origins.keys()))
+    for topic in gone:
+        tell(f"topic {topic} is not the one that was exported: it was deleted since, and nothing of it is compared")
+    tell(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(origins) or 'no topic'}")
     log, export, unproven, held = _sides(spark, options, directory, run, origins)
     both = compared(log, export).persist()
     try:
@@ -180,29 +185,28 @@ def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDire
             total = both.count()
         with told(spark, "adding up", tell):
             sample = both.where(f"pmod(xxhash64(topic, key), {max(total // SAMPLE, 1)}) = 0").select(*KEY)
-            keys: dict[str, list[bytes]] = {topic: [] for topic in topics}
+            keys: dict[str, list[bytes]] = {topic: [] for topic in origins}
             for topic, key in sample.collect():
                 if topic in keys and key is not None:
                     keys[topic].append(bytes(key))
             cuts = {topic: cut_points(found, RANGES) for topic, found in keys.items()}
             ranges = tuple(_range(row, cuts) for row in in_ranges(both, cuts).collect())
             differences = tuple(map(_difference, first_different(both).collect()))
-            return Audit(run, ranges, differences, unproven.count())
+            return Audit(run, ranges, differences, unproven.count(), gone)
     finally:
         for one in (both, held):
             one.unpersist()
 
 
 def _origins(options: Mapping[str, str], run: Run) -> dict[str, Position]:
-    """Where the log of each topic begins. Raises TopicNotFound."""
+    """Where the log of each exported topic begins, but for those that are gone or other ones now."""
     wanted = ReadOptions.of({**options, "topics": "any"})
     origins = {}
     with open_for_reading(wanted) as broker:
         there = set(broker.topics())
         for topic, reached in run.offset.topics.items():
-            if topic not in there or broker.incarnation(topic) != reached.incarnation:
-                raise TopicNotFound(f"topic {topic} is not the one that was exported: it was deleted since")
-            origins[topic] = Position(broker.ledgers(topic)[0].ledger, 0)
+            if topic in there and broker.incarnation(topic) == reached.incarnation:
+                origins[topic] = Position(broker.ledgers(topic)[0].ledger, 0)
     return origins
 
 
@@ -216,14 +220,18 @@ def _sides(
     """Digests by key of the log and of the export, as far as they can be compared; keys that can't be; what is held."""
     from pyspark.sql import functions as f
 
-    ends = places({topic: reached.at for topic, reached in run.offset.topics.items() if reached.at > EARLIEST})
+    reached = run.offset.topics
+    ends = places({topic: reached[topic].at for topic in origins if reached[topic].at > EARLIEST})
     table = directory.frame(spark, run)
+    table = table.where(~f.coalesce(table["topic"].isin(sorted(reached.keys() - origins.keys())), f.lit(False)))
     old = f.lit(False)
     for topic, origin in origins.items():
         before = (table["position.ledger"] >= 0) & (table["position.ledger"] < origin.ledger)
         old = old | f.coalesce((table["topic"] == topic) & before, f.lit(False))
     only = "true" if run.kind == LATEST else "false"
-    log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends, latest=only)
+    log = table.select(*COLUMNS).where(f.lit(False))
+    if origins:
+        log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends, latest=only)
     rows = table.select(*COLUMNS, old.alias("old"))
     if run.kind == VERSIONS:
         digests = key_digests(log, versions=True).persist()
