@@ -120,6 +120,11 @@ def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[
         ({"latest": "true", "include_aborted": "true"}, "latest is about visible records"),
         ({"tls_ca": "ca.pem"}, "a cluster has pulsar.tls_trust"),
         ({"broker": "txnbuf://h:1", "tls_ca": "/missing.pem"}, "can't read the certificates to trust in /missing.pem"),
+        ({"start": "-5:-5"}, "option start can't be '-5:-5': there is no such ledger"),
+        ({"end": '{"orders": "99999999999999999999:1"}'}, "option end can't be '99999999999999999999:1'"),
+        ({"end": "3:1:-2"}, "option end can't be '3:1:-2'"),
+        ({"config": "/nope"}, "option config is for clusters, and file:log is none"),
+        ({"broker": "txnbuf://h:1", "pulsar.admn": "x"}, "option pulsar.admn is for clusters"),
         ({"failondataloss": "true"}, "option failondataloss is unknown"),
     ],
 )

@@ -15,7 +15,7 @@ from broker_io.partitions import partition_name, partition_of, whole_name
 from txnbuffer.client.trust import certificates
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import Position
+from txnbuffer.model import EARLIEST, Position
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
 BEGINNING, END = "beginning", "end"
@@ -70,6 +70,8 @@ class ReadOptions:
         if strange := sorted(given.keys() - {*_KNOWN, *settings}):
             raise InvalidRequest(f"option {', '.join(strange)} is unknown: there are {', '.join(_KNOWN)}, pulsar.…")
         broker = broker_address(given.get("broker"))
+        if not is_cluster(broker) and (vain := sorted({"config", *settings} & given.keys())):
+            raise InvalidRequest(f"option {', '.join(vain)} is for clusters, and {broker} is none")
         topics, pattern = _topics(given.get("topics")), given.get("pattern") or None
         if bool(topics) == bool(pattern):
             raise InvalidRequest("say what to read by one of the options topics and pattern")
@@ -191,10 +193,10 @@ def _places(option: str, text: str, default: str) -> dict[str, Place]:
 def _place(option: str, text: str) -> Place:
     if text in (BEGINNING, END):
         return text
-    try:
-        return Position.parse(text)
-    except ValueError:
-        pass
+    if (position := _position(text)) is not None:
+        if position != EARLIEST and not (min(*position[:2], position.batch + 1) >= 0 and max(position) < 2**63):
+            raise InvalidRequest(f"option {option} can't be {text!r}: there is no such ledger or entry")
+        return position
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -202,6 +204,13 @@ def _place(option: str, text: str) -> Place:
             f"option {option} can't be {text!r}: give a position as ledger:entry, a time such as "
             f"2026-01-31T12:00:00+00:00, {BEGINNING} or {END}"
         ) from None
+
+
+def _position(text: str) -> Position | None:
+    try:
+        return Position.parse(text)
+    except ValueError:
+        return None
 
 
 def _columns(text: str | None, *, aborted: bool) -> tuple[str, ...]:
