@@ -39,6 +39,11 @@ MOST_BYTES = 1024 * 1024 * 1024
 """No task reads more of the log."""
 COLUMNS = ("topic", "position", "key", "value", "properties", "event_time", "publish_time")
 """What is exported unless columns are named; seqno is not there, for it makes long ledgers tasks of one core."""
+PARQUET = {
+    **{f"parquet.enable.dictionary#{name}": "false" for name in ("key", "value", "position.entry")},
+    "parquet.compression.codec.zstd.level": "1",
+}
+"""Dictionaries of what differs from record to record, and zstd beyond its first level, cost more than the rest."""
 
 
 def replaced(table: DataFrame, news: DataFrame) -> DataFrame:
@@ -156,7 +161,7 @@ class Export:
             kept = None if last is None else self._directory.frame(self._spark, last)
             frame = latest(frame, thinned=True) if kept is None else replaced(kept, frame)
         with told(self._spark, "exporting", self._tell):
-            frame.write.mode("overwrite").parquet(self._directory.writing)
+            frame.write.mode("overwrite").options(**PARQUET).parquet(self._directory.writing)
         return rows_in(self._directory.writing)
 
     def _news(self, offset: Offset, firsts: Mapping[str, Position]) -> DataFrame:
