@@ -104,6 +104,43 @@ def test_those_who_read_the_latest_values_may_go_on_reading_them(tmp_path: Path)
     assert find(str(tmp_path)).kind == LATEST
 
 
+def test_a_run_that_is_read_stays(tmp_path: Path) -> None:
+    directory = ExportDirectory(str(tmp_path), LATEST)
+    export(directory)
+    with directory.reading() as run, directory.reading():
+        assert run is not None
+        for _ in range(3):
+            export(ExportDirectory(str(tmp_path), LATEST))
+        assert sorted(os.listdir(tmp_path / "runs")) == ["1", "3", "4"]
+    export(directory)
+    assert sorted(os.listdir(tmp_path / "runs")) == ["4", "5"]
+
+
+def test_a_run_that_is_removed_before_it_is_held_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, last = ExportDirectory(str(tmp_path), LATEST), ExportDirectory.last
+    export(directory)
+    found: list[Run | None] = []
+
+    def late(self: ExportDirectory) -> Run | None:
+        found.append(run := last(self))
+        if len(found) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(ExportDirectory, "last", last)
+                for _ in range(3):
+                    export(directory)
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportDirectory, "last", late)
+        with directory.reading() as run:
+            assert run is not None
+            assert (run.number, len(found)) == (4, 2)
+    os.remove(tmp_path / "latest")
+    os.symlink(os.path.join("..", "elsewhere"), tmp_path / "latest")
+    with directory.reading() as run:
+        assert run is None
+
+
 def test_one_process_exports_at_a_time(tmp_path: Path) -> None:
     directory = ExportDirectory(f"file:{tmp_path}/a", VERSIONS)
     with directory.locked(), pytest.raises(ExportLocked, match="another process exports"):

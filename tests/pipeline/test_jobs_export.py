@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -112,7 +113,15 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
         changed = table.where("topic = 'orders' OR key != X'62'").selectExpr(*named)
         changed.coalesce(1).write.parquet(directory.writing)
         directory.publish(exports.Run(2, LATEST, run.columns, run.offset, run.records))
-    found = audit(spark, options_of_audit(tmp_path), directory)
+
+    def export_meanwhile(line: str) -> None:
+        if line.startswith("auditing"):
+            for number in (3, 4):
+                directory.clear()
+                shutil.copytree(os.path.realpath(directory.table), directory.writing)
+                directory.publish(exports.Run(number, LATEST, run.columns, run.offset, run.records))
+
+    found = audit(spark, options_of_audit(tmp_path), directory, tell=export_meanwhile)
     there = {(row[0], row[2]) for row in expected(broker, LATEST)}
     lost = [("orders", b"a", "different"), ("stock", b"b", "in the log only")]
     assert [(one.topic, one.key, one.what) for one in found.differences] == [one for one in lost if one[:2] in there]

@@ -123,6 +123,11 @@ class DeltaDirectory(ExportDirectory):
         files = [] if self._seen is None else [os.path.join(self.path, path) for path in files_of(self._seen.table)]
         return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
 
+    @contextmanager
+    def reading(self) -> Iterator[Run | None]:
+        """The last run, whose files stay until VACUUM removes them. Raises as `last`."""
+        yield self.last()
+
     def clear(self) -> None:
         """Remove what runs left that never counted; but files that got their name already are VACUUM's to remove.
 

@@ -11,6 +11,9 @@ An export of the latest values is replaced as a whole; who reads reads DIR/lates
     DIR/runs/7/part-….parquet, _run.json
     DIR/runs/6/…            the one before, for those who read it still
 
+Who reads in several steps (list the files, then open them) follows the link once, as a run may end between two steps.
+A replaced run is removed when the next but one begins, unless a process holds a shared lock (flock) of its `_run.json`.
+
 In DIR/_export stand `lock`, held by the process that exports, and `writing`, what a run has written that has not
 ended. A run is written there, synced, and counts by one rename: of its directory to `run=N`, or of the link. So the
 records and how far they go are there together, or neither is.
@@ -32,7 +35,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +50,8 @@ VERSION = 1
 VERSIONS, LATEST = "versions", "latest"
 RUN_FILE = "_run.json"
 DELTA_LOG = "_delta_log"
+ATTEMPTS = 5
+"""So often a run is looked for that is not removed before one can hold it."""
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -135,10 +140,31 @@ class ExportDirectory:
         return self.path if self.kind == VERSIONS else os.path.join(self.path, LATEST)
 
     def frame(self, spark: SparkSession, run: Run) -> DataFrame:
-        """What the export holds up to the last run; of latest values until the run after the next."""
+        """What the export holds up to a run, which of the latest values has to be there still: see `reading`."""
         if self.kind == VERSIONS:
-            return spark.read.parquet(self.path).where(f"run <= {run.number}")
-        return spark.read.parquet(os.path.join(self.path, "runs", str(run.number)))
+            return spark.read.parquet(self.table).where(f"run <= {run.number}")
+        return spark.read.parquet(self._replacing(run))
+
+    @contextmanager
+    def reading(self) -> Iterator[Run | None]:
+        """The last run, whose files stay until the end of the block; None if there is none. Raises as `last`."""
+        with ExitStack() as held:
+            for _ in range(ATTEMPTS):
+                run = self.last()
+                if run is None or self.kind == VERSIONS or self._hold(self._replacing(run), held):
+                    yield run
+                    return
+            raise UnreadableExport(f"{self.table} leads to no run, or is replaced all the time: try again")
+
+    def _hold(self, path: str, held: ExitStack) -> bool:
+        """Keep a run from being removed; False if it was removed meanwhile."""
+        name = os.path.join(path, RUN_FILE)
+        try:
+            file = held.enter_context(open(name, "rb"))  # noqa: SIM115  # the stack closes it
+        except FileNotFoundError:
+            return False
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return os.path.exists(name)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -159,7 +185,7 @@ class ExportDirectory:
         if self.kind == LATEST:
             last = self.last()
             for number in self._replaced() - ({last.number} if last else set()):
-                shutil.rmtree(os.path.join(self.path, "runs", str(number)))
+                remove_unread(os.path.join(self.path, "runs", str(number)))
 
     def publish(self, run: Run) -> Run:
         """What stands in `writing` counts from here on, as a run. Raises ExportFailed."""
@@ -212,6 +238,10 @@ class ExportDirectory:
     def _run_path(self, number: int) -> str:
         return os.path.join(self.path, f"run={number}")
 
+    def _replacing(self, run: Run) -> str:
+        """The directory that the link leads to as long as this run is the last."""
+        return os.path.join(self.path, "runs", str(run.number)) if os.path.islink(self.table) else self.table
+
 
 def read_run(directory: str) -> Run:
     """The run that a directory holds. Raises UnreadableExport."""
@@ -221,6 +251,21 @@ def read_run(directory: str) -> Run:
             return Run.decode(path, file.read())
     except FileNotFoundError:
         raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
+
+
+def remove_unread(path: str) -> None:
+    """Remove a run, unless somebody is `reading` it."""
+    try:
+        file = open(os.path.join(path, RUN_FILE), "r+b")  # noqa: SIM115  # closed below; NFS locks only what one may write
+    except FileNotFoundError:
+        shutil.rmtree(path)
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        shutil.rmtree(path)
 
 
 def local_path(path: str) -> str:

@@ -168,11 +168,15 @@ def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDire
 
     Raises InvalidRequest if the export lacks what it takes.
     """
-    run = directory.last()
-    if run is None or (missing := {*COLUMNS} - {*run.columns}):
-        raise InvalidRequest(
-            f"{directory.path} has no {', '.join(sorted(missing)) if run else 'run'}: nothing to audit there"
-        )
+    with directory.reading() as run:
+        if run is None or (missing := {*COLUMNS} - {*run.columns}):
+            raise InvalidRequest(
+                f"{directory.path} has no {', '.join(sorted(missing)) if run else 'run'}: nothing to audit there"
+            )
+        return _audit(spark, options, directory, run, tell)
+
+
+def _audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, run: Run, tell: Tell) -> Audit:
     origins = _origins(options, run)
     gone = tuple(sorted(run.offset.topics.keys() - origins.keys()))
     for topic in gone:
