@@ -68,9 +68,9 @@ def is_up(admin: str) -> bool:
 
 
 def wait_until_up(admin: str, alive: Callable[[], bool], report: Callable[[], str]) -> None:
-    """Wait for a broker that starts; NoPulsar with the end of its log if it ends instead, or takes too long."""
+    """Wait for a broker that starts, or is stuck; NoPulsar with the end of its log if it ends, or takes too long."""
     deadline = time.monotonic() + STARTING
-    while not is_up(admin):
+    while not is_up(admin) and not is_stuck(report()):
         ended = not alive()
         if ended or time.monotonic() > deadline:
             what = "ended while it started" if ended else f"isn't up after {STARTING:g} s"
@@ -190,7 +190,7 @@ class Standalone:
                 self.launch()
                 self._launches += 1
             wait_until_up(self.admin, lambda: self.alive, self.log)
-            if self._launches <= 1 or self._comes_to_rest():
+            if is_up(self.admin) and (self._launches <= 1 or self._comes_to_rest()):
                 return
             self.kill()
         raise NoPulsar(f"the Pulsar broker at {self.admin} came up {STARTS} times and had no peace: start it again")

@@ -67,6 +67,15 @@ def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> 
         assert (broker.launches, broker.alive) == (4, True)
 
 
+def test_a_broker_that_does_so_before_it_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Scripted(WELL, [8 * LOOP], WELL) as broker:
+        monkeypatch.setattr(standalone, "is_up", lambda _: not standalone.is_stuck(broker.telling[0]))
+        monkeypatch.setattr(standalone, "STARTING", 0.0)
+        broker.kill()
+        broker.start()
+        assert (broker.launches, broker.alive) == (3, True)
+
+
 def test_a_broker_that_never_comes_to_rest_is_an_error() -> None:
     with Scripted(WELL, [8 * LOOP]) as broker:
         broker.kill()
