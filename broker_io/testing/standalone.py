@@ -37,6 +37,8 @@ STUCK_LINES = 3
 STARTS = 8
 LOOKS, LOOK_SECONDS = 10, 0.2
 """How often a broker is looked at that came back, which tells other things for a while."""
+SILENT = 30.0
+"""Seconds after which the end of a broker's log is no more what its last life wrote."""
 STARTING = 240.0
 """Seconds in which a broker must be up, on a machine that is busy with other tests."""
 
@@ -67,15 +69,22 @@ def is_up(admin: str) -> bool:
         return False
 
 
-def wait_until_up(admin: str, alive: Callable[[], bool], report: Callable[[], str]) -> None:
-    """Wait for a broker that starts, or is stuck; NoPulsar with the end of its log if it ends, or takes too long."""
-    deadline = time.monotonic() + STARTING
-    while not is_up(admin) and not is_stuck(report()):
+def wait_until_up(admin: str, alive: Callable[[], bool], report: Callable[[], str]) -> bool:
+    """Wait for a broker that starts: whether it is up, or stuck for good.
+
+    NoPulsar with the end of its log if it ends, or takes too long.
+    """
+    began = time.monotonic()
+    deadline = began + STARTING
+    while not is_up(admin):
+        if time.monotonic() > began + SILENT and is_stuck(report()):
+            return False
         ended = not alive()
         if ended or time.monotonic() > deadline:
             what = "ended while it started" if ended else f"isn't up after {STARTING:g} s"
             raise NoPulsar(f"the Pulsar broker at {admin} {what}; see what it said last:\n{report()}")
         time.sleep(0.2)
+    return True
 
 
 def is_stuck(log: str) -> bool:
@@ -189,8 +198,8 @@ class Standalone:
             if not self.alive:
                 self.launch()
                 self._launches += 1
-            wait_until_up(self.admin, lambda: self.alive, self.log)
-            if is_up(self.admin) and (self._launches <= 1 or self._comes_to_rest()):
+            up = wait_until_up(self.admin, lambda: self.alive, self.log)
+            if up and (self._launches <= 1 or self._comes_to_rest()):
                 return
             self.kill()
         raise NoPulsar(f"the Pulsar broker at {self.admin} came up {STARTS} times and had no peace: start it again")

@@ -70,7 +70,7 @@ def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> 
 def test_a_broker_that_does_so_before_it_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scripted(WELL, [8 * LOOP], WELL) as broker:
         monkeypatch.setattr(standalone, "is_up", lambda _: not standalone.is_stuck(broker.telling[0]))
-        monkeypatch.setattr(standalone, "STARTING", 0.0)
+        monkeypatch.setattr(standalone, "SILENT", -1.0)
         broker.kill()
         broker.start()
         assert (broker.launches, broker.alive) == (3, True)
