@@ -81,9 +81,22 @@ async def test_a_group_consumes_topics_of_all_shards_once(group: str) -> None:
         await client.close()
 
 
-@on_a_loop
-async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _soon_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transactions wait less for the shard that they were to begin at."""
     monkeypatch.setattr(sessions, "AWAY", 0.2)
+
+
+async def write_elsewhere(client: Client) -> None:
+    """A transaction of a client whose home, shard 0, is away."""
+    async with client.transaction() as txn:
+        assert txn.id.most == 1
+        await txn.send(THERE, b"v")
+
+
+@pytest.mark.usefixtures("_soon_away")
+@on_a_loop
+async def test_what_is_away_stops_only_what_needs_it() -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
         async with client.transaction() as txn:
@@ -92,9 +105,7 @@ async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyP
             await txn.commit(wait_visible=True)
         await world.kill(0)
         await eventually(lambda: client.session.away_for(0.2))
-        async with client.transaction() as txn:
-            assert txn.id.most == 1
-            await txn.send(THERE, b"v")
+        await write_elsewhere(client)
         named = asyncio.ensure_future(client.transaction(name=NAMES[0], number=1).begin())
         await eventually(lambda: world.visible(THERE) == [Counter({b"v": 2})])
         assert not named.done()
@@ -106,15 +117,13 @@ async def test_what_is_away_stops_only_what_needs_it(monkeypatch: pytest.MonkeyP
         await client.close()
 
 
+@pytest.mark.usefixtures("_soon_away")
 @on_a_loop
-async def test_a_transaction_begins_elsewhere_while_it_waits_for_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "AWAY", 0.2)
+async def test_a_transaction_begins_elsewhere_while_it_waits_for_home() -> None:
     async with shards_on() as world:
         await world.kill(0)
         client = await world.client(home=0, patience=30.0)
-        async with client.transaction() as txn:
-            assert txn.id.most == 1
-            await txn.send(THERE, b"v")
+        await write_elsewhere(client)
         await client.close()
         impatient = await world.client(home=0, patience=0.1)
         with pytest.raises(ServiceUnavailable, match="no service of shard 0 for"):
@@ -182,11 +191,9 @@ def test_a_plain_client_opens_the_sessions_of_names_where_they_are_used(
         assert plain.committed_number(name) == 1
 
 
-def test_a_plain_client_begins_elsewhere_while_its_home_is_away(
-    plainly: tuple[PlainClient, Shards], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_soon_away")
+def test_a_plain_client_begins_elsewhere_while_its_home_is_away(plainly: tuple[PlainClient, Shards]) -> None:
     plain, world = plainly
-    monkeypatch.setattr(sessions, "AWAY", 0.2)
     plain.call(world.kill, 0)
     plain.call(eventually, lambda: plain.client.session.away_for(0.2))
     with plain.transaction() as txn:

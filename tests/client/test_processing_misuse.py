@@ -71,7 +71,12 @@ def test_batches_that_take_longer_than_a_transaction_may_get_smaller() -> None:
     in_world(test)
 
 
-def test_what_is_unknown_of_another_transaction_is_the_handlers_error() -> None:
+@pytest.mark.parametrize(("error", "attempts"), [(OutcomeUnknown, 1), (TransactionAborted, 2)])
+def test_what_became_of_another_transaction_is_the_handlers_error(
+    error: type[OutcomeUnknown] | type[TransactionAborted], attempts: int
+) -> None:
+    calls = 0
+
     async def test(world: World) -> None:
         client = await world.client()
         await client.send_many("source", NUMBERS)
@@ -79,10 +84,13 @@ def test_what_is_unknown_of_another_transaction_is_the_handlers_error() -> None:
             await other.send("target", b"other")
 
         async def raises(txn: Transaction, record: Record) -> None:
-            raise OutcomeUnknown(other.id, "its answer was lost")
+            nonlocal calls
+            calls += 1
+            raise error(other.id, "somebody said so")
 
-        with pytest.raises(OutcomeUnknown):
-            await client.process("source", "g", raises, idle_timeout=0.05)
+        with pytest.raises(error, match="somebody said so"):
+            await client.process("source", "g", raises, idle_timeout=0.05, retries=1)
+        assert calls == attempts
 
     in_world(test)
 
@@ -201,27 +209,6 @@ def test_a_handler_that_lets_the_loop_stand_still_is_told_and_bounded(
         assert "the event loop stood still" in caplog.text
 
     monkeypatch.setattr(handling, "BLOCKED", 0.0)
-    in_world(test)
-
-
-def test_an_abort_of_another_transaction_is_the_handlers_error() -> None:
-    calls = 0
-
-    async def test(world: World) -> None:
-        client = await world.client()
-        await client.send_many("source", NUMBERS)
-        async with client.transaction() as other:
-            await other.send("target", b"other")
-
-        async def raises(txn: Transaction, record: Record) -> None:
-            nonlocal calls
-            calls += 1
-            raise TransactionAborted(other.id, "somebody said so")
-
-        with pytest.raises(TransactionAborted, match="somebody said so"):
-            await client.process("source", "g", raises, idle_timeout=0.05, retries=1)
-        assert calls == 2
-
     in_world(test)
 
 
