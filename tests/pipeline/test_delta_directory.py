@@ -15,10 +15,10 @@ import pytest
 from delta_tables import COLUMNS, ROWS, expected, export, run_of, values_in, write
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from golden_files import committed
+from killed_exports import attempts
 
 from broker_io.errors import MissingDependency
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline import exports
 from txnbuffer.pipeline.arrow import schema_of
 from txnbuffer.pipeline.delta import APP, KEPT, DeltaDirectory, ExportChanged, mark_of
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportFailed, ExportLocked, Run
@@ -30,62 +30,21 @@ def vacuum(path: str) -> None:
     DeltaTable(path).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
 
 
-class Killed(BaseException):
-    pass
-
-
-def killed_at(step: int, patch: pytest.MonkeyPatch) -> None:
-    """End the process, as it were, at so many calls that change or sync something, or before or behind a commit."""
-    left = [step]
-
-    def count_down() -> None:
-        if left[0] == 0:
-            raise Killed
-        left[0] -= 1
-
-    for name in ("rename", "fsync", "makedirs", "remove"):
-        whole = getattr(os, name)
-
-        def step_or_die(*arguments: Any, _whole: Any = whole, **named: Any) -> Any:
-            count_down()
-            return _whole(*arguments, **named)
-
-        patch.setattr(exports.os, name, step_or_die)
-    attempt = DeltaDirectory._try
-
-    def commit_or_die(*arguments: Any) -> None:
-        count_down()
-        attempt(*arguments)
-        count_down()
-
-    patch.setattr(DeltaDirectory, "_try", commit_or_die)
-
-
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
 def test_a_run_counts_once_wherever_it_is_killed(kind: str, before: int, tmp_path: Path) -> None:
-    for step in range(100):
-        directory = DeltaDirectory(str(tmp_path / str(step)), kind)
+    for attempt in attempts((DeltaDirectory, "_try")):
+        directory = DeltaDirectory(str(tmp_path / str(attempt.step)), kind)
         for _ in range(before):
             export(directory)
-        with pytest.MonkeyPatch.context() as patch:
-            killed_at(step, patch)
-            try:
-                export(directory)
-                ended = True
-            except Killed:
-                ended = False
+        attempt.run(export, directory)
         last = DeltaDirectory(directory.path, kind).last()
         number = 0 if last is None else last.number
-        assert number in (before, before + 1)
+        assert number in ((before + 1,) if attempt.ended else (before, before + 1))
         assert values_in(directory.path) == expected(kind, number) * (number > 0)
         assert export(DeltaDirectory(directory.path, kind)).number == number + 1
         assert values_in(directory.path) == expected(kind, number + 1)
         assert not os.path.exists(directory.writing)
-        if ended:
-            assert step > 10
-            return
-    raise AssertionError("a run never ends")
 
 
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
