@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_io.testing.standalone import ENVIRONMENT, FLAGS, LOG_LINES, NoPulsar, Standalone, end_process
+from broker_io.testing.standalone import ENVIRONMENT, FLAGS, NoPulsar, Standalone, end_process
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "/tmp/files"  # as the script says; in a container of its own
@@ -65,7 +66,7 @@ class StandaloneContainer(Standalone):
         return bool(with_container(self.handle, lambda container: container.status == "running"))
 
     def log(self) -> str:
-        return str(with_container(self.handle, lambda container: container.logs(tail=LOG_LINES).decode()))
+        return str(with_container(self.handle, logged_since_its_start))
 
     def kill(self) -> None:
         def kill(container: Any) -> None:
@@ -96,6 +97,11 @@ def with_container(handle: dict[str, Any], do: Any) -> Any:
         return do(client.containers.get(handle["container"]))
     finally:
         client.close()
+
+
+def logged_since_its_start(container: Any) -> str:
+    started = datetime.datetime.fromisoformat(container.attrs["State"]["StartedAt"])
+    return str(container.logs(since=started.timestamp()).decode(errors="replace"))
 
 
 def end_container(handle: dict[str, Any]) -> None:

@@ -37,10 +37,10 @@ STUCK_LINES = 3
 STARTS = 8
 LOOKS, LOOK_SECONDS = 10, 0.2
 """How often a broker is looked at that came back, which tells other things for a while."""
-SILENT = 30.0
-"""Seconds after which the end of a broker's log is no more what its last life wrote."""
 STARTING = 240.0
-"""Seconds in which a broker must be up, on a machine that is busy with other tests."""
+"""Seconds in which a new broker must be up, on a machine that is busy with other tests."""
+RETURNING = 45.0
+"""Seconds in which one that comes back from a kill must be, and as many more with each time that it is tried."""
 
 
 class NoPulsar(EnvironmentFault):
@@ -69,22 +69,22 @@ def is_up(admin: str) -> bool:
         return False
 
 
-def wait_until_up(admin: str, alive: Callable[[], bool], report: Callable[[], str]) -> bool:
-    """Wait for a broker that starts: whether it is up, or stuck for good.
-
-    NoPulsar with the end of its log if it ends, or takes too long.
-    """
-    began = time.monotonic()
-    deadline = began + STARTING
+def wait_until_up(admin: str, alive: Callable[[], bool], log: Callable[[], str], seconds: float) -> bool:
+    """Whether a broker that starts is up within `seconds`, and not stuck before that; NoPulsar if it ends instead."""
+    deadline = time.monotonic() + seconds
     while not is_up(admin):
-        if time.monotonic() > began + SILENT and is_stuck(report()):
+        if not alive():
+            raise NoPulsar(
+                f"the Pulsar broker at {admin} ended while it started; see what it said last:\n{end_of(log())}"
+            )
+        if is_stuck(log()) or time.monotonic() > deadline:
             return False
-        ended = not alive()
-        if ended or time.monotonic() > deadline:
-            what = "ended while it started" if ended else f"isn't up after {STARTING:g} s"
-            raise NoPulsar(f"the Pulsar broker at {admin} {what}; see what it said last:\n{report()}")
         time.sleep(0.2)
     return True
+
+
+def failed(admin: str, what: str, log: str) -> NoPulsar:
+    return NoPulsar(f"the Pulsar broker at {admin} {what}; see what it said last:\n{end_of(log)}")
 
 
 def is_stuck(log: str) -> bool:
@@ -94,6 +94,10 @@ def is_stuck(log: str) -> bool:
     fail meanwhile, topics move, and a processor is busy with it.
     """
     return log.count("was invalidated") >= STUCK_LINES
+
+
+def end_of(log: str) -> str:
+    return "\n".join(log.splitlines()[-LOG_LINES:])
 
 
 def make_namespace(admin: str) -> str:
@@ -170,7 +174,7 @@ class Standalone:
         raise NotImplementedError
 
     def log(self) -> str:
-        """The last lines that the broker wrote."""
+        """What the broker wrote since it was launched."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -193,16 +197,21 @@ class Standalone:
             port.free()
 
     def start(self) -> None:
-        """Start it, on the data of the last time; back when it serves."""
-        for _ in range(STARTS):
+        """Start it, on the data of the last time; back when it serves.
+
+        One that comes back from a kill may never serve, for reasons that are gone when it is started once more.
+        """
+        for attempt in range(1, STARTS + 1):
             if not self.alive:
                 self.launch()
                 self._launches += 1
-            up = wait_until_up(self.admin, lambda: self.alive, self.log)
-            if up and (self._launches <= 1 or self._comes_to_rest()):
+            first = self._launches == 1
+            up = wait_until_up(self.admin, lambda: self.alive, self.log, STARTING if first else RETURNING * attempt)
+            if up and (first or self._comes_to_rest()):
                 return
+            log = self.log()
             self.kill()
-        raise NoPulsar(f"the Pulsar broker at {self.admin} came up {STARTS} times and had no peace: start it again")
+        raise failed(self.admin, f"isn't up after {STARTS} starts", log)
 
     def _comes_to_rest(self) -> bool:
         for _ in range(LOOKS):
@@ -237,6 +246,7 @@ class StandaloneProcess(Standalone):
         super().__init__(extra_settings, files)
         self.home, self.directory, self._environment = home, directory, environment
         self.handle = {"data": str(directory / "data"), "pid": None, "born": None}
+        self._earlier = 0  # bytes of the log that are of earlier lives
 
     def launch(self) -> None:
         data = Path(self.handle["data"])
@@ -254,6 +264,7 @@ class StandaloneProcess(Standalone):
         pid = data / "pid"
         pid.unlink(missing_ok=True)
         with (self.directory / "output").open("ab") as output:
+            self._earlier = output.tell()
             subprocess.run(  # noqa: S603 - our own command
                 [*detach, str(pid), *command], env=environment, stdin=subprocess.DEVNULL, stdout=output,
                 stderr=output, check=True,
@@ -272,8 +283,9 @@ class StandaloneProcess(Standalone):
         return process_is_alive(self.handle)
 
     def log(self) -> str:
-        lines = (self.directory / "output").read_text(errors="replace").splitlines()
-        return "\n".join(lines[-LOG_LINES:])
+        with (self.directory / "output").open("rb") as output:
+            output.seek(self._earlier)
+            return output.read().decode(errors="replace")
 
     def kill(self) -> None:
         kill_process(self.handle)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 from broker_io.testing import standalone
-from broker_io.testing.standalone import STARTS, NoPulsar, Standalone
+from broker_io.testing.standalone import STARTS, NoPulsar, Standalone, StandaloneProcess
 
 LOOP = """\
 INFO  AbstractMetadataStore - Deleted path: /ledgers/available/127.0.0.1:3181 (v. Optional[0])
@@ -70,15 +73,65 @@ def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> 
 def test_a_broker_that_does_so_before_it_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scripted(WELL, [8 * LOOP], WELL) as broker:
         monkeypatch.setattr(standalone, "is_up", lambda _: not standalone.is_stuck(broker.telling[0]))
-        monkeypatch.setattr(standalone, "SILENT", -1.0)
         broker.kill()
         broker.start()
         assert (broker.launches, broker.alive) == (3, True)
 
 
+def test_a_broker_that_is_not_up_in_time_is_started_again_and_then_given_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[float] = []
+
+    def wait_until_up(admin: str, alive: object, log: object, seconds: float) -> bool:
+        given.append(seconds)
+        return len(given) in (1, 4)
+
+    monkeypatch.setattr(standalone, "wait_until_up", wait_until_up)
+    with Scripted(WELL) as broker:
+        broker.kill()
+        broker.start()
+        assert (broker.launches, broker.alive) == (4, True)
+    assert given == [standalone.STARTING, *(n * standalone.RETURNING for n in (1, 2, 3))]
+
+
+def test_a_broker_that_waits_for_something_is_waited_for_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standalone, "is_up", lambda _: False)
+    assert not standalone.wait_until_up("", lambda: True, lambda: "Error while recovering ledger", 0.5)
+
+
+def test_a_broker_that_ends_while_it_starts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standalone, "is_up", lambda _: False)
+    with pytest.raises(NoPulsar, match=r"ended while it started(.|\n)*the port is taken$"):
+        standalone.wait_until_up("", lambda: False, lambda: "starting\nthe port is taken", 60.0)
+
+
 def test_a_broker_that_never_comes_to_rest_is_an_error() -> None:
     with Scripted(WELL, [8 * LOOP]) as broker:
         broker.kill()
-        with pytest.raises(NoPulsar, match="had no peace"):
+        with pytest.raises(NoPulsar, match=f"isn't up after {STARTS} starts(.|\n)*was invalidated"):
             broker.start()
         assert (broker.launches, broker.alive) == (1 + STARTS, False)
+
+
+def test_the_log_of_a_broker_is_that_of_its_last_life(tmp_path: Path) -> None:
+    """With a program in place of the server, which tells which life it is."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "standalone.conf").touch()
+    program = tmp_path / "bin" / "pulsar"
+    program.write_text(f"#!/bin/sh\necho x >>{tmp_path}/lives; echo life $(wc -l <{tmp_path}/lives); exec sleep 600\n")
+    program.chmod(0o755)
+    broker = StandaloneProcess(tmp_path, tmp_path)
+    try:
+        for life in (1, 2):
+            broker.launch()
+            deadline = time.monotonic() + 60.0
+            while not broker.log() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert broker.log() == f"life {life}\n"
+            broker.kill()
+    finally:
+        broker.remove()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
+from broker_io.testing.standalone import end_of
 from txnbuffer.demo.flights import Hour, load_hours
 from txnbuffer.demo.processes import PATIENCE, Child, DemoFailed
 from txnbuffer.demo.producer import produce
@@ -144,7 +145,7 @@ class Conductor:
     def _heed_services(self) -> None:
         """Go over to the service that took over without a kill, as one may while the broker is away."""
         if self.site.broker is not None and not self.site.broker.alive:
-            raise DemoFailed(f"the broker ended on its own:\n{self.site.broker.log()}")
+            raise DemoFailed(f"the broker ended on its own:\n{end_of(self.site.broker.log())}")
         if self.site.serving.runs:
             return
         if not self.site.serving.said("failed", kind="CoordinatorStopped"):
