@@ -33,13 +33,14 @@ ENVIRONMENT = {
 SHORT_LIVED = {**ENVIRONMENT, "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 """For a broker that is started often: it takes half the work to start, and is slower once it is warm."""
 LOG_LINES = 30
-STUCK_LINES = 3
+STUCK_LINES = 20
+"""How often one tells that its registration is gone before it is taken for stuck; one that is well does so twice."""
 STARTS = 8
 LOOKS, LOOK_SECONDS = 10, 0.2
 """How often a broker is looked at that came back, which tells other things for a while."""
 STARTING = 240.0
 """Seconds in which a new broker must be up, on a machine that is busy with other tests."""
-RETURNING = 45.0
+RETURNING = 60.0
 """Seconds in which one that comes back from a kill must be, and as many more with each time that it is tried."""
 
 
@@ -62,8 +63,9 @@ def ask(admin: str, path: str, method: str = "GET", body: Any = None, *, seconds
 
 
 def is_up(admin: str) -> bool:
-    """Whether the broker can write and read a message of its own, which is more than answering."""
+    """Whether the broker has made its tenant, and can write and read a message of its own: more than answering."""
     try:
+        ask(admin, "namespaces/public", seconds=10.0)  # refused until there is such a tenant
         return bool(ask(admin, "brokers/health", seconds=10.0) == "ok")
     except (OSError, ValueError):
         return False

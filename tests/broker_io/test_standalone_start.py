@@ -63,15 +63,15 @@ def test_a_broker_that_is_well_is_started_once() -> None:
 
 
 def test_a_broker_that_registers_its_bookie_over_and_over_is_started_again() -> None:
-    late = [*WELL, *WELL, 8 * LOOP]
-    with Scripted(WELL, [3 * LOOP], late, WELL) as broker:
+    late = [*WELL, *WELL, 30 * LOOP]
+    with Scripted(WELL, [20 * LOOP], late, WELL) as broker:
         broker.kill()
         broker.start()
         assert (broker.launches, broker.alive) == (4, True)
 
 
 def test_a_broker_that_does_so_before_it_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Scripted(WELL, [8 * LOOP], WELL) as broker:
+    with Scripted(WELL, [30 * LOOP], WELL) as broker:
         monkeypatch.setattr(standalone, "is_up", lambda _: not standalone.is_stuck(broker.telling[0]))
         broker.kill()
         broker.start()
@@ -109,7 +109,7 @@ def test_a_broker_that_ends_while_it_starts_is_an_error(monkeypatch: pytest.Monk
 
 
 def test_a_broker_that_never_comes_to_rest_is_an_error() -> None:
-    with Scripted(WELL, [8 * LOOP]) as broker:
+    with Scripted(WELL, [30 * LOOP]) as broker:
         broker.kill()
         with pytest.raises(NoPulsar, match=f"isn't up after {STARTS} starts(.|\n)*was invalidated"):
             broker.start()
