@@ -28,6 +28,7 @@ from txnbuffer.errors import AlreadyCommitted, TransactionAborted
 from txnbuffer.frames import (
     Abort,
     ClientFrame,
+    Deletion,
     Failure,
     Hello,
     IdBlock,
@@ -101,7 +102,7 @@ client_frames = st.builds(
     registers=tuples(st.builds(NamedRequest, requests, words)),
     leases=tuples(st.builds(LeaseRequest, requests, longs)),
     open_names=tuples(st.builds(NamedRequest, requests, words)),
-    delete_names=tuples(st.builds(NamedRequest, requests, words)),
+    delete_names=tuples(st.builds(Deletion, requests, words, st.integers(0, 2**63 - 1))),
     joins=tuples(st.builds(NamedRequest, requests, words)),
     members=tuples(parts()),
     begins=tuples(st.builds(Begin, requests, txns, timeouts, st.one_of(st.none(), txns), namings)),

@@ -71,10 +71,18 @@ class LeaseRequest(NamedTuple):
 
 
 class NamedRequest(NamedTuple):
-    """Register the topic, open or delete the producer, or join the consumer group, of that name."""
+    """Register the topic, open the producer, or join the consumer group, of that name."""
 
     request: int
     name: str
+
+
+class Deletion(NamedTuple):
+    """Forget the producer of that name; its numbers up to `over` are over all the same."""
+
+    request: int
+    name: str
+    over: int = 0
 
 
 class IdBlock(NamedTuple):
@@ -92,7 +100,7 @@ class ClientFrame:
     registers: tuple[NamedRequest, ...] = ()
     leases: tuple[LeaseRequest, ...] = ()
     open_names: tuple[NamedRequest, ...] = ()
-    delete_names: tuple[NamedRequest, ...] = ()
+    delete_names: tuple[Deletion, ...] = ()
     joins: tuple[NamedRequest, ...] = ()
     members: tuple[TakePart, ...] = ()
     begins: tuple[Begin, ...] = ()

@@ -15,7 +15,7 @@ from txnbuffer.client.batches import split
 from txnbuffer.client.client import Client
 from txnbuffer.client.shares import Share, commit_shares
 from txnbuffer.coordinator.messages import Branch
-from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.frames import SEND_BYTES
 
 
@@ -86,6 +86,36 @@ def test_a_share_keeps_all_that_a_record_has_and_can_be_packed() -> None:
         assert [row.get("tb.seq") for row in plain[:3]] == ["1", "2", "3"]
 
     in_direct_world(test)
+
+
+def test_a_share_that_is_not_finished_ends_with_its_client() -> None:
+    async def test(world: World) -> None:
+        kept = await written(await world.client(), "kept")
+        going = await world.client()
+        share = Share(going, "query", 1)
+        await share.begin()
+        await share.send_batch("orders", records("gone"))
+        await going.close()
+        driver = await world.client()
+        await until(lambda: world.engine.coordinator.has_ended(share.id.least))
+        assert await driver.outcome(share.id) is Outcome.ABORT
+        assert await driver.outcome(kept.txn) is None
+        assert await commit_shares(driver, "query", 1, [kept])
+        assert values(world.broker, "orders") == [b"kept"]
+
+    in_world(test)
+
+
+def test_a_number_that_is_over_takes_no_share() -> None:
+    async def test(world: World) -> None:
+        driver = await world.client()
+        await commit_shares(driver, "query", 1, [await written(await world.client(), "one")])
+        await driver.delete_name("query", over=1)
+        with pytest.raises(ProducerFenced, match="comes too late"):
+            await Share(driver, "query", 1).begin()
+        assert values(world.broker, "orders") == [b"one"]
+
+    in_world(test)
 
 
 def test_a_broken_connection_loses_and_doubles_nothing() -> None:

@@ -34,6 +34,7 @@ from txnbuffer.frames import (
     SESSION_VERSION,
     Abort,
     ClientFrame,
+    Deletion,
     Failure,
     Hello,
     IdBlock,
@@ -72,7 +73,7 @@ CLIENT = {
         registers=(NamedRequest(5, "orders"),),
         leases=(LeaseRequest(6, 100),),
         open_names=(NamedRequest(7, "sink"),),
-        delete_names=(NamedRequest(16, "source"),),
+        delete_names=(Deletion(16, "source"), Deletion(21, "job", 3)),
         joins=(NamedRequest(8, "group"),),
         members=(
             TakePart(18, "group", "me", ("orders", "orders"), ("orders-partition-0", "orders-partition-1")),

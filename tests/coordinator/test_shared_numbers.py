@@ -5,7 +5,8 @@ from __future__ import annotations
 from coordinator_stage import DECIDED, S, Stage, txn
 
 from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.messages import SHARED, Begin, Branch, NameOpened, Naming, Result
+from txnbuffer.coordinator.history import History, NameState
+from txnbuffer.coordinator.messages import FINISHED, SHARED, Begin, Branch, NameOpened, Naming, Result
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import AlreadyCommitted, ForeignTransaction, InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.model import Outcome
@@ -28,15 +29,19 @@ class Writers:
         self.begin(session, least, number)
         self.stage.world.record("b", txn(least), 1, str(self.tasks).encode())
         if goes:
-            owner = self.stage.owner
-            owner.coordinator.close_session(session, owner.request(), self.stage.world.now)
-            owner.settle()
+            self.begin(session, least, number, FINISHED)
+            self.go(session)
         return least
 
-    def begin(self, session: str, least: int, number: int) -> Result | None:
+    def go(self, session: str) -> None:
+        owner = self.stage.owner
+        owner.coordinator.close_session(session, owner.request(), self.stage.world.now)
+        owner.settle()
+
+    def begin(self, session: str, least: int, number: int, opening: int = SHARED) -> Result | None:
         owner = self.stage.owner
         request = owner.request()
-        begin = Begin(request, txn(least), None, None, Naming("query", number, SHARED))
+        begin = Begin(request, txn(least), None, None, Naming("query", number, opening))
         owner.coordinator.begin_many(session, [begin], self.stage.world.now)
         owner.take()
         owner.settle()
@@ -48,6 +53,10 @@ class Writers:
         )
         assert isinstance(opened, NameOpened)
         return opened
+
+    def delete(self, over: int = 0) -> None:
+        now = self.stage.world.now
+        self.stage.call(lambda request: self.stage.owner.coordinator.delete_name(S, request, "query", now, over=over))
 
     def commit(self, at: int, number: int, *winners: int) -> Result | None:
         opening = self.opened().opening
@@ -80,10 +89,76 @@ def test_opening_the_name_leaves_them_alone_and_deleting_it_does_not() -> None:
     least = writers.task()
     writers.opened()
     assert writers.state(least) is State.OPEN
-    writers.stage.call(
-        lambda request: writers.stage.owner.coordinator.delete_name(S, request, "query", writers.stage.world.now)
-    )
+    writers.delete()
     assert writers.state(least) is Outcome.ABORT
+
+
+def test_what_is_not_finished_ends_with_its_session() -> None:
+    for leaves in (True, False):
+        writers = Writers(Config(session_timeout=30.0, transaction_timeout=900.0))
+        finished, unfinished = writers.task(), writers.task(goes=False)
+        owner = writers.stage.owner
+        if leaves:
+            writers.go("task2")
+        else:
+            owner.coordinator.session_disconnected("task2", writers.stage.world.now)
+            owner.age(29.0)
+            assert writers.state(unfinished) is State.OPEN
+            owner.age(2.0)
+        assert writers.state(unfinished) is Outcome.ABORT
+        assert writers.state(finished) is State.OPEN
+        assert writers.commit(0, 1, finished) is Outcome.COMMIT
+        assert writers.values == [b"1"]
+
+
+def test_finishing_leaves_the_time_as_it_was() -> None:
+    writers = Writers()
+    least = writers.task(goes=False)
+    writers.stage.owner.age(59.0)
+    assert writers.begin("task1", least, 1, FINISHED) is None
+    writers.stage.owner.age(2.0)
+    assert writers.state(least) is Outcome.ABORT
+
+
+def test_numbers_that_are_over_are_refused_until_outcomes_are_forgotten() -> None:
+    config = Config(remember=10.0, ended_interval=1.0)
+    for used in (True, False):
+        writers = Writers(config)
+        stage = writers.stage
+        if used:
+            assert writers.commit(0, 1, writers.task()) is Outcome.COMMIT
+            is_open = writers.task(2)
+        writers.delete(over=2)
+        assert not used or writers.state(is_open) is Outcome.ABORT
+        stage.owner.age(5.0)
+        for taken_over in (False, True):
+            if taken_over:
+                stage.owner = stage.world.take_over(config, compact=True)
+            late = stage.owner.client("late", ids=3)
+            for number in (1, 2):
+                assert isinstance(writers.begin("late", late + number - 1, number), ProducerFenced)
+            assert writers.begin("late", late + 2, 3) is None
+            assert isinstance(History.read(stage.world.compacted()).names["query"], NameState)
+        for _ in range(3):
+            stage.owner.age(10.0)
+        assert "query" not in History.read(stage.world.compacted()).names
+        again = stage.owner.client("again", ids=1)
+        assert writers.begin("again", again, 1) is None
+
+
+def test_a_name_that_is_deleted_and_used_again_is_forgotten_once() -> None:
+    config = Config(remember=10.0, ended_interval=1.0)
+    writers = Writers(config)
+    assert writers.commit(0, 1, writers.task()) is Outcome.COMMIT
+    writers.delete()
+    writers.stage.owner.age(5.0)
+    assert writers.commit(1, 1, writers.task()) is Outcome.COMMIT
+    writers.delete()
+    for _ in range(4):
+        writers.stage.owner.age(4.0)
+        kept = History.read(writers.stage.world.compacted()).names.get("query")
+        assert kept is None or kept.committed == 0
+    assert "query" not in History.read(writers.stage.world.compacted()).names
 
 
 def test_whoever_begins_after_the_commit_hears_that_it_is_done() -> None:
@@ -145,6 +220,8 @@ def test_one_of_many_is_not_committed_alone() -> None:
     writers = Writers()
     least = writers.task(goes=False)
     assert isinstance(writers.stage.commit(least - writers.stage.first, "b"), InvalidRequest)
+    for opening in (SHARED, FINISHED):
+        assert isinstance(writers.stage.commit(1, "b", naming=Naming("query", 1, opening)), InvalidRequest)
     number = Begin(writers.stage.owner.request(), writers.stage.txn(0), None, None, Naming("query", 0, SHARED))
     writers.stage.owner.coordinator.begin_many(S, [number], writers.stage.world.now)
     writers.stage.owner.settle()

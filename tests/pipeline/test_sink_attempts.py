@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from service_process import ServiceProcess
 
 from txnbuffer import connect
-from txnbuffer.errors import TransactionAborted
+from txnbuffer.errors import ProducerFenced, TransactionAborted
 from txnbuffer.pipeline.spark.sink import BatchWriter, Written, abort_messages, commit_messages, write_share
 from txnbuffer.pipeline.write_options import WriteOptions
 
@@ -126,17 +126,22 @@ def test_a_batch_that_takes_too_long_is_aborted_and_says_so(address: str) -> Non
     assert read(address, "long") == []
 
 
-def test_a_job_without_a_name_leaves_none(address: str) -> None:
+def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, service: ServiceProcess) -> None:
     writer = BatchWriter(
         options(address, "nameless"), StructType([StructField("value", BinaryType())]), overwrite=False
     )
     written = writer.write(rows("a"))
     writer.commit([written])
     assert isinstance(written, Written)
-    with connect(address) as client:
-        assert client.committed_number(written.name) == 0
-    failed = writer.write(rows("b"))
-    writer.abort([failed, None])
+    with pytest.raises(ProducerFenced, match="comes too late"):
+        writer.write(rows("late"))
+    failing = BatchWriter(
+        options(address, "nameless"), StructType([StructField("value", BinaryType())]), overwrite=False
+    )
+    failing.abort([failing.write(rows("b")), None])
+    with pytest.raises(ProducerFenced, match="comes too late"):
+        failing.write(rows("late"))
+    assert open_transactions(service) == 0
     assert read(address, "nameless") == [b"a"]
 
 

@@ -23,7 +23,7 @@ from txnbuffer.errors import (
     TransactionAborted,
     UnknownSession,
 )
-from txnbuffer.frames import ClientFrame, Hello, LeaseRequest, NamedRequest, Query
+from txnbuffer.frames import ClientFrame, Deletion, Hello, LeaseRequest, NamedRequest, Query
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service import appends
 from txnbuffer.service import engine as engine_module
@@ -147,7 +147,7 @@ async def test_named_producers_and_groups(broker):
         assert (await other.ask(open_names=lambda r: (NamedRequest(r, "bank"),))).committed == 1
         await session.write(("a", transactional(ids[2:3])))
         assert isinstance(await session.ask(commits=commit(ids[2], opened.opening)), ProducerFenced)
-        assert await session.ask(delete_names=lambda r: (NamedRequest(r, "bank"),)) == Done()
+        assert await session.ask(delete_names=lambda r: (Deletion(r, "bank"),)) == Done()
         joined = await other.ask(joins=lambda r: (NamedRequest(r, "readers"),))
         assert (joined.generation, joined.positions) == (1, ())
 

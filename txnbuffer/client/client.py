@@ -150,10 +150,10 @@ class Client:
         self._names[name] = opened
         return opened.committed
 
-    async def delete_name(self, name: str) -> None:
-        """Forget a producer's name and its numbers."""
+    async def delete_name(self, name: str, *, over: int = 0) -> None:
+        """Forget a producer's name; for an hour numbers up to `over` are over, and shares of them refused."""
         self._names.pop(check_name(name, "a producer"), None)
-        await self._ask("delete_names", name)
+        await self.sessions.ask(name, lambda core, future: core.delete_name(name, over, future))
 
     # Ordinary sends
 

@@ -36,6 +36,7 @@ from txnbuffer.frames import (
     SESSION_VERSION,
     Abort,
     ClientFrame,
+    Deletion,
     Failure,
     Hello,
     IdBlock,
@@ -222,8 +223,12 @@ class SessionCore:
         return self._transactions.withdraw_commit(transaction)
 
     def ask(self, field: Field, name: str, waiter: Waiter) -> None:
-        """Open or delete a producer's name, join a group."""
+        """Open a producer's name, join a group."""
         self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)
+
+    def delete_name(self, name: str, over: int, waiter: Waiter) -> None:
+        """Forget a producer's name, but that its numbers up to `over` are over."""
+        self._requests.ask("delete_names", Deletion(self._requests.number(), name, over), waiter)
 
     def take_part(self, part: TakePart, waiter: Waiter) -> None:
         """Come to a consumer group, be still there, or leave it."""

@@ -102,9 +102,9 @@ class PlainClient:
         """As Client.committed_number."""
         return self.call(self._client.committed_number, name)
 
-    def delete_name(self, name: str) -> None:
-        """Forget a producer's name and its numbers."""
-        self.call(self._client.delete_name, name)
+    def delete_name(self, name: str, *, over: int = 0) -> None:
+        """As Client.delete_name."""
+        self.call(self._client.delete_name, name, over=over)
 
     def forget_group(self, group: str, topic: str | None = None) -> None:
         """As Client.forget_group."""

@@ -1,6 +1,7 @@
 """Parts of one number of a named producer that many processes write: each begins a share, one of them commits all.
 
-A share outlives the process that wrote it, until its time is up. Whoever commits the number names the shares that
+A share that is finished outlives the process that wrote it, until its time is up; before that it ends with its session.
+Whoever commits the number names the shares that
 count; every other one of that number, however late it is, stays invisible for ever.
 """
 
@@ -68,7 +69,10 @@ class Share:
             await client.room(session)
 
     async def finish(self) -> Branch:
-        """Wait until all that was sent is durable; what the commit is to name. Nothing can be sent after that."""
+        """Wait until all that was sent is durable, and kept for whoever commits; what the commit is to name.
+
+        Nothing can be sent after that.
+        """
         opened = self._usable()
         await self._check(await self._session.result(lambda future: self._end(opened, Plan(False, future, ready=True))))
         return Branch(opened.txn, tuple(opened.counts), tuple(opened.counts.values()))

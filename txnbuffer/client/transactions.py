@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from txnbuffer.client.outbox import OpenTransaction, Run, Waiter
 from txnbuffer.client.requests import Request, Requests
-from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming, Result
+from txnbuffer.coordinator.messages import FINISHED, Begin, Branch, Commit, ConsumerPosition, Naming, Result
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
     Error,
@@ -158,6 +158,14 @@ class Transactions:
         begin = Begin(transaction.announced, transaction.txn, transaction.timeout, None, transaction.naming)
         self._requests.ask("begins", begin, subject=transaction)
 
+    def _finish(self, transaction: OpenTransaction) -> None:
+        """One of many for a number is whole: it outlives its session."""
+        naming: Naming | None = transaction.naming
+        if naming is not None and naming.shared:
+            transaction.naming = naming._replace(opening=FINISHED)
+            self._requests.unanswered.pop(transaction.announced, None)
+            self._announce(transaction)
+
     def _end(self, transaction: OpenTransaction) -> None:
         """All its sends are settled: ask for the end that was planned."""
         plan: Plan = transaction.then
@@ -171,6 +179,7 @@ class Transactions:
             self._requests.ask("commits", commit, waiter, transaction)
             return
         if plan.ready and transaction.failure is None:
+            self._finish(transaction)
             self._requests.ask("queries", Query(number, transaction.txn), waiter, transaction)
             return
         if plan.commit or plan.ready:

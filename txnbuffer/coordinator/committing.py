@@ -173,8 +173,8 @@ class Committing:
             return InvalidRequest(
                 f"transaction {commit.txn} was begun under {transaction.name!r}: commit it under that"
             )
-        if naming.number < 1:
-            return InvalidRequest(f"{naming.name!r}: number {naming.number} is none, they start at 1")
+        if naming.shared or naming.number < 1:
+            return InvalidRequest(f"{naming.name!r}: open it, and give a number from 1 on, not {naming.number}")
         for other in self._names.attempts(naming.name):
             if other is not transaction and other.plan is not None and other.state is State.OPEN:
                 return InvalidRequest(f"another commit of {naming.name!r} is under way: wait for its answer")

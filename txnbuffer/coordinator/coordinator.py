@@ -275,14 +275,14 @@ class Coordinator:
             self._fence_attempts(name)
             self._names.open(session, request, name)
 
-    def delete_name(self, session: str, request: int, name: str, now: float) -> None:
-        """Forget a name. Answered with Done."""
+    def delete_name(self, session: str, request: int, name: str, now: float, *, over: int = 0) -> None:
+        """Forget a name, but for `remember` seconds that its numbers up to `over` are over. Answered with Done."""
         if self._enter(now):
             self._fence_attempts(name)
             for transaction in self._names.shared(name):
                 if transaction.state is State.OPEN:
                     self._ending.abort(transaction, f"the name {name!r} was deleted")
-            self._names.delete(session, request, name)
+            self._names.delete(session, request, name, over)
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
         """Begin a new generation of a consumer group, without members. Answered with Joined."""

@@ -17,7 +17,7 @@ time behind groups that came after it, and those hold; without the property the 
 | `ended`     | `ended`            | ids above the low-water mark that have ended with all their markers durable |
 | `lease`     | `lease-<first>`    | a block of ids that a session may use                                      |
 | `topic`     | `topic-<name>`     | a topic with transactions; whether it may have one-phase markers           |
-| `name`      | `name-<name>`      | a named producer: its holder, its last committed number                    |
+| `name`      | `name-<name>`      | a named producer: its holder, its last number that is committed or over     |
 | `consumers` | `consumers-<name>` | a consumer group: its generation, how far it has come on each topic        |
 
 Nothing stands under the key `proof`. Who forgets it sees by that whether the log is still its own.
@@ -31,7 +31,8 @@ the group can be forgotten.
 
 A group is forgotten when all its transactions have ended with their markers durable, `remember` has
 passed since `decided_at`, and a durable `mark` or `ended` covers all its ids. A mark is forgotten
-`remember` after `raised_at` when there is a newer one; a lease when a durable mark has passed it.
+`remember` after `raised_at` when there is a newer one; a lease when a durable mark has passed it; a name that was
+deleted when no group speaks of it, and `remember` after that if numbers of it are over.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Topic(NamedTuple):
 
 
 class Name(NamedTuple):
-    """`opening` grows by one with each opening; `deleted`: nothing was ever committed under it.
+    """`opening` grows by one with each opening; `deleted`: forgotten, but that numbers up to `committed` are over.
 
     `since`: it says what groups below this number said; 0: whatever stands before it.
     """

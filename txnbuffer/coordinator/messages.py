@@ -54,16 +54,21 @@ class Naming(NamedTuple):
     """The transaction is number `number` of a named producer; `opening` is what opening the name answered.
 
     With `opening` SHARED a transaction is begun as one of many that sessions write for that number: its holder's
-    commit names those that win, and all others of numbers up to it abort. It outlives its session.
+    commit names those that win, and all others of numbers up to it abort. Begun again with FINISHED it is whole, and
+    outlives its session.
     """
 
     name: str
     number: int
     opening: int
 
+    @property
+    def shared(self) -> bool:
+        return self.opening in (SHARED, FINISHED)
 
-SHARED = 0
-"""No opening of a name has this number."""
+
+SHARED, FINISHED = 0, -1
+"""No opening of a name has these numbers."""
 
 
 class Commit(NamedTuple):

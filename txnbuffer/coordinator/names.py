@@ -5,6 +5,9 @@ committed one is committed already. So one commit of a name is under way at a ti
 
 Many sessions may write for one number: each begins a transaction that is shared. Opening the name leaves them
 alone: whoever commits the number names those that win, and the others of numbers up to it end with that.
+
+A name that is deleted may have numbers that are over all the same: nobody begins a share of them any more, for as long
+as outcomes are remembered. So who is late by then hears that, and leaves nothing open that nobody ends.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Name
 from txnbuffer.coordinator.history import NameState
-from txnbuffer.coordinator.messages import SHARED, Done, NameOpened, Naming
+from txnbuffer.coordinator.messages import Done, NameOpened, Naming
 from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, Error, InvalidRequest, ProducerFenced
@@ -26,10 +29,11 @@ class Names:
         self._states = states
         self._attempts: dict[str, dict[int, Transaction]] = {}
         self._shared: dict[str, dict[int, Transaction]] = {}
-        self._deleted: list[tuple[int, str]] = []
+        self._deleted: dict[str, tuple[int, float]] = {}
+        """Deleted names: the first group that can't speak of one any more, and the time up to which it is kept."""
         for name, state in states.items():
             if state.deleted:
-                self._deleted.append((core.journal.next_group, name))
+                self._note_deleted(name, state)
 
     def open(self, session: str, request: int, name: str) -> None:
         """Make the session the holder; `attempts` of the older one are to be ended before."""
@@ -40,21 +44,27 @@ class Names:
         opened = NameOpened(state.opening, state.committed)
         self._core.journal.put(self._entry(name, state), lambda: self._core.answer(session, request, opened))
 
-    def delete(self, session: str, request: int, name: str) -> None:
-        """Forget the name and its numbers, and fence its holder."""
-        state = self._states.get(name)
-        if state is None or state.deleted:
+    def delete(self, session: str, request: int, name: str, over: int) -> None:
+        """Forget the name and its numbers, but that those up to `over` are over, and fence its holder."""
+        state = self._states.get(name) or NameState(deleted=True)
+        if state.deleted and state.committed == over:
             self._core.answer(session, request, Done())
             return
+        self._states[name] = state
         state.opening += 1
-        state.committed = state.group = 0
+        state.committed, state.group = over, 0
         state.deleted = True
 
         def deleted() -> None:
-            self._deleted.append((self._core.journal.next_group, name))
+            self._note_deleted(name, state)
             self._core.answer(session, request, Done())
 
         self._core.journal.put(self._entry(name, state), deleted)
+
+    def _note_deleted(self, name: str, state: NameState) -> None:
+        core = self._core
+        kept = core.now + core.config.remember if state.committed else core.now
+        self._deleted[name] = core.journal.next_group, kept
 
     def attempts(self, name: str) -> list[Transaction]:
         """What was begun under a name and is not settled."""
@@ -83,7 +93,7 @@ class Names:
         """Why a number can't be committed by this holder."""
         name, number, opening = naming
         state = self._states.get(name)
-        if opening == SHARED:
+        if naming.shared:
             return self._refusal_to_share(naming, state)
         if state is None or state.deleted or state.opening != opening:
             return ProducerFenced(f"{name!r} was opened by another producer after this one; stop this one")
@@ -95,7 +105,9 @@ class Names:
         name, number, _ = naming
         if number < 1:
             return InvalidRequest(f"{name!r}: number {number} is none, they start at 1")
-        if state is not None and not state.deleted and number <= state.committed:
+        if state is not None and number <= state.committed:
+            if state.deleted:
+                return ProducerFenced(f"{name!r} is over and deleted: what was not written by then comes too late")
             return AlreadyCommitted(name, number, state.committed)
         if any(other.plan is not None and other.state is State.OPEN for other in self.attempts(name)):
             return ProducerFenced(f"{name!r} is committing a number: what was not written by then comes too late")
@@ -118,9 +130,9 @@ class Names:
     def forgettable(self, oldest_group: int) -> list[str]:
         """Keys of deleted names that no group from `oldest_group` on speaks of."""
         keys = []
-        for deleted_at, name in self._deleted[:]:
-            if deleted_at <= oldest_group:
-                self._deleted.remove((deleted_at, name))
+        for name, (group, kept) in list(self._deleted.items()):
+            if group <= oldest_group and kept <= self._core.now:
+                del self._deleted[name]
                 if name in self._states and self._states[name].deleted:
                     del self._states[name]
                     keys.append(f"name-{name}")

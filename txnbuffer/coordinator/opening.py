@@ -5,7 +5,7 @@ from __future__ import annotations
 from txnbuffer.coordinator.committing import link
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
-from txnbuffer.coordinator.messages import SHARED, Begin, Opened
+from txnbuffer.coordinator.messages import FINISHED, Begin, Opened
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, TERMINAL, State
@@ -43,12 +43,15 @@ class Opening:
             transaction.wait(session.name, begin.request, commit=True)
             self._ending.answer_if_due(transaction)
             return
+        if begin.naming is not None and begin.naming.opening == FINISHED and transaction.shared is not None:
+            transaction.finished = True  # its time goes on
+            return
         core.watch(transaction, core.now + timeout)
         if begin.parent is not None:
             self._join(transaction, begin.parent)
         if begin.naming is not None and transaction.state is State.OPEN:
             refusal = self._names.refusal(begin.naming)
-            if refusal is None and begin.naming.opening == SHARED:
+            if refusal is None and begin.naming.shared:
                 self._names.share(begin.naming, transaction)
             elif refusal is None:
                 self._names.begun(begin.naming, transaction)

@@ -197,7 +197,7 @@ class Sessions:
                 break
             for least in [least for least in self._unended(block.first, block.last) if least in live]:
                 transaction = live[least]
-                if transaction.shared is not None:
+                if transaction.finished:
                     continue
                 if transaction.state is State.OPEN and transaction.lead is None and least not in kept:
                     self._abort(transaction, reason)

@@ -57,7 +57,7 @@ class Transaction:
 
     - `plan`: the commit that was asked for, kept while its counts are checked; `checks` of them are missing.
     - `lead`: the transaction that this is a branch of; `branches`: those begun for this one.
-    - `shared`: it was begun as one of many for this number of a name.
+    - `shared`: it was begun as one of many for this number of a name; `finished`: and is whole, whoever goes.
     - `unfinished`: topics whose marker is not durable; `unseen`: topics whose buffer has not applied it,
       where somebody waits for that; `hidden`: how many of this and its branches have unseen topics.
     - `one_phase`: its marker is the decision.
@@ -69,6 +69,7 @@ class Transaction:
         "branches",
         "checks",
         "deadline",
+        "finished",
         "group",
         "hidden",
         "lead",
@@ -104,6 +105,7 @@ class Transaction:
         self.branches: list[Transaction] | None = None
         self.name: str | None = None
         self.shared: tuple[str, int] | None = None
+        self.finished = False
         self.unfinished: set[str] | None = None
         self.unseen: set[str] | None = None
         self.hidden = 0

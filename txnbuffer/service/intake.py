@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, UnknownSession
-from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, NamedRequest, Send
+from txnbuffer.frames import SESSION_VERSION, ClientFrame, Deletion, Hello, NamedRequest, Send
 from txnbuffer.model import TxnId
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.connection import Connection
@@ -18,6 +19,8 @@ from txnbuffer.service.sends import Sends
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics, check_name, check_owned
 from txnbuffer.shards import Shard
+
+Named = TypeVar("Named", NamedRequest, Deletion)
 
 OPENING = 0
 """The request number under which a session is opened; clients number from 1."""
@@ -145,8 +148,8 @@ class Intake:
         coordinator, name, shard = self._coordinator, connection.session, self._topics.shard
         for request, producer in _fitting(connection, shard, "producer", frame.open_names):
             coordinator.open_name(name, request, producer, now)
-        for request, producer in _owned(connection, shard, "producer", frame.delete_names):
-            coordinator.delete_name(name, request, producer, now)
+        for request, producer, over in _owned(connection, shard, "producer", frame.delete_names):
+            coordinator.delete_name(name, request, producer, now, over=over)
         for request, group in _fitting(connection, shard, "group", frame.joins):
             coordinator.join_group(name, request, group, now)
         for part in frame.members:
@@ -206,7 +209,7 @@ class Intake:
         return self.account.bytes > self._limits.total_bytes
 
 
-def _owned(connection: Connection, shard: Shard, kind: str, asked: Iterable[NamedRequest]) -> Iterator[NamedRequest]:
+def _owned(connection: Connection, shard: Shard, kind: str, asked: Iterable[Named]) -> Iterator[Named]:
     """The requests for producers or groups of this shard; the others are answered."""
     return (one for one in asked if _is_owned(connection, shard, kind, one.request, one.name))
 

@@ -9,7 +9,7 @@ default in every row may be empty.
     register_*       request, name: topics to register
     lease_*          request, size
     open_*           request, name: producers to open
-    delete_*         request, name: producers to delete
+    delete_*         request, name: producers to delete; over: numbers up to it are over all the same
     join_*           request, name: consumer groups to join
     members          members of consumer groups: request, group, member, leaves; the partitions topics[] (row of
                      `topics`), partitions[]; ends: empty, or ledger, entry and batch of each
@@ -36,7 +36,7 @@ from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, Naming, TakePart
 from txnbuffer.errors import MalformedFrame
-from txnbuffer.frames import Abort, ClientFrame, Hello, IdBlock, LeaseRequest, NamedRequest, Query, Send
+from txnbuffer.frames import Abort, ClientFrame, Deletion, Hello, IdBlock, LeaseRequest, NamedRequest, Query, Send
 from txnbuffer.model import TxnId
 from txnbuffer.wire.parts import (
     LONGS,
@@ -90,7 +90,7 @@ CLIENT_SCHEMA = record(
         ("hello", optional(_HELLO)),
         ("topics", STRINGS),
         *((name, LONGS) for name in ("register_request", "lease_request", "lease_size", "open_request")),
-        *((name, LONGS) for name in ("delete_request", "join_request")),
+        *((name, LONGS) for name in ("delete_request", "delete_over", "join_request")),
         *((name, STRINGS) for name in ("register_name", "open_name", "delete_name", "join_name")),
         *((name, LONGS) for name in ("begin_request", "begin_most", "begin_least")),
         ("members", rows(_MEMBER)),
@@ -129,7 +129,9 @@ def encode_client_frame(frame: ClientFrame) -> bytes:
         **_pairs("register", "name", frame.registers),
         **_pairs("lease", "size", frame.leases),
         **_pairs("open", "name", frame.open_names),
-        **_pairs("delete", "name", frame.delete_names),
+        "delete_request": [row.request for row in frame.delete_names],
+        "delete_name": [row.name for row in frame.delete_names],
+        "delete_over": [row.over for row in frame.delete_names] if any(row.over for row in frame.delete_names) else [],
         **_pairs("join", "name", frame.joins),
         "members": [_member(part, topics) for part in frame.members],
         **_begins(frame.begins),
@@ -233,7 +235,7 @@ def decode_client_frame(frame: bytes) -> ClientFrame:
             registers=tuple(map(NamedRequest, *_read_pairs(control, "register", "name"))),
             leases=tuple(map(LeaseRequest, *_read_pairs(control, "lease", "size"))),
             open_names=tuple(map(NamedRequest, *_read_pairs(control, "open", "name"))),
-            delete_names=tuple(map(NamedRequest, *_read_pairs(control, "delete", "name"))),
+            delete_names=_read_deletions(control),
             joins=tuple(map(NamedRequest, *_read_pairs(control, "join", "name"))),
             members=tuple(_read_member(fields, topics) for fields in control["members"]),
             begins=_read_begins(control),
@@ -259,6 +261,14 @@ def _read_pairs(control: Fields, kind: str, second: str) -> tuple[list[int], lis
     requests, others = control[f"{kind}_request"], control[f"{kind}_{second}"]
     same_length(f"{kind} requests", requests, others)
     return requests, others
+
+
+def _read_deletions(control: Fields) -> tuple[Deletion, ...]:
+    requests, names = _read_pairs(control, "delete", "name")
+    over = control["delete_over"] or [0] * len(requests)
+    same_length("delete requests", requests, over)
+    not_negative("delete requests", over)
+    return tuple(map(Deletion, requests, names, over))
 
 
 def _read_aborts(control: Fields, topics: list[str]) -> tuple[Abort, ...]:

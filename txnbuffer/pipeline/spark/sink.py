@@ -70,10 +70,14 @@ class BatchWriter(DataSourceArrowWriter):
         self._forget()
 
     def _forget(self) -> None:
-        """No other job has this name. What stands is committed, so a service that does not answer harms nobody."""
+        """No other job has this name: it is over, also for attempts of its tasks that are late.
+
+        What stands is committed, so a service that does not answer harms nobody.
+        """
         if self._forgotten:
+            name, number = self._naming
             with contextlib.suppress(Error), opening(self._options) as client:
-                client.delete_name(self._options.producer(self._naming[0]))
+                client.delete_name(self._options.producer(name), over=number)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
