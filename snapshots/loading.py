@@ -6,7 +6,10 @@ compacts meanwhile; then it reads on, and anew, a bounded number of times, befor
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker
@@ -81,24 +84,85 @@ def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> Lo
     raise AssertionError("the last attempt returns or raises")
 
 
+class Snapshots:
+    """Loads many topics by one scan of each topic that holds their snapshots; it is read on for every topic.
+
+    What was read of a topic is let go of when it is loaded, so that another time it is loaded alone.
+    """
+
+    def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
+        self._broker = broker
+        self._wanted = {*topics}
+        self._scans: dict[str, Scan] = {}
+
+    def load(self, topic: str) -> Loaded:
+        """As `load` of one topic does; what does not belong together is left to that."""
+        if topic not in self._wanted:
+            return load(self._broker, topic)
+        snapshot_topic = snapshot_topic_of(self._broker, topic)
+        try:
+            return _loaded(self._broker, self._attempt(topic, snapshot_topic))
+        except UnsupportedSnapshot:
+            raise
+        except SnapshotError:
+            return load(self._broker, topic, snapshot_topic=snapshot_topic)
+        except PositionTrimmed:
+            self._let_go(snapshot_topic)
+            return load(self._broker, topic, snapshot_topic=snapshot_topic)
+        finally:
+            self._wanted.discard(topic)
+            for running in self._scans.values():
+                running.table.topics.pop(topic, None)
+
+    def _attempt(self, topic: str, snapshot_topic: str) -> Restored:
+        self._broker.incarnation(topic)  # as below
+        if snapshot_topic not in self._scans:
+            try:
+                self._scans[snapshot_topic] = Scan(self._broker, snapshot_topic, self._wanted)
+            except TopicNotFound:
+                return _fresh(self._broker, topic)
+        return _restored(self._broker, topic, snapshot_topic, self._scans[snapshot_topic])
+
+    def _let_go(self, snapshot_topic: str) -> None:
+        if (running := self._scans.pop(snapshot_topic, None)) is not None:
+            running.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for snapshot_topic in [*self._scans]:
+            self._let_go(snapshot_topic)
+
+
 def _attempt(broker: Broker, topic: str, snapshot_topic: str) -> Restored:
     broker.incarnation(topic)  # a missing data topic is told apart from a missing snapshot topic
     try:
-        running = Scan(broker, snapshot_topic, topic)
+        running = Scan(broker, snapshot_topic, frozenset({topic}))
     except TopicNotFound:
-        return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), PART_SIZE)
+        return _fresh(broker, topic)
     try:
-        running.read_to_end()
-        try:
-            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
-        except SnapshotError:
-            running.read_to_end()  # a compaction may have hidden what a newer end entry replaced
-        try:
-            return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
-        except SnapshotMissing:
-            return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), PART_SIZE)
+        return _restored(broker, topic, snapshot_topic, running)
     finally:
         running.close()
+
+
+def _restored(broker: Broker, topic: str, snapshot_topic: str, running: Scan) -> Restored:
+    running.read_to_end()
+    try:
+        return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+    except SnapshotError:
+        running.read_to_end()  # a compaction may have hidden what a newer end entry replaced
+    try:
+        return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+    except SnapshotMissing:
+        return _fresh(broker, topic)
+
+
+def _fresh(broker: Broker, topic: str) -> Restored:
+    return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), PART_SIZE)
 
 
 def _loaded(broker: Broker, restored: Restored) -> Loaded:

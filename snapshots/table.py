@@ -7,7 +7,7 @@ Nothing is judged here but whose writes count; whether the entries of a topic be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from broker_io.batch import PlacedBatch, PropertyColumn
@@ -54,14 +54,14 @@ class TopicEntries:
 
 @dataclass(slots=True)
 class SnapshotTable:
-    """All entries up to `position`. `only`: the one data topic of interest, or None for all.
+    """All entries up to `position`. `only`: the data topics of interest, which may become fewer, or None for all.
 
     `epoch` is the highest of an `owner` entry, `zombies` the number of entries that came too late to count,
     `foreign` the keys that are no entry's. `history`, if asked for: the last HISTORY_KEPT ends of each topic, each
     with the entries that were live when it was written, oldest first.
     """
 
-    only: str | None = None
+    only: Set[str] | None = None
     topics: dict[str, TopicEntries] = field(default_factory=dict)
     position: Position = EARLIEST
     epoch: int = 0
@@ -92,7 +92,7 @@ class SnapshotTable:
                 self.zombies += 1
             elif parsed is None:
                 self.foreign.add(key)
-            elif self.only is None or parsed.topic == self.only:
+            elif self.only is None or parsed.topic in self.only:
                 value = None if absent[row] else batch.values[row]
                 self._put(parsed, stored._replace(value=value))
         if len(placed):
@@ -127,7 +127,7 @@ class Scan:
     """
 
     def __init__(
-        self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *, raw: bool = False
+        self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: Set[str] | None = None, *, raw: bool = False
     ) -> None:
         self._broker = broker
         self._topic = topic
@@ -177,11 +177,13 @@ class Scan:
 
 
 def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *, raw: bool = False) -> SnapshotTable:
-    """One scan of the snapshot topic up to its present end; `raw`: with the history that the raw log still holds.
+    """One scan of the snapshot topic up to its present end, of one data topic or all.
+
+    `raw`: with the history that the raw log still holds.
 
     Raises TopicNotFound.
     """
-    running = Scan(broker, topic, only, raw=raw)
+    running = Scan(broker, topic, None if only is None else frozenset({only}), raw=raw)
     try:
         running.read_to_end()
     finally:

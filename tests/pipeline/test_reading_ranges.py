@@ -17,11 +17,11 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
-from snapshots.loading import Loaded, load
+from snapshots.loading import Loaded, Snapshots, load
 from txnbuffer.errors import LogShortened
 from txnbuffer.model import Position
-from txnbuffer.pipeline import fixing, reading
-from txnbuffer.pipeline.fixing import Fixed, fix
+from txnbuffer.pipeline import reading
+from txnbuffer.pipeline.fixing import Fixed, fix_all
 from txnbuffer.pipeline.ranges import Cut, Range
 from txnbuffer.pipeline.reading import Judge, read_range
 
@@ -120,14 +120,14 @@ def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
 
-    def load_and_go_on(broker: Broker, topic: str) -> Loaded:
+    def load_and_go_on(_: Snapshots, topic: str) -> Loaded:
         loaded = load(broker, topic)
         keeper.register(topic)
         log.records(1, "2")
         log.abort(1)
         return loaded
 
-    monkeypatch.setattr(fixing, "load", load_and_go_on)
+    monkeypatch.setattr(Snapshots, "load", load_and_go_on)
     fixed = fix(broker, TOPIC)
     assert [row[4] for row in rows_read(broker, fixed, whole(fixed))] == [b"1"]
 
@@ -226,6 +226,10 @@ def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: BufferKe
     uncommitted = fix(broker, TOPIC, isolated=False)
     log.records(2, "4")
     assert [row[4] for row in rows_read(broker, uncommitted, whole(uncommitted), isolated=False)] == [b"1", b"2", b"3"]
+
+
+def fix(broker: Broker, topic: str, *, isolated: bool = True) -> Fixed:
+    return fix_all(broker, [topic], isolated=isolated)[topic]
 
 
 def whole(fixed: Fixed) -> list[Range]:

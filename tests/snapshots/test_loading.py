@@ -10,7 +10,7 @@ from broker_io.position import EARLIEST, LATEST, Position
 from snapshots.envelope import END, EPOCH_PROPERTY, gone, message
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
-from snapshots.loading import load
+from snapshots.loading import Snapshots, load
 from snapshots.verify import diff_states
 from txnbuffer.buffer import visible_counts
 
@@ -140,6 +140,35 @@ def test_real_damage_is_told_after_a_few_attempts():
     with pytest.raises(SnapshotDamaged, match="t-2"):
         load(between, T)
     assert between.reads <= 30
+
+
+def test_topics_that_are_loaded_together_are_what_each_is_alone(broker):
+    owner, _ = owned(broker)
+    owner.register("u")
+    abort_some(TopicWriter(broker, "u"), 3, 4)
+    owner.pump()
+    owner.snapshot("u")
+    TopicWriter(broker, "plain").plain("a")
+    topics = ["u", T, "plain", "u"]  # one of them twice, for a trim may ask for that
+    with Snapshots(broker, topics) as snapshots:
+        for topic in topics:
+            alone, together = load(broker, topic), snapshots.load(topic)
+            assert diff_states(alone.buffer, together.buffer) == []
+            assert (alone.resume, alone.registered) == (together.resume, together.registered)
+        with pytest.raises(TopicNotFound):
+            snapshots.load("missing")
+    owner.close()
+
+
+def test_damage_of_one_topic_keeps_no_other_from_being_loaded_together():
+    broker = MemoryBroker()
+    owner, _ = owned(broker)
+    owner.register("u")
+    put(broker, gone(part_key(T, 2), owner.epoch))
+    with Snapshots(broker, ["u", T]) as snapshots:
+        with pytest.raises(SnapshotDamaged, match="t-2"):
+            snapshots.load(T)
+        assert snapshots.load("u").registered
 
 
 def test_a_newer_format_is_told_at_once():

@@ -7,6 +7,7 @@ need not be looked at. For all others the log is folded from where the snapshot 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from typing import Self
 from broker_io.errors import PositionTrimmed
 from broker_io.port import Broker, Reader
 from snapshots.layout import reaches
-from snapshots.loading import Loaded, load
+from snapshots.loading import Loaded, Snapshots, load
 from snapshots.numbering import Numbering
 from txnbuffer.buffer.aborts import AbortedSet
 from txnbuffer.buffer.suppressed import SuppressedRanges
@@ -67,8 +68,8 @@ class TopicView:
         self._reader: Reader | None = None
         self._numbering: Numbering | None = None
 
-    def look(self) -> Fixed:
-        """The topic as it is now, good until the next look.
+    def look(self, snapshots: Snapshots | None = None) -> Fixed:
+        """The topic as it is now, good until the next look; its snapshot is one of those that are read together.
 
         Raises what reading its snapshot and its log raises, ProtocolStopped and TailStalled.
         """
@@ -76,19 +77,19 @@ class TopicView:
             return self._as_it_stands(self._broker.incarnation(self._topic), self._broker.last_position(self._topic))
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._look()
+                return self._look(snapshots)
             except PositionTrimmed:
                 self.close()
                 if attempt == ATTEMPTS:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _look(self) -> Fixed:
+    def _look(self, snapshots: Snapshots | None) -> Fixed:
         if self._loaded is not None and self._is_old(self._loaded):
             self.close()
         if self._loaded is None:
             end = self._broker.last_position(self._topic)
-            loaded = load(self._broker, self._topic)
+            loaded = load(self._broker, self._topic) if snapshots is None else snapshots.load(self._topic)
             if not loaded.registered:
                 return self._as_it_stands(loaded.incarnation, end)
             self._open(loaded)
@@ -172,7 +173,13 @@ class TopicView:
         self.close()
 
 
-def fix(broker: Broker, topic: str, *, isolated: bool = True, numbered: bool = True) -> Fixed:
-    """A topic as it is now. Raises as `TopicView.look` does."""
-    with TopicView(broker, topic, isolated=isolated, numbered=numbered) as view:
-        return view.look()
+def fix_all(
+    broker: Broker, topics: Collection[str], *, isolated: bool = True, numbered: bool = True
+) -> dict[str, Fixed]:
+    """Topics as they are now, with one scan for the snapshots of all of them. Raises as `TopicView.look` does."""
+    fixed: dict[str, Fixed] = {}
+    with Snapshots(broker, topics) as snapshots:
+        for topic in topics:
+            with TopicView(broker, topic, isolated=isolated, numbered=numbered) as view:
+                fixed[topic] = view.look(snapshots)
+    return fixed

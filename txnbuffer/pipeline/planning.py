@@ -13,7 +13,7 @@ from broker_io.position import NO_INDEX
 from snapshots.keys import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.pipeline.fixing import Fixed, fix
+from txnbuffer.pipeline.fixing import Fixed, fix_all
 from txnbuffer.pipeline.options import BEGINNING, END, READ_COMMITTED, Place, ReadOptions
 from txnbuffer.pipeline.ranges import Cut, Range, packed
 
@@ -30,7 +30,7 @@ def plan(broker: Broker, options: ReadOptions) -> Plan:
     """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and what `fix` does."""
     cut = cut_of(options)
     isolated = options.isolation == READ_COMMITTED
-    topics = {topic: fix(broker, topic, isolated=isolated, numbered=cut.numbered) for topic in names(broker, options)}
+    topics = fix_all(broker, names(broker, options), isolated=isolated, numbered=cut.numbered)
     ranges: list[Range] = []
     for topic, fixed in topics.items():
         first = first_wanted(broker, fixed, options.start_of(topic), fail_on_data_loss=options.fail_on_data_loss)
@@ -52,9 +52,11 @@ def names(broker: Broker, options: ReadOptions, *, all_there: bool = True) -> li
     """
     known = broker.topics()
     chosen = options.chosen(known)
-    missing = sorted(set(chosen) - set(known))
+    missing = set(chosen) - set(known)
     if missing and all_there:
-        raise TopicNotFound(f"there is no topic {', '.join(map(repr, missing))} to read: make it, or leave it out")
+        raise TopicNotFound(
+            f"there is no topic {', '.join(map(repr, sorted(missing)))} to read: make it, or leave it out"
+        )
     for topic in chosen:
         check_data_topic(topic)
     for option, places in (("start", options.start), ("end", options.end)):
@@ -64,11 +66,12 @@ def names(broker: Broker, options: ReadOptions, *, all_there: bool = True) -> li
 
 def _check_places(option: str, places: Mapping[str, Place], options: ReadOptions, chosen: Sequence[str]) -> None:
     """Raises InvalidRequest for a place of what is not read, or of several topics at once."""
-    wholes = {whole_name(topic) for topic in chosen} - {*chosen}
+    there = {"", *chosen}
+    wholes = {whole_name(topic) for topic in chosen} - there
     for topic, place in places.items():
         if topic in wholes and isinstance(place, Position):
             raise InvalidRequest(f"option {option}: {place} is in one partition of {topic}, name each of them instead")
-        read = topic in ("", *chosen) or topic in wholes or (options.pattern is not None and options.chosen([topic]))
+        read = topic in there or topic in wholes or (options.pattern is not None and options.chosen([topic]))
         if not read:
             raise InvalidRequest(f"option {option} names {topic}, which is not read")
 

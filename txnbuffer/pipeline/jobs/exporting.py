@@ -19,7 +19,7 @@ from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import LATEST, ExportDirectory, Run
-from txnbuffer.pipeline.fixing import Fixed, fix
+from txnbuffer.pipeline.fixing import fix_all
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
 from txnbuffer.pipeline.losses import check_same, end_below, gone
@@ -126,8 +126,9 @@ class Export:
         stretches, incarnations = [], {}
         topics = names(broker, self._wanted, all_there=careful)
         gone(self._wanted, begun, topics)
-        for topic in topics:
-            before, one = begun.get(topic), self._look(broker, topic)
+        isolated = self._wanted.isolation == READ_COMMITTED
+        for topic, one in fix_all(broker, topics, isolated=isolated, numbered=False).items():
+            before = begun.get(topic)
             if before is not None and before.incarnation != one.incarnation:
                 raise TopicNotFound(
                     f"topic {topic} was deleted and made anew since it was exported: export it to another directory"
@@ -150,10 +151,6 @@ class Export:
     @property
     def _cores(self) -> int:
         return int(self._spark.sparkContext.defaultParallelism)
-
-    def _look(self, broker: Broker, topic: str) -> Fixed:
-        isolated = self._wanted.isolation == READ_COMMITTED
-        return fix(broker, topic, isolated=isolated, numbered=False)
 
     def _write(self, offset: Offset, firsts: Mapping[str, Position], last: Run | None) -> int:
         frame = self._news(offset, firsts)

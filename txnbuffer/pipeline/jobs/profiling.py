@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from txnbuffer.pipeline.fixing import fix
+from txnbuffer.pipeline.fixing import fix_all
 from txnbuffer.pipeline.jobs.running import Tell, source, told
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import names
@@ -156,8 +156,7 @@ def _ledgers(options: Mapping[str, str]) -> list[Row]:
     wanted = ReadOptions.of(options)
     rows = []
     with open_for_reading(wanted) as broker:
-        for topic in names(broker, wanted):
-            one = fix(broker, topic, numbered=False)
+        for topic, one in fix_all(broker, names(broker, wanted), numbered=False).items():
             for extent in one.extents:
                 below = extent.entries
                 if extent.ledger >= one.stop.ledger:

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
+from snapshots.loading import Snapshots
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
@@ -134,12 +135,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         strict = self._options.fail_on_data_loss if all_there is None else all_there
         self._fixed = {}
-        for topic in names(self._open(), self._options, all_there=strict):
-            try:
-                self._fixed[topic] = self._view(topic).look()
-            except TopicNotFound:
-                if strict:
-                    raise
+        topics = names(self._open(), self._options, all_there=strict)
+        with Snapshots(self._open(), topics) as snapshots:
+            for topic in topics:
+                try:
+                    self._fixed[topic] = self._view(topic).look(snapshots)
+                except TopicNotFound:
+                    if strict:
+                        raise
         return self._fixed
 
     def _beginning(self, one: Fixed) -> Reached:

@@ -1,0 +1,102 @@
+"""Many topics are planned with one scan of their snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pipeline_world import Row, records_of, row_of, rows_read
+from snapshot_driver import Interfering, abort_some, keeper
+from writing import TopicWriter
+
+from broker_io.memory import MemoryBroker
+from snapshots.keeper import BufferKeeper
+from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer.pipeline.fixing import Fixed, fix_all
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.planning import plan
+from txnbuffer.pipeline.ranges import Cut
+from txnbuffer.pipeline.spark import stream
+from txnbuffer.pipeline.spark.stream import StreamReader
+
+TOPICS = [f"orders-{number}" for number in range(12)]
+
+
+class Watched(Interfering):
+    """Counts the readers of the snapshot topic, and what else is asked of it."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.opened = 0
+        self.before = self.count
+
+    def count(self, name: str, topic: str) -> None:
+        self.opened += name == "reader" and topic == SNAPSHOT_TOPIC
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def broker() -> Iterator[Watched]:
+    """Topics with two aborted transactions and two records that are visible, but the last: it has no transactions."""
+    with MemoryBroker() as inner, keeper(inner) as owner:
+        for topic in TOPICS:
+            log = TopicWriter(inner, topic)
+            log.plain("a")
+            if topic != TOPICS[-1]:
+                owner.register(topic)
+                abort_some(log, 1, 2)
+            log.plain("b")
+        yield Watched(inner)
+
+
+def options(**more: str) -> ReadOptions:
+    return ReadOptions.of({"broker": "file:log", "pattern": ".*", **more})
+
+
+def test_a_plan_reads_the_snapshots_of_all_topics_once(broker: Watched) -> None:
+    (task,) = plan(broker, options()).tasks
+    assert broker.opened == 1
+    assert sorted(one.topic for one in task) == sorted(TOPICS)
+
+
+def test_a_stream_looks_first_at_all_topics_with_one_scan(broker: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "open_for_reading", lambda _: broker)
+    reader = StreamReader(options())
+    assert set(reader.initialOffset()["topics"]) == {*TOPICS}
+    assert broker.opened == 1
+    reader.stop()
+
+
+def test_topics_that_are_fixed_together_are_each_judged_by_its_own_snapshot(broker: Watched) -> None:
+    for topic, fixed in fix_all(broker, TOPICS).items():
+        assert fixed.registered == (topic != TOPICS[-1])
+        rows = read(broker, fixed)
+        assert rows == [row_of(record) for record in records_of(broker.inner, topic)]
+        assert [row[4] for row in rows] == [b"a", b"b"]
+
+
+def test_a_topic_may_get_its_first_transaction_while_others_are_planned(broker: Watched) -> None:
+    late, done = TOPICS[-1], []
+
+    def interfere(name: str, topic: str) -> None:
+        broker.count(name, topic)
+        if topic == late and name == "last_position" and not done:
+            done.append(True)
+            with BufferKeeper(broker.inner) as owner:
+                owner.recover()
+                owner.register(late)
+            abort_some(TopicWriter(broker.inner, late), 1)
+
+    broker.before = interfere
+    fixed = fix_all(broker, TOPICS)[late]
+    assert done
+    assert broker.opened == 1
+    assert fixed.registered
+    assert [row[4] for row in read(broker, fixed)] == [b"a", b"b"]
+
+
+def read(broker: Watched, fixed: Fixed) -> list[Row]:
+    cut = Cut(numbered=True, target_bytes=10**6)
+    ranges = cut.ranges(fixed.topic, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)
+    return rows_read(broker.inner, fixed, ranges)
