@@ -19,6 +19,7 @@ from broker_io import open_broker
 from broker_io.batch import Blobs
 from snapshots.keeper import BufferKeeper
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.pipeline.targets import DELTA, PARQUET, target
 from txnbuffer.protocol import transactional
 
 if TYPE_CHECKING:
@@ -133,6 +134,17 @@ def export_seconds(directory: str, *logs: str) -> list[float]:
     return seconds[1:]
 
 
+def format_seconds(directory: str, log: str) -> dict[str, float]:
+    """Seconds that the first export of a log takes on local[2] in each format, after one that warms everything up."""
+    spark = session()
+    seconds = {}
+    for warm in (True, False):
+        for form in (PARQUET, DELTA):
+            seconds[form] = export(spark, f"file:{log}", f"{directory}/{form}-{warm}", form)
+    spark.stop()
+    return seconds
+
+
 def session() -> SparkSession:
     from txnbuffer.pipeline.jobs.running import SETTINGS
     from txnbuffer.pipeline.spark.session import open_session
@@ -140,15 +152,15 @@ def session() -> SparkSession:
     return open_session("local[2]", settings={**SETTINGS, "spark.driver.memory": "3g"})
 
 
-def export(spark: SparkSession, address: str, directory: str) -> float:
-    from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
+def export(spark: SparkSession, address: str, directory: str, form: str = PARQUET) -> float:
+    from txnbuffer.pipeline.exports import VERSIONS
     from txnbuffer.pipeline.jobs.exporting import Export
     from txnbuffer.pipeline.jobs.running import reading_options
 
-    target = ExportDirectory(directory, VERSIONS)
+    to = target(directory, VERSIONS, form)
     start = time.perf_counter()
-    with target.locked():
-        Export(spark, reading_options(address), target, columns=COLUMNS, tell=lambda _: None).run()
+    with to.locked():
+        Export(spark, reading_options(address), to, columns=COLUMNS, tell=lambda _: None).run()
     return time.perf_counter() - start
 
 
@@ -158,6 +170,14 @@ def export_records() -> float:
         write_log(f"file:{directory}/log", RECORDS)
         (seconds,) = fresh("bench.figures_pipeline_jobs", "export_seconds", directory, f"{directory}/log")
     return float(RECORDS / seconds)
+
+
+@figure("pipeline.delta_records_per_s", unit="records/s", peer="the same export to Parquet files")
+def delta_records() -> Pair:
+    with tempfile.TemporaryDirectory() as directory:
+        write_log(f"file:{directory}/log", RECORDS)
+        seconds = fresh("bench.figures_pipeline_jobs", "format_seconds", directory, f"{directory}/log")
+    return Pair(RECORDS / seconds[DELTA], RECORDS / seconds[PARQUET])
 
 
 @figure(

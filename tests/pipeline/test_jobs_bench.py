@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from bench import figures_pipeline_jobs as figures
 
@@ -16,6 +17,8 @@ def test_figures_of_jobs_do_what_they_say(spark: Any, tmp_path: Path, monkeypatc
     figures.write_log(f"file:{tmp_path}/log", 1_000)
     assert figures.export(spark, f"file:{tmp_path}/log", f"{tmp_path}/export") > 0
     assert spark.read.parquet(f"{tmp_path}/export").count() == 1_000
+    assert figures.export(spark, f"file:{tmp_path}/log", f"{tmp_path}/delta", figures.DELTA) > 0
+    assert len(DeltaTable(f"{tmp_path}/delta").to_pyarrow_table()) == 1_000
     figures.write_versions(f"{tmp_path}/versions", 600, 50)
     figures.write_log(f"file:{tmp_path}/keyed", 600, 50)
     for path in (f"{tmp_path}/versions", f"file:{tmp_path}/keyed"):
