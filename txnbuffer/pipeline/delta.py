@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from broker_io.errors import MissingDependency, StorageError
+from broker_io.errors import InvalidAddress, MissingDependency, StorageError
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.delta_files import add_action, changes_data, files_of, is_mark
 from txnbuffer.pipeline.exports import (
@@ -45,6 +45,7 @@ from txnbuffer.pipeline.exports import (
     ExportLocked,
     Run,
     UnreadableExport,
+    literal,
     sync,
 )
 
@@ -61,6 +62,7 @@ KEPT = 10
 ABANDONED = 7 * 24 * 3600.0
 """Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
 
+_UNFIT = re.compile(r"[\x00-\x1f\x7f%\[\\\]^|\ud800-\udfff]")  # what deltalake fails on, or takes for another path
 _RUN_NAME = re.compile(r"([0-9]+)-[0-9a-f]{8}\.json")
 
 
@@ -79,11 +81,15 @@ class Seen(NamedTuple):
 class DeltaDirectory(ExportDirectory):
     """An export of one kind as a Delta table at a path; nothing is made before `locked`.
 
-    Raises MissingDependency without the package deltalake.
+    Raises MissingDependency without the package deltalake, InvalidAddress.
     """
 
     def __init__(self, path: str, kind: str) -> None:
         super().__init__(path, kind)
+        if strange := sorted({*_UNFIT.findall(self.path)}):
+            raise InvalidAddress(
+                f"{self.path!r} can't be a Delta table: export to a directory without {''.join(strange)!r} in its path"
+            )
         self._own = f"{self.writing}-{platform.node()}-"
         self.writing = f"{self._own}{uuid.uuid4().hex}"
         self._seen: Seen | None = None
@@ -120,8 +126,9 @@ class DeltaDirectory(ExportDirectory):
         from txnbuffer.pipeline.spark.source import TYPES
 
         schema = StructType([StructField(name, TYPES[name]) for name in run.columns])
-        files = [] if self._seen is None else [os.path.join(self.path, path) for path in files_of(self._seen.table)]
-        return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+        files = {} if self._seen is None else files_of(self._seen.table)
+        paths = [literal(os.path.join(self.path, path)) for path in files]
+        return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
     @contextmanager
     def reading(self) -> Iterator[Run | None]:

@@ -55,6 +55,7 @@ ATTEMPTS = 5
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_LITERAL = str.maketrans({sign: "\\" + sign for sign in "\\*?[]{}"})
 
 
 class UnreadableExport(StorageError):
@@ -142,8 +143,8 @@ class ExportDirectory:
     def frame(self, spark: SparkSession, run: Run) -> DataFrame:
         """What the export holds up to a run, which of the latest values has to be there still: see `reading`."""
         if self.kind == VERSIONS:
-            return spark.read.parquet(self.table).where(f"run <= {run.number}")
-        return spark.read.parquet(self._replacing(run))
+            return spark.read.parquet(literal(self.table)).where(f"run <= {run.number}")
+        return spark.read.parquet(literal(self._replacing(run)))
 
     @contextmanager
     def reading(self) -> Iterator[Run | None]:
@@ -281,6 +282,11 @@ def local_path(path: str) -> str:
     if not path:
         raise InvalidAddress("an export needs the name of a directory")
     return os.path.abspath(path)
+
+
+def literal(path: str) -> str:
+    """A path as Spark's readers take it: to them a name is a pattern, which may match other directories beside it."""
+    return path.translate(_LITERAL)
 
 
 def sync(path: str) -> None:
