@@ -35,7 +35,7 @@
     tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
     tls_key = ""
     insecure = false            # listen on any address without TLS all the same
-    create_topics = true        # make a topic when a transaction first writes to it
+    create_topics = true        # make a topic when it is first written to; beside a cluster clients heed it, too
     drain_seconds = 10.0        # how long open transactions may go on after SIGTERM
     max_clients = 1000          # connections at once
     client_bytes = 8388608      # what one client may have unacknowledged

@@ -14,6 +14,7 @@ from broker_io.errors import (
     PeerError,
     ServiceUnavailable,
     StorageError,
+    TopicNotFound,
 )
 from broker_io.position import Position
 from txnbuffer.model import TxnId
@@ -47,6 +48,7 @@ __all__ = [
     "ProducerFenced",
     "ProtocolStopped",
     "RegistrationFailed",
+    "RegistrationRefused",
     "RelayBranched",
     "RelayTargetTaken",
     "SendUnknown",
@@ -56,6 +58,7 @@ __all__ = [
     "StorageError",
     "TailStalled",
     "TooManyTransactions",
+    "TopicNotMade",
     "TransactionAborted",
     "UndecodableMarker",
     "UndecodableRecordSet",
@@ -317,6 +320,20 @@ class RegistrationFailed(StorageError):
 
     retryable = True
     grpc_status = "UNAVAILABLE"
+
+
+class RegistrationRefused(RegistrationFailed):
+    """A topic can't have transactions as it stands: doing the same again does not help, what the message says does."""
+
+    retryable = False
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class TopicNotMade(TopicNotFound):
+    """No topic of that name, and the service was told to make none."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"there is no topic {topic!r}, and this service makes none: create it first")
 
 
 class CoordinatorStopped(PeerError):

@@ -8,15 +8,15 @@ import pytest
 from client_world import run
 
 from broker_io.batch import Batch
-from broker_io.errors import DiskFailed
+from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client.cluster import finding
-from txnbuffer.client.finding import Finder, owner_of
+from txnbuffer.client.finding import Finder, check_made, owner_of
 from txnbuffer.client.link import Link
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.whereabouts import Whereabouts, decode_note, encode_note
-from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.errors import ServiceUnavailable, TopicNotMade
 from txnbuffer.frames import ClientFrame, ServerFrame
 from txnbuffer.shards import Shard, shard_of
 
@@ -153,12 +153,28 @@ class NotedLog(Log):
 
 
 def test_a_note_has_epoch_and_address() -> None:
-    for text, place in (("7 host.name:6650", Whereabouts(7, "host.name:6650")), ("12 ", Whereabouts(12, ""))):
+    for text, place in (
+        ("7 host.name:6650", Whereabouts(7, "host.name:6650")),
+        ("12 ", Whereabouts(12, "")),
+        ("7 host.name:6650 no-topics", Whereabouts(7, "host.name:6650", makes_topics=False)),
+        ("12  no-topics", Whereabouts(12, "", makes_topics=False)),
+    ):
         assert encode_note(place) == text
         assert decode_note(text) == place
 
 
 NO_NOTES = ["", "7", "7  a:1", "x a:1", "7 a", "7 a:1 b", "7 a:1\n", "0 a:1", "\u0667 a:1"]
+
+
+def test_a_note_tells_whether_topics_are_made() -> None:
+    for text in ("7 a:1", "8 ", "some other note", None):
+        check_made(NotedBroker(text), "orders")
+    check_made(NotedBroker(None, TopicNotFound("no service was ever there")), "orders")
+    check_made(MemoryBroker(), "orders")
+    with pytest.raises(TopicNotMade, match="there is no topic 'orders', and this service makes none"):
+        check_made(NotedBroker("7 a:1 no-topics"), "orders")
+    with pytest.raises(ServiceUnavailable):
+        check_made(NotedBroker(None, ServiceUnavailable("not now")), "orders")
 
 
 @pytest.mark.parametrize("text", NO_NOTES)

@@ -66,6 +66,8 @@ def test_golden_letter() -> None:
     stored = committed("shards/letter.avro", message.value)
     assert stored == message.value
     assert decode_letter(message._replace(value=stored)) == LETTER
+    final = encode_letter(LETTER._replace(final=("d", "größe")))
+    assert final == message._replace(properties={"tb.v": "1", "tb.kind": "letter", "tb.final": "d\ngröße"})
 
 
 ids = st.lists(st.tuples(st.text(max_size=5), st.lists(st.integers(0, 2**62)).map(tuple))).map(tuple)
@@ -73,9 +75,12 @@ numbers = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 2**62))).map(tu
 floors = st.lists(st.tuples(st.text(max_size=5), st.integers(0, 2**62), st.integers(-1, 2**62))).map(tuple)
 pairs = st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5))).map(tuple)
 texts = st.lists(st.text(max_size=5)).map(tuple)
+names = st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1)).map(tuple)
+
+LISTS = (texts, texts, pairs, texts, texts, ids, ids, ids, numbers, floors, names)
 
 
-@given(st.builds(Letter, st.integers(0, 255), texts, texts, pairs, texts, texts, ids, ids, ids, numbers, floors))
+@given(st.builds(Letter, st.integers(0, 255), *LISTS))
 def test_letters_come_as_they_went(letter: Letter) -> None:
     assert decode_letter(encode_letter(letter)) == letter
 

@@ -9,7 +9,8 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.errors import NotOffered, TopicPartitioned, UnsafePolicy
 from broker_io.testing.standalone import ask
-from txnbuffer import TransactionAborted, connect
+from txnbuffer import connect
+from txnbuffer.errors import RegistrationRefused, TopicNotMade
 from txnbuffer.model import Outcome
 
 
@@ -45,8 +46,26 @@ def test_a_transaction_on_a_topic_that_is_refused_fails_alone(cluster: Cluster, 
         ServiceProcess(address, "--admin-url", cluster.admin),
         connect(address, broker_options={"admin_url": cluster.admin}) as client,
     ):
-        with pytest.raises(TransactionAborted, match="name of a partition"), client.transaction() as txn:
+        with pytest.raises(RegistrationRefused, match="name of a partition"), client.transaction() as txn:
             txn.send("wide-partition-0", b"1")
         with client.transaction() as txn:
             txn.send("narrow", b"1")
         assert client.outcome(txn.id) is Outcome.COMMIT
+
+
+def test_a_service_that_makes_no_topics_has_its_clients_make_none(cluster: Cluster, namespace: str) -> None:
+    address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
+    ask(cluster.admin, f"persistent/{namespace}/orders", "PUT", {})
+    flags = ["--admin-url", cluster.admin, "--set", "service.create_topics=false"]
+    with ServiceProcess(address, *flags), connect(address, broker_options=options) as client:
+        client.send("orders", b"1")
+        with client.transaction() as txn:
+            txn.send("orders", b"2")
+        with pytest.raises(TopicNotMade, match="no topic 'missing', and this service makes none"):
+            client.send("missing", b"1")
+        with (
+            pytest.raises(RegistrationRefused, match="no topic 'missing', and this service makes none"),
+            client.transaction() as txn,
+        ):
+            txn.send("missing", b"1")
+    assert not [name for name in ask(cluster.admin, f"persistent/{namespace}") if name.endswith("missing")]

@@ -172,20 +172,21 @@ async def test_a_registration_is_given_up_where_the_owner_stays_away(monkeypatch
         assert await app.commit(1, HERE) is Outcome.COMMIT
 
 
+@pytest.mark.parametrize("final", [False, True])
 @on_a_loop
-async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.MonkeyPatch, final: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise (UnsafePolicy if final else InvalidConfiguration)("nobody may")
+
     async with shards_on() as world:
-        monkeypatch.setattr(world.engine(1).topics.keeper, "register", _refuse)
-        with pytest.raises(RegistrationFailed, match=r"registered: nobody may; try again$"):
+        monkeypatch.setattr(world.engine(1).topics.keeper, "register", refuse)
+        with pytest.raises(RegistrationFailed, match=r"registered: nobody may$") as told:
             await App.on(world, 0, THERE)
+        assert told.value.retryable is not final
 
 
 def none(*_: object) -> None:
     """As where no group of our own needs anything, or a letter is lost."""
-
-
-def _refuse(*_: object) -> None:
-    raise InvalidConfiguration("nobody may")
 
 
 @on_a_loop

@@ -13,7 +13,7 @@ from broker_io.position import EARLIEST, Position
 from snapshots.shards import shards_of
 from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.whereabouts import decode_note
-from txnbuffer.errors import InvalidRequest, ServiceUnavailable
+from txnbuffer.errors import InvalidRequest, ServiceUnavailable, TopicNotMade
 from txnbuffer.shards import Shard, shard_of
 
 PATIENCE = 0.25
@@ -24,8 +24,25 @@ _KEY = OWNER_KEY.encode()
 
 def owner_of(broker: Broker, namespace: str, topic: str) -> str:
     """HOST:PORT of the service that has a topic: the newest owner of its shard. Raises as `Finder.look`."""
+    return Finder(broker, namespace, _decisions_of(broker, topic)).look()
+
+
+def _decisions_of(broker: Broker, topic: str) -> str:
+    """The decision log of a topic's shard."""
     shards = shards_of(broker)
-    return Finder(broker, namespace, Shard(shard_of(topic, shards), shards).topic(TOPIC)).look()
+    return Shard(shard_of(topic, shards), shards).topic(TOPIC)
+
+
+def check_made(broker: Broker, topic: str) -> None:
+    """Raises TopicNotMade where the service of a topic, which is missing, wants none to be made."""
+    if not isinstance(broker, NotingBroker):
+        return
+    try:
+        noted = decode_note(broker.noted(_decisions_of(broker, topic)) or "")
+    except TopicNotFound:  # no service was ever there
+        return
+    if noted is not None and not noted.makes_topics:
+        raise TopicNotMade(topic)
 
 
 class Finder:

@@ -19,6 +19,7 @@ from broker_io.batch import Batch
 from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
+from txnbuffer.client.finding import check_made
 from txnbuffer.protocol import RECORDS
 
 MESSAGES_UNDER_WAY = 3_000
@@ -134,7 +135,7 @@ class Writers:
         self._closed: Error | None = None
 
     def append(self, name: str, batch: Batch, settled: Settled, *, creates: bool = False) -> None:
-        """Append messages; `creates`: the topic is made if it is missing. `settled` may be called at once."""
+        """Append messages; `creates`: a missing topic is made, if that may be. `settled` may be called at once."""
         if self._closed is not None:
             settled(self._closed)
             return
@@ -295,6 +296,7 @@ def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, a
     except TopicNotFound:
         if not creates:
             raise
+        check_made(broker, name)
         broker.create_topic(name)
         return broker.writer(name, alone=alone)
 

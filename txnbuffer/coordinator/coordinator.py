@@ -173,9 +173,9 @@ class Coordinator:
             self._ending.topic_goes_on(topic)
             self._registration.snapshotted(topic)
 
-    def registration_failed(self, topic: str, why: str, now: float) -> None:
+    def registration_failed(self, topic: str, why: str, now: float, *, final: bool = False) -> None:
         if self._enter(now):
-            self._registration.failed(topic, why)
+            self._registration.failed(topic, why, final=final)
 
     def topic_stopped(self, topic: str, why: Error, now: float) -> None:
         """The owner's buffer of a topic goes no further: who waits for it is told so."""

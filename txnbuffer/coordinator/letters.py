@@ -19,6 +19,8 @@ whose schema stands below. Ids are the `least` of transactions of the one coordi
 | `floors_wanted` | topic, number: tell the lowest ledger of it that a consumer group of the receiver needs |
 | `floors` | topic, the number that was given, that ledger; -1 if none does |
 
+Topics of `refused` that will be, however often they are asked for, stand in the property `tb.final`, a line each.
+
 A letter may be lost, come twice or late. What it tells was true when it was written, and durable.
 """
 
@@ -33,6 +35,7 @@ from txnbuffer.coordinator.entry_columns import deltas, same_length, sums
 
 KIND = "letter"
 VERSION = "1"
+FINAL = "tb.final"
 
 Ids: TypeAlias = "tuple[str, tuple[int, ...]]"
 """A topic and transactions that it is about."""
@@ -42,7 +45,7 @@ _IDS = ("asked", "awaited", "applied")
 
 
 class Letter(NamedTuple):
-    """As above; `refused` are pairs of topic and reason."""
+    """As above; `refused` are pairs of topic and reason, `final` the topics of those that stay refused."""
 
     sender: int
     register: tuple[str, ...] = ()
@@ -55,6 +58,7 @@ class Letter(NamedTuple):
     applied: tuple[Ids, ...] = ()
     floors_wanted: tuple[tuple[str, int], ...] = ()
     floors: tuple[tuple[str, int, int], ...] = ()
+    final: tuple[str, ...] = ()
 
 
 def _array(items: Any) -> dict[str, Any]:
@@ -81,13 +85,16 @@ _SCHEMA = avro.schema(
 
 def encode_letter(letter: Letter) -> Message:
     record: dict[str, Any] = letter._asdict()
+    properties = {"tb.v": VERSION, "tb.kind": KIND}
+    if final := record.pop("final"):
+        properties[FINAL] = "\n".join(final)
     record["refused"] = [topic for topic, _ in letter.refused]
     record["reasons"] = [reason for _, reason in letter.refused]
     for name in _IDS:
         record[name] = [{"topic": topic, "ids": deltas([*ids])} for topic, ids in record[name]]
     record["floors_wanted"] = [{"topic": topic, "number": number} for topic, number in letter.floors_wanted]
     record["floors"] = [{"topic": topic, "number": number, "ledger": at} for topic, number, at in letter.floors]
-    return Message(value=avro.encode(_SCHEMA, record), properties={"tb.v": VERSION, "tb.kind": KIND})
+    return Message(value=avro.encode(_SCHEMA, record), properties=properties)
 
 
 def decode_letter(message: Message) -> Letter | None:
@@ -108,6 +115,7 @@ def decode_letter(message: Message) -> Letter | None:
         refused=tuple(zip(record["refused"], reasons, strict=True)),
         floors_wanted=tuple((one["topic"], one["number"]) for one in record["floors_wanted"]),
         floors=tuple((one["topic"], one["number"], one["ledger"]) for one in record["floors"]),
+        final=tuple(filter(None, properties.get(FINAL, "").split("\n"))),
         **columns,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Topic
 from txnbuffer.coordinator.messages import Done, RegisterTopic
-from txnbuffer.errors import RegistrationFailed
+from txnbuffer.errors import RegistrationFailed, RegistrationRefused
 
 
 class Registration:
@@ -34,8 +34,10 @@ class Registration:
         one_phase = self._core.config.one_phase
         self._core.journal.put(Topic(topic, one_phase), lambda: self._durable(topic, one_phase))
 
-    def failed(self, topic: str, why: str) -> None:
-        error = RegistrationFailed(f"topic {topic!r} could not be registered: {why}; try again")
+    def failed(self, topic: str, why: str, *, final: bool = False) -> None:
+        """`final`: asking again does not help."""
+        kind = RegistrationRefused if final else RegistrationFailed
+        error = kind(f"topic {topic!r} could not be registered: {why}")
         for session, request in self._waiters.pop(topic, ()):
             self._core.answer(session, request, error)
 

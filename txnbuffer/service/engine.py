@@ -124,7 +124,8 @@ class Engine:
         config = replace(config or (BESIDE if shared else Config()), shards=shard.of)
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
-        await engine._start(Identity(owner, address, shard), config, policy, standing, shared=shared)
+        identity = Identity(owner, address, shard, limits.create_topics)
+        await engine._start(identity, config, policy, standing, shared=shared)
         return engine
 
     async def _start(

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, UnknownSession
+from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, TopicNotMade, UnknownSession
 from txnbuffer.frames import SESSION_VERSION, ClientFrame, Deletion, Hello, NamedRequest, Send
 from txnbuffer.model import TxnId
 from txnbuffer.service.appends import Appends
@@ -176,7 +176,7 @@ class Intake:
         if self._topics.following is not None:
             return  # asking a cluster takes its time: registration finds out
         if not self._limits.create_topics and name not in self._topics.broker.topics():
-            raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
+            raise TopicNotMade(name)
 
     def _send(self, connection: Connection, send: Send) -> None:
         connection.sends += 1

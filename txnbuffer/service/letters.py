@@ -16,12 +16,13 @@ from broker_io.errors import Error, ServiceUnavailable
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter
 from txnbuffer.coordinator.messages import Result
-from txnbuffer.errors import CoordinatorStopped
+from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.elsewhere import Elsewhere
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.parts import MessagesPart
+from txnbuffer.service.registering import FINAL
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
 from txnbuffer.shards import LETTERS, Shard, shard_of
@@ -216,7 +217,7 @@ class Letters:
                 coordinator.topic_snapshotted(topic, now)
         for topic, why in letter.refused:
             if self._owner(topic) == sender and self._registering.pop(topic, None) is not None:
-                coordinator.registration_failed(topic, why, now)
+                coordinator.registration_failed(topic, why, now, final=topic in letter.final)
         for topic in letter.missing:
             if self._owner(topic) == sender and coordinator.is_registered(topic):
                 coordinator.topic_missing(topic, now)
@@ -238,8 +239,9 @@ class Letters:
             self._serving.discard((sender, name))
         if isinstance(result, Error):
             # The one who asked says of it that it could not be registered, too.
-            why = str(result).removeprefix(f"topic {name!r} could not be registered: ").removesuffix("; try again")
-            self._put(sender, "refused", (name, why))
+            self._put(sender, "refused", (name, str(result).removeprefix(f"topic {name!r} could not be registered: ")))
+            if isinstance(result, (RegistrationRefused, *FINAL)):
+                self._put(sender, "final", name)
         else:
             self._put(sender, "registered", name)
         self._wake()

@@ -35,6 +35,7 @@ class Identity(NamedTuple):
     owner: str
     address: str = ""
     shard: Shard = ONLY
+    makes_topics: bool = True
 
 
 class Standing(NamedTuple):
@@ -77,7 +78,7 @@ def take_over(
     try:
         at = acquire_decisions(log, writer, identity)
         _check_same(broker, log.topic, at)
-        _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address))
+        _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address, identity.makes_topics))
         letters = _end_of_letters(broker, shard)
         name = broker.incarnation(log.topic)
         keeper.recover()

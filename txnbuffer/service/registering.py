@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from broker_io.errors import DiskFailed, Error, as_error
+from broker_io.errors import DiskFailed, Error, InvalidTopicName, NotAuthorized, NotOffered, UnsafePolicy, as_error
 from broker_io.port import Writer
-from snapshots.errors import OwnershipLost
+from snapshots.errors import OwnershipLost, SnapshotMissing
 from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.errors import TopicNotMade
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.topic import Topic
@@ -18,6 +19,8 @@ from txnbuffer.service.topics import Topics
 
 QUIET = 0.001
 """Seconds between two looks whether a topic's appends have landed."""
+FINAL = (InvalidTopicName, NotAuthorized, NotOffered, SnapshotMissing, TopicNotMade, UnsafePolicy)
+"""What is in the way of a topic until somebody does something about it: whoever asks again is told the same."""
 
 
 class Registering:
@@ -116,7 +119,7 @@ class Registering:
         return self._failed(topic.name, error)
 
     def _failed(self, name: str, error: Error) -> Error:
-        self._coordinator.registration_failed(name, str(error), self._now())
+        self._coordinator.registration_failed(name, str(error), self._now(), final=isinstance(error, FINAL))
         self._wake()
         return error
 

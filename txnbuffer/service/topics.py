@@ -25,7 +25,7 @@ from snapshots.keys import INTERNAL_PREFIX, is_internal
 from snapshots.losing import was_deleted
 from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
-from txnbuffer.errors import ForeignTopic
+from txnbuffer.errors import ForeignTopic, TopicNotMade
 from txnbuffer.service.following import Follower, Following
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, can_pass, placed_runs
@@ -227,7 +227,7 @@ class Topics:
 
     def _check_there(self, name: str, create: bool) -> None:
         if not (create and self._create) and name not in self.broker.topics():
-            raise TopicNotFound(f"there is no topic {name!r}, and this service makes none: create it first")
+            raise TopicNotFound(f"there is no topic {name!r}") if self._create else TopicNotMade(name)
 
     def _prepare(self, name: str, create: bool) -> Tail | None:
         """All questions about a topic that is to be registered, of which a cluster is asked some thirty."""

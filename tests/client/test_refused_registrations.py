@@ -1,0 +1,112 @@
+"""Topics that the service refuses for good: whoever writes there is told at once, and nothing is done again."""
+
+from __future__ import annotations
+
+import pytest
+from client_world import World, in_world, until, values
+from direct_world import DirectWorld, in_direct_world
+
+from txnbuffer import TransactionAborted, dead_letter
+from txnbuffer.client.client import Client
+from txnbuffer.client.handling import OnError
+from txnbuffer.client.records import Record
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import Error, RegistrationRefused, TopicNotMade
+
+NONE_MADE = "there is no topic 'nope', and this service makes none: create it first$"
+EVERYWHERE: list[OnError] = ["stop", "skip", dead_letter("bad")]
+
+
+class Calls:
+    """A handler, or the work of a transaction, that sends to a topic that is not there, or fails."""
+
+    def __init__(self, topic: str = "nope") -> None:
+        self.count = 0
+        self._topic = topic
+
+    async def handle(self, txn: Transaction, record: Record) -> None:
+        await self.work(txn)
+
+    async def work(self, txn: Transaction) -> None:
+        self.count += 1
+        await txn.send(self._topic, b"never")
+
+
+async def refused(client: Client, on_error: OnError, kind: type[Error]) -> None:
+    await client.send("source", b"1")
+    calls = Calls()
+    with pytest.raises(kind, match=NONE_MADE):
+        await client.process("source", "g", calls.handle, on_error=on_error, retries=5)
+    with pytest.raises(kind, match=NONE_MADE):
+        await client.run(calls.work)
+    assert calls.count == 2
+    txn = await client.transaction().begin()
+    await txn.send("nope", b"never")
+    with pytest.raises(kind, match=NONE_MADE):
+        await txn.commit()
+    processed = await client.process("source", "g", Calls("source-copy").handle, idle_timeout=0.05)
+    assert processed.records == 1  # the group had not moved
+
+
+@pytest.mark.parametrize("on_error", EVERYWHERE)
+def test_beside_a_cluster_a_topic_that_is_not_to_be_made_ends_what_writes_there(on_error: OnError) -> None:
+    async def test(world: DirectWorld) -> None:
+        for topic in ("source", "source-copy"):
+            world.broker.create_topic(topic)
+        world.engine.topics._create = False
+        await refused(await world.client(), on_error, RegistrationRefused)
+
+    in_direct_world(test)
+
+
+@pytest.mark.parametrize("on_error", EVERYWHERE)
+def test_so_it_does_on_an_embedded_log(on_error: OnError) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", [])
+        world.broker.create_topic("source-copy")
+        limits = world.engine.intake._limits
+        await client.send("source", b"0")
+        object.__setattr__(limits, "create_topics", False)
+        world.engine.topics._create = False
+        await client.process("source", "g", Calls("source-copy").handle, idle_timeout=0.05)
+        await refused(client, on_error, TopicNotMade)
+
+    in_world(test)
+
+
+def test_where_the_dead_letters_can_not_go_is_told_too() -> None:
+    async def fails(txn: Transaction, record: Record) -> None:
+        raise ValueError
+
+    async def test(world: DirectWorld) -> None:
+        world.broker.create_topic("source")
+        world.engine.topics._create = False
+        client = await world.client()
+        await client.send("source", b"1")
+        with pytest.raises(RegistrationRefused, match=NONE_MADE):
+            await client.process("source", "g", fails, on_error=dead_letter("nope"))
+
+    in_direct_world(test)
+
+
+def test_what_may_pass_is_an_abort_with_one_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: DirectWorld) -> None:
+        def fails(*_: object) -> None:
+            raise OSError("no luck")
+
+        client = await world.client()
+        with monkeypatch.context() as patched:
+            patched.setattr(world.engine.topics.keeper, "prepare", fails)
+            with pytest.raises(TransactionAborted) as told:
+                async with client.transaction() as txn:
+                    await txn.send("log", b"never")
+        assert str(told.value) == (
+            f"transaction {txn.id} was aborted: topic 'log' could not be registered: unexpected: OSError('no luck'); "
+            "begin another one to do it again"
+        )
+        async with client.transaction() as txn:
+            await txn.send("log", b"1")
+        await until(lambda: values(world.broker, "log") == [b"1"])
+
+    in_direct_world(test)
