@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker_io.errors import InvalidAddress, MissingDependency
+from broker_io.errors import InvalidAddress, MissingDependency, UnknownOption
 
 if TYPE_CHECKING:
     from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
@@ -17,20 +18,22 @@ def open_broker(address: str, **options: Any) -> Broker:
     """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`,
     or `pulsar://HOST:PORT/TENANT/NAMESPACE` (`pulsar+ssl://…`; without a namespace `public/default`).
 
-    `options` are those of the backend: `file:` takes what `FileBroker.open` takes, `memory:` what
-    `MemoryBroker` takes, `txnbuf:` what `RemoteBroker` takes, `pulsar:` what `PulsarBroker` takes.
-    Raises InvalidAddress, MissingDependency, and what the backend raises.
+    `options` are those of the backend: `file:` takes what `FileBroker.open` takes, `memory:` none,
+    `txnbuf:` what `RemoteBroker` takes, `pulsar:` what `PulsarBroker` takes.
+    Raises InvalidAddress, UnknownOption, MissingDependency, and what the backend raises.
     """
     check_address(address)
     scheme, _, rest = address.partition(":")
     if scheme == "file":
         from broker_io.file import FileBroker
 
+        _check_options(address, FileBroker.open, options)
         file_broker: Broker = FileBroker.open(rest, **options)
         return file_broker
     if scheme == "memory":
         from broker_io.memory import open_memory
 
+        _check_options(address, open_memory, options)
         return open_memory(rest, **options)
     if scheme in CLUSTERS:
         return _open_cluster(address, options)
@@ -62,6 +65,7 @@ def _open_remote(rest: str, address: str, options: dict[str, Any]) -> Broker:
         from broker_io.remote.connection import target_of
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{address} needs a package ({error}): pip install grpcio") from None
+    _check_options(address, RemoteBroker, options)
     return RemoteBroker(target_of(rest, address), **options)
 
 
@@ -70,7 +74,18 @@ def _open_cluster(address: str, options: dict[str, Any]) -> Broker:
         from broker_io.pulsar.broker import PulsarBroker
     except ModuleNotFoundError as error:
         raise MissingDependency(f"{address} needs a package ({error}): pip install 'txnbuffer[pulsar]'") from None
+    _check_options(address, PulsarBroker, options)
     return PulsarBroker(address, **options)
+
+
+def _check_options(address: str, opening: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Raises UnknownOption for what opening a broker, which takes a place and options, does not take."""
+    import inspect
+
+    known = [*inspect.signature(opening).parameters][1:]
+    unknown = [repr(name) for name in options if name not in known]
+    if unknown:
+        raise UnknownOption(f"{address!r} has no option {', '.join(unknown)}: {', '.join(known) or 'it has none'}")
 
 
 def serve_broker(broker: Broker, **options: Any) -> LogService:

@@ -74,6 +74,10 @@ class InvalidAddress(CallerError):
     """A broker address whose scheme or path can't be understood."""
 
 
+class UnknownOption(CallerError):
+    """An option that this kind of broker does not have."""
+
+
 class TopicNotFound(CallerError):
     """No topic of that name."""
 

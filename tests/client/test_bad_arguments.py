@@ -27,6 +27,10 @@ async def beginning(client: Client, **options: Any) -> None:
         await txn.send("orders", b"never")
 
 
+def columns(*arguments: Any, **options: Any) -> Call:
+    return lambda client: client.send_many("orders", *arguments, **options)
+
+
 BAD: list[tuple[Call, type[CallerError], str]] = [
     (sending(event_time=2**63), InvalidMessage, "an event time is"),
     (sending(event_time=-1), InvalidMessage, "an event time is"),
@@ -49,6 +53,12 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (lambda client: client.join("\ud800"), InvalidRequest, "a group is named by"),
     (lambda client: client.join("g" * 401), InvalidRequest, "a group is named by"),
     (lambda client: client.committed_number(""), InvalidRequest, "a producer is named by"),
+    (columns("abc"), InvalidMessage, "values is a list with an item for each record, not str"),
+    (columns(iter([b"a"])), InvalidMessage, "values is a list"),
+    (columns([b"a"], keys=b"k"), InvalidMessage, "keys is a list"),
+    (columns([b"a"], properties={"p": "q"}), InvalidMessage, "properties is a list"),
+    (columns([b"a"], properties=["pq"]), InvalidMessage, "a mapping of texts, not str"),
+    (sending(properties=[("p", "q")]), InvalidMessage, "a mapping of texts, not list"),
     (lambda client: client.process("orders", "g", None, on_error="Stop"), InvalidRequest, "not 'Stop'"),  # type: ignore[arg-type]  # on purpose
 ]
 

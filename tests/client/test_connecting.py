@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from client_world import run
 
-from broker_io.errors import CallerError, InvalidAddress
+from broker_io.errors import CallerError, InvalidAddress, UnknownOption
 from txnbuffer import connect
 from txnbuffer.errors import InvalidRequest
 
@@ -34,3 +34,26 @@ def test_what_opening_a_cluster_refuses_is_told() -> None:
             await connect("pulsar://localhost:1", broker_options={"token": "t", "token_file": "f"}).open()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"schemas": ["orders"]}, "schemas is a mapping of topics and their schemas, not list"),
+        ({"schemas": {"orders": "avro"}}, "topic 'orders' is given the schema 'avro', which is none"),
+        ({"serializer": "json"}, "a serializer has dumps and loads, which 'json' has not"),
+        ({"broker_options": ["token"]}, "broker_options is a mapping of names and values, not list"),
+    ],
+)
+def test_what_a_client_is_made_with_is_looked_at_before_anything_is_opened(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        connect("pulsar://127.0.0.1:9", **options)
+    assert text in str(caught.value)
+
+
+def test_an_option_that_a_cluster_has_not_is_named() -> None:
+    with (
+        pytest.raises(UnknownOption, match=r"has no option 'hash': admin_url, .*hashing"),
+        connect("pulsar://127.0.0.1:9", broker_options={"hash": "java"}),
+    ):
+        pass

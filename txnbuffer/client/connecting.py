@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io import is_cluster, open_broker
@@ -262,6 +262,8 @@ def connect(
     """
     if batching not in BATCHINGS:
         raise InvalidRequest(f"batching is 'messages' or 'records', not {batching!r}")
+    if not isinstance(broker_options, (Mapping, NoneType)):
+        raise InvalidRequest(f"broker_options is a mapping of names and values, not {type(broker_options).__name__}")
     options = dict(broker_options or {})
     if schemas:
         options["schemas"] = schemas

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from types import NoneType
 from typing import Any, Literal, TypeAlias
 
 from broker_io.errors import InvalidMessage, MessageTooLarge
@@ -62,9 +63,9 @@ def many_rows(
     serializer: Serializer | None,
 ) -> Rows:
     """Records as columns of one length. Raises InvalidMessage."""
-    count = len(values)
+    count = _check_column("values", values)
     for name, column in (("keys", keys), ("event_times", event_times), ("properties", properties)):
-        if column is not None and len(column) != count:
+        if column is not None and _check_column(name, column) != count:
             raise InvalidMessage(f"{name} has {len(column)} rows for {count} values")
     data = [value if type(value) is bytes else value_bytes(value, serializer) for value in values]
     size = sum(map(len, data))
@@ -76,6 +77,13 @@ def many_rows(
     size += sum(map(_text_bytes, rows or ()))
     times = None if event_times is None else [0 if time is None else milliseconds(time) for time in event_times]
     return Rows(all_keys, data, rows, times, size)
+
+
+def _check_column(name: str, column: Any) -> int:
+    """The length of a column. Raises InvalidMessage for what is none: a text would pass for one of its characters."""
+    if isinstance(column, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(column, Collection):
+        raise InvalidMessage(f"{name} is a list with an item for each record, not {type(column).__name__}")
+    return len(column)
 
 
 def pieces(rows: Rows, records: int = sys.maxsize) -> Iterator[Rows]:
@@ -164,6 +172,8 @@ def key_bytes(key: Key) -> bytes | None:
 
 
 def checked_properties(properties: Properties, ordering_key: str | None) -> dict[str, str]:
+    if not isinstance(properties, (Mapping, NoneType)):
+        raise InvalidMessage(f"the properties of a record are a mapping of texts, not {type(properties).__name__}")
     row = dict(properties or {})
     if ordering_key is not None:
         row[ORDERING_KEY] = ordering_key

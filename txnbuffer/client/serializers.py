@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, Protocol
 
 from broker_io.partitions import whole_name
@@ -89,6 +90,15 @@ class Serializers:
     """Of which topic values are serialized by what: one for all, and those of topics that have a schema."""
 
     def __init__(self, serializer: Serializer | None = None, schemas: Mapping[str, Schema] | None = None) -> None:
+        """Raises InvalidRequest for what is no serializer, or are no schemas."""
+        if serializer is not None and not (hasattr(serializer, "dumps") and hasattr(serializer, "loads")):
+            raise InvalidRequest(f"a serializer has dumps and loads, which {serializer!r} has not")
+        if not isinstance(schemas, (Mapping, NoneType)):
+            raise InvalidRequest(f"schemas is a mapping of topics and their schemas, not {type(schemas).__name__}")
+        for topic, schema in (schemas or {}).items():
+            if isinstance(schema, type) or not (hasattr(schema, "encode") and hasattr(schema, "decode")):
+                text = f"topic {topic!r} is given the schema {schema!r}, which is none: give one of the Pulsar client"
+                raise InvalidRequest(f"{text} library's, such as AvroSchema(Order)")
         self._serializer = serializer
         self._schemas = {topic: SchemaSerializer(schema) for topic, schema in (schemas or {}).items()}
 
