@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
     from txnbuffer.client.client import Client
     from txnbuffer.client.connecting import connect
-    from txnbuffer.client.handling import Processed, dead_letter
+    from txnbuffer.client.dead_letters import dead_letter
+    from txnbuffer.client.handling import Processed
     from txnbuffer.client.partition_streams import stream_partitions
     from txnbuffer.client.plain import PlainClient, PlainTransaction
     from txnbuffer.client.reader import CommittedReader
@@ -130,7 +131,8 @@ _HOMES = {
     "txnbuffer.client.connecting": ("connect",),
     "txnbuffer.client.partition_streams": ("stream_partitions",),
     "txnbuffer.client.plain": ("PlainClient", "PlainTransaction"),
-    "txnbuffer.client.handling": ("Processed", "dead_letter"),
+    "txnbuffer.client.dead_letters": ("dead_letter",),
+    "txnbuffer.client.handling": ("Processed",),
     "txnbuffer.client.reader": ("CommittedReader",),
     "txnbuffer.client.records": ("Record", "RecordBatch"),
     "txnbuffer.client.serializers": ("AvroSerializer", "JsonSerializer", "Serializer"),

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from txnbuffer.client.checks import check_awaitable
+from txnbuffer.client.dead_letters import DeadLetter, letter_of
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.pace import BLOCKED, LEAST_CALLS, Pace, Turns
 from txnbuffer.client.records import Record, RecordBatch
-from txnbuffer.client.rows import many_rows
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import ConsumerPosition, Share
 from txnbuffer.errors import (
@@ -56,27 +56,9 @@ LONG = 60.0
 """Seconds of one call of the handler after which that is told in the log."""
 UP = "the transaction's time was up; handle it faster, or raise the service's transactions.timeout"
 STILL = "the event loop stood still, and who is silent for 8 s is given up; call what blocks in a thread"
-ERROR_LENGTH = 1000
-"""Characters of an error that a dead letter tells."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """Records that the handler fails on go to this topic."""
-
-    topic: str
 
 
 OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
-
-
-def dead_letter(topic: str) -> DeadLetter:
-    """For `on_error`: put records that the handler fails on into a topic, and go on.
-
-    Each keeps its key, value, properties and event time, and gets the properties `dead_letter_topic`,
-    `dead_letter_position`, `dead_letter_group`, `dead_letter_attempts` and `dead_letter_error`.
-    """
-    return DeadLetter(topic)
 
 
 @dataclass(slots=True)
@@ -270,18 +252,7 @@ class Handling:
             await self._commit_all(records, _nothing)
             self._done.skipped += 1
             return
-        topic = aside.topic
-        row = {
-            **record.properties,
-            "dead_letter_topic": record.topic,
-            "dead_letter_position": str(record.position),
-            "dead_letter_group": self._member.group,
-            "dead_letter_attempts": str(attempts),
-            "dead_letter_error": _told(error),
-        }
-        rows = many_rows([record.value or b""], [record.key], [record.event_time], [row], None)
-        if record.value is None:
-            rows = rows._replace(values=(None,))
+        topic, rows = aside.topic, letter_of(record, self._member.group, attempts, error)
 
         async def send(txn: Transaction, records: RecordBatch) -> int:
             await txn.send_rows(topic, rows, "messages")  # a letter by itself can have the schema of its topic
@@ -324,14 +295,6 @@ class Handling:
             f"{self._share.partition!r}; handle it faster, in a "
             "thread of its own if it blocks, or raise the service's transactions.timeout"
         )
-
-
-def _told(error: Exception) -> str:
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:
-        text = f"{type(error).__name__}, which can't be told as text"
-    return text[:ERROR_LENGTH].encode(errors="replace").decode()
 
 
 async def _nothing(_: Transaction, records: RecordBatch) -> int:

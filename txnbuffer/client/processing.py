@@ -19,7 +19,8 @@ from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
 from txnbuffer.client.checks import check_callable
-from txnbuffer.client.handling import PAUSE, DeadLetter, Handling, OnError, Processed, Task
+from txnbuffer.client.dead_letters import DeadLetter
+from txnbuffer.client.handling import PAUSE, Handling, OnError, Processed, Task
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.pace import Pace
 from txnbuffer.client.read_topics import Start
