@@ -230,13 +230,31 @@ def test_one_of_many_is_not_committed_alone() -> None:
 
 def test_anybody_may_abort_one_and_its_time_ends_it() -> None:
     writers = Writers()
-    first, second = writers.task(), writers.task()
+    first, second = writers.task(goes=False), writers.task()
     assert writers.stage.abort(first - writers.stage.first, "b") is Outcome.ABORT
     assert first in writers.stage.decided()  # by a marker alone it would stay known under its name
     writers.stage.owner.age(61.0)
     assert writers.state(second) is Outcome.ABORT
     assert isinstance(writers.commit(0, 1, second), TransactionAborted)
     assert writers.values == []
+
+
+def test_a_driver_that_aborts_what_is_finished_gives_up_all_of_the_number() -> None:
+    writers = Writers()
+    finished, running, other = writers.task(), writers.task(goes=False), writers.task(2)
+    assert writers.stage.abort(finished - writers.stage.first, "b") is Outcome.ABORT
+    assert writers.state(running) is Outcome.ABORT
+    assert writers.state(other) is State.OPEN
+    again = writers.task()
+    assert writers.commit(0, 1, again) is Outcome.COMMIT
+
+    writers = Writers()
+    finished, failed = writers.task(), writers.task(goes=False)
+    own = failed - writers.stage.first
+    stage = writers.stage
+    stage.call(lambda request: stage.owner.coordinator.abort("task2", request, stage.txn(own), ("b",), stage.world.now))
+    assert writers.state(failed) is Outcome.ABORT
+    assert writers.state(finished) is State.OPEN
 
 
 def test_a_wrong_count_of_a_winner_aborts_all() -> None:

@@ -71,8 +71,16 @@ class Opening:
             known = tuple(topic for topic in dict.fromkeys(topics) if topic in self._core.topics)
             reason = "an operator aborted it" if operator else "its client aborted it"
             self._ending.abort(transaction, reason, known, by_marker=not operator)
+            if not operator and transaction.finished and (transaction.session and transaction.session.name) != name:
+                self._give_up(transaction)
         else:
             self._ending.answer_if_due(transaction)
+
+    def _give_up(self, aborted: Transaction) -> None:
+        """Who aborts what another wrote for a number commits nothing of it: whatever is open for it by now ends."""
+        for other in self._names.shared(aborted.shared[0]) if aborted.shared is not None else ():
+            if other.shared == aborted.shared and other.state is State.OPEN and other.lead is None:
+                self._ending.abort(other, "its number was given up")
 
     def query(self, name: str, request: int, txn: TxnId) -> None:
         """Tell how a transaction ended, or how far it has come."""
