@@ -35,6 +35,7 @@ __all__ = [
     "InvalidConfiguration",
     "InvalidRequest",
     "LogDeleted",
+    "LogReplaced",
     "LogShortened",
     "MalformedFrame",
     "MutationsTrimmed",
@@ -130,6 +131,10 @@ class TailStalled(PeerError):
 
 class LogShortened(StorageError):
     """A log that ends below a place up to which it was read, or was to be."""
+
+
+class LogReplaced(StorageError):
+    """A log that holds other messages than those that were read of it."""
 
 
 class PartMismatch(StorageError):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from pipeline_world import Life, records_of, row_of, rows_of_batch
 from pulsar_cluster import Cluster
 
@@ -13,6 +14,7 @@ from broker_io.batch import Batch, Message
 from broker_io.port import Broker
 from broker_io.testing.standalone import ask
 from snapshots.keeper import BufferKeeper
+from txnbuffer.errors import LogReplaced
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark.source import BatchReader
 from txnbuffer.pipeline.spark.stream import StreamReader
@@ -52,6 +54,11 @@ def test_records_of_a_cluster_are_those_that_a_reader_is_given(
                 rows += [row for batch in stream.read(task) for row in rows_of_batch(batch)]
         assert rows == [row_of(record) for record in records_of(broker, "orders")]
         stream.stop()
+        with closing_stream(ReadOptions.of(common)) as again:
+            assert again.latestOffset(middle, again.getDefaultReadLimit())["topics"].keys() == end["topics"].keys()
+        middle["topics"]["orders"]["mark"]["published"] -= 1
+        with closing_stream(ReadOptions.of(common)) as other, pytest.raises(LogReplaced):
+            other.latestOffset(middle, other.getDefaultReadLimit())
 
 
 def test_what_retention_drops_behind_a_query_is_no_loss(

@@ -10,6 +10,11 @@ that is not known. A topic that is not named has not been begun: it is read from
 begin at a time to come, `since` is that time in milliseconds since 1970, and `at` where the log ended when it was told:
 
     {"at": "3:17", "incarnation": "9f…", "since": 1790000000000}
+
+Where it is known, `mark` names a message that was read, by the position of its entry, and when it was published: should
+another stand there, the log is not the one that was read (see `pipeline.marks`):
+
+    {"at": "3:17", "incarnation": "9f…", "mark": {"at": "3:16", "published": 1790000000000}}
 """
 
 from __future__ import annotations
@@ -27,6 +32,13 @@ VERSION = 1
 Json: TypeAlias = dict[str, Any]
 
 
+class Mark(NamedTuple):
+    """A message that was read: where its entry stands, and when it was published, in milliseconds since 1970."""
+
+    at: Position
+    published: int
+
+
 class Reached(NamedTuple):
     """How far one topic has been read: up to, but not including, `at`; not begun before what came at `since`."""
 
@@ -34,6 +46,7 @@ class Reached(NamedTuple):
     incarnation: str
     seqno: int | None = None
     since: int | None = None
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +55,14 @@ class Offset:
 
     def to_json(self) -> Json:
         topics: Json = {}
-        for topic, (at, incarnation, seqno, since) in sorted(self.topics.items()):
+        for topic, (at, incarnation, seqno, since, mark) in sorted(self.topics.items()):
             topics[topic] = {"at": str(at), "incarnation": incarnation}
             if seqno is not None:
                 topics[topic]["seqno"] = seqno
             if since is not None:
                 topics[topic]["since"] = since
+            if mark is not None:
+                topics[topic]["mark"] = {"at": str(mark.at), "published": mark.published}
         return {"topics": topics, "version": VERSION}
 
     @classmethod
@@ -65,10 +80,12 @@ class Offset:
 
 
 def _reached(place: Json) -> Reached:
-    seqno, since, incarnation = place.get("seqno"), place.get("since"), place["incarnation"]
-    if not isinstance(incarnation, str) or not all(number is None or type(number) is int for number in (seqno, since)):
+    seqno, since, incarnation, found = place.get("seqno"), place.get("since"), place["incarnation"], place.get("mark")
+    mark = None if found is None else Mark(Position.parse(found["at"]), found["published"])
+    numbers = (seqno, since, None if mark is None else mark.published)
+    if not isinstance(incarnation, str) or not all(number is None or type(number) is int for number in numbers):
         raise TypeError("it holds no text and number where these belong")
-    return Reached(Position.parse(place["at"]), incarnation, seqno, since)
+    return Reached(Position.parse(place["at"]), incarnation, seqno, since, mark)
 
 
 class Stretch(NamedTuple):

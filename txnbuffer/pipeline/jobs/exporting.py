@@ -23,6 +23,7 @@ from txnbuffer.pipeline.fixing import fix_all
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
 from txnbuffer.pipeline.losses import check_same, end_below, gone
+from txnbuffer.pipeline.marks import check_mark, mark_below
 from txnbuffer.pipeline.offsets import Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import COLUMNS as KNOWN
 from txnbuffer.pipeline.options import PARTITION_BYTES, READ_COMMITTED, ReadOptions
@@ -80,8 +81,8 @@ class Export:
     def run(self) -> Run | None:
         """Export what is new; None if nothing is. The directory is locked by whoever calls.
 
-        Raises PositionTrimmed or LogShortened if some of it is gone, TopicNotFound if a topic is gone or another one
-        now, JobFailed.
+        Raises PositionTrimmed, LogShortened or LogReplaced if some of it is gone, TopicNotFound if a topic is gone or
+        another one now, JobFailed.
         """
         began = time.monotonic()
         self._directory.clear()
@@ -123,7 +124,7 @@ class Export:
         """How far to go now; from where, for each topic of which there is anything to read."""
         begun = {} if last is None else last.topics
         careful = self._wanted.fail_on_data_loss
-        stretches, incarnations = [], {}
+        stretches, looked = [], {}
         topics = names(broker, self._wanted, all_there=careful)
         gone(self._wanted, begun, topics)
         isolated = self._wanted.isolation == READ_COMMITTED
@@ -138,14 +139,18 @@ class Export:
                 start = end_below(broker, one, before.at, fail_on_data_loss=careful) or start
             first = first_wanted(broker, one, start, fail_on_data_loss=careful)
             stretches.append(Stretch(topic, one.extents, first, max(first, one.stop)))
-            incarnations[topic] = one.incarnation
+            looked[topic] = one
         ends = limited(stretches, self._messages)
         self._share = share_of(stretches, self._cores)
         firsts = {one.topic: one.first for one in stretches if ends[one.topic] > one.first}
         reached = dict(begun)
-        for topic, incarnation in incarnations.items():
+        for topic, one in looked.items():
             if topic in firsts or topic not in begun or ends[topic] < begun[topic].at:
-                reached[topic] = Reached(ends[topic], incarnation)
+                known = begun[topic].mark if topic in begun else None
+                if careful and known is not None:
+                    check_mark(broker, topic, known)
+                mark = mark_below(broker, one, ends[topic], known)
+                reached[topic] = Reached(ends[topic], one.incarnation, mark=mark)
         return Offset(reached), firsts
 
     @property

@@ -20,6 +20,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
 from txnbuffer.pipeline.losses import end_below, end_of_log, gone
+from txnbuffer.pipeline.marks import Marks
 from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, milliseconds, names
@@ -44,6 +45,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._views: dict[str, TopicView] = {}
         self._fixed: dict[str, Fixed] = {}
         self._target: Offset | None = None
+        self._marks = Marks()
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get options, and no connection of the planner."""
@@ -86,13 +88,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, at in limited(stretches, messages).items():
             before = begun.topics.get(topic)
             if before is None or before.at != at or before.incarnation != fixed[topic].incarnation:
-                reached[topic] = Reached(at, fixed[topic].incarnation, _seqno_at(fixed[topic], at))
+                mark = self._marks.of(self._open(), fixed[topic], before, at)
+                reached[topic] = Reached(at, fixed[topic].incarnation, _seqno_at(fixed[topic], at), mark=mark)
         return Offset(reached).to_json()
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         begun, reached = Offset.of_json(start), Offset.of_json(end)
         ranges: list[Range] = []
-        for topic, (stop, incarnation, _, since) in reached.topics.items():
+        for topic, (stop, incarnation, _, since, _) in reached.topics.items():
             before = begun.topics.get(topic)
             if before is not None and before.incarnation == incarnation and before.at >= stop:
                 continue
@@ -193,6 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss:
             check_still_there(self._open(), one, before.at)
             self._end_below(one, before)
+            self._marks.check(self._open(), one, before)
         return begun_at(one, before.at)
 
     def _end_below(self, one: Fixed, before: Reached) -> Position | None:

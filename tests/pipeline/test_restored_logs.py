@@ -1,0 +1,179 @@
+"""A log that was restored from an older copy and has grown since is not taken for the one that was read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_files import committed
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from writing import TopicWriter
+
+from broker_io import open_broker
+from broker_io.environment import SystemClock
+from broker_io.memory import MemoryBroker
+from txnbuffer.errors import InvalidRequest, LogReplaced
+from txnbuffer.model import Position
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
+from txnbuffer.pipeline.fixing import fix_all
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.marks import check_mark, mark_below
+from txnbuffer.pipeline.offsets import Mark, Offset, Reached
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.spark.stream import StreamReader
+
+
+class Log:
+    """A log in files that can be saved and restored."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.saved = path / "log", path / "saved"
+        self.address = f"file:{self.path}"
+
+    def send(self, count: int = 1) -> None:
+        with open_broker(self.address) as broker:
+            for _ in range(count):
+                TopicWriter(broker, "orders").plain("value")
+
+    def save(self) -> None:
+        shutil.copytree(self.path, self.saved)
+
+    def restore(self) -> None:
+        shutil.rmtree(self.path)
+        shutil.copytree(self.saved, self.path)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+class Query:
+    """A streaming query without Spark; another reader for each trigger, as if it were started again."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.offset: Any = None
+
+    def trigger(self, **options: str) -> int:
+        """One micro-batch; returns how many records it has."""
+        reader = StreamReader(ReadOptions.of({"broker": self.log.address, "topics": "orders", **options}))
+        begun = self.offset or reader.initialOffset()
+        end = json.loads(json.dumps(reader.latestOffset(begun, ReadAllAvailable())))
+        rows = [batch.num_rows for task in reader.partitions(begun, end) for batch in reader.read(task)]
+        reader.stop()
+        self.offset = end
+        return sum(rows)
+
+
+def test_a_query_refuses_a_log_that_was_restored_and_has_grown(log: Log) -> None:
+    query = Query(log)
+    log.send(3)
+    assert query.trigger() == 3
+    log.save()
+    log.send(3)
+    assert query.trigger() == 3
+    log.restore()
+    log.send(5)
+    with pytest.raises(LogReplaced, match=r"another message at 1:5 .* begin anew"):
+        query.trigger()
+    assert query.trigger(fail_on_data_loss="false") == 2
+
+
+def test_a_query_goes_on_with_a_copy_that_is_not_older(log: Log) -> None:
+    query = Query(log)
+    log.send(3)
+    assert query.trigger() == 3
+    log.save()
+    log.restore()
+    log.send(2)
+    assert query.trigger() == 2
+
+
+def test_a_checkpoint_without_marks_goes_on(log: Log) -> None:
+    query = Query(log)
+    log.send(3)
+    query.trigger()
+    del query.offset["topics"]["orders"]["mark"]
+    log.send()
+    assert query.trigger() == 1
+    assert query.offset["topics"]["orders"]["mark"]["at"] == "1:3"
+
+
+def test_what_is_planned_already_is_looked_at_too(log: Log) -> None:
+    query = Query(log)
+    log.send(3)
+    query.trigger()
+    begun = query.offset
+    log.save()
+    log.send(3)
+    query.trigger()
+    begun["topics"]["orders"]["mark"]["published"] -= 1
+    reader = StreamReader(ReadOptions.of({"broker": log.address, "topics": "orders"}))
+    with pytest.raises(LogReplaced):
+        reader.partitions(begun, query.offset)
+    reader.stop()
+
+
+def test_an_export_refuses_it_as_well(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = ExportDirectory(str(tmp_path / "table"), VERSIONS)
+
+    def write(*_: object) -> int:
+        Path(directory.writing).mkdir(parents=True)
+        return 1
+
+    monkeypatch.setattr(Export, "_cores", 2)
+    monkeypatch.setattr(Export, "_write", write)
+
+    def run(**more: str) -> Any:
+        options = reading_options(log.address, ("orders",)) | more
+        return Export(None, options, directory, tell=lambda _: None).run()  # type: ignore[arg-type]  # not used
+
+    log.send(3)
+    run()
+    log.save()
+    log.send(3)
+    run()
+    log.restore()
+    log.send(5)
+    with pytest.raises(LogReplaced):
+        run()
+    assert run(fail_on_data_loss="false").number == 3
+
+
+@pytest.mark.parametrize("make", [lambda log: open_broker(log.address), lambda _: MemoryBroker(clock=SystemClock())])
+def test_a_mark_is_the_message_before_a_place(log: Log, make: Callable[[Log], Any]) -> None:
+    with make(log) as broker:
+        for _ in range(3):
+            TopicWriter(broker, "orders").plain("value")
+        one = fix_all(broker, ["orders"])["orders"]
+        ledger = one.origin.ledger
+        found = mark_below(broker, one, Position(ledger, 2), None)
+        assert found is not None
+        assert found.at == Position(ledger, 1)
+        check_mark(broker, "orders", found)
+        with pytest.raises(LogReplaced):
+            check_mark(broker, "orders", found._replace(published=found.published + 1))
+        assert mark_below(broker, one, Position(ledger + 1, 0), None) == mark_below(broker, one, one.stop, None)
+        assert mark_below(broker, one, Position(ledger, 0), found) is found
+        inside = mark_below(broker, one, Position(ledger, 1, 5), None)
+        assert inside == found
+        check_mark(broker, "orders", Mark(Position(ledger - 1, 7), 1))  # what is gone tells nothing
+
+
+def test_golden_offset_with_a_mark() -> None:
+    offset = Offset({"orders": Reached(Position(3, 17), "9f3c", 121, mark=Mark(Position(3, 16), 1_790_000_000_000))})
+    found = committed("pipeline/offset-1-mark.json", json.dumps(offset.to_json()).encode())
+    assert Offset.of_json(json.loads(found)) == offset
+
+
+@pytest.mark.parametrize("mark", [{"at": "3:16"}, {"at": "x", "published": 1}, {"at": "3:16", "published": "1"}, 7])
+def test_a_mark_that_can_not_be_is_told(mark: object) -> None:
+    place = {"at": "3:17", "incarnation": "9f", "mark": mark}
+    with pytest.raises(InvalidRequest, match="can't be read"):
+        Offset.of_json({"version": 1, "topics": {"orders": place}})
