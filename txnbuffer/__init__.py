@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from txnbuffer.client.dead_letters import dead_letter
     from txnbuffer.client.handling import Processed
     from txnbuffer.client.partition_streams import stream_partitions
-    from txnbuffer.client.plain import PlainClient, PlainTransaction
+    from txnbuffer.client.plain import PlainClient
+    from txnbuffer.client.plain_transaction import PlainTransaction
     from txnbuffer.client.reader import CommittedReader
     from txnbuffer.client.records import Record, RecordBatch
     from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
@@ -130,7 +131,8 @@ _HOMES = {
     "txnbuffer.client.client": ("Client",),
     "txnbuffer.client.connecting": ("connect",),
     "txnbuffer.client.partition_streams": ("stream_partitions",),
-    "txnbuffer.client.plain": ("PlainClient", "PlainTransaction"),
+    "txnbuffer.client.plain": ("PlainClient",),
+    "txnbuffer.client.plain_transaction": ("PlainTransaction",),
     "txnbuffer.client.dead_letters": ("dead_letter",),
     "txnbuffer.client.handling": ("Processed",),
     "txnbuffer.client.reader": ("CommittedReader",),

@@ -24,7 +24,7 @@ from txnbuffer import (
     connect,
     dead_letter,
 )
-from txnbuffer.client.plain import HELD_RECORDS
+from txnbuffer.client.plain_transaction import HELD_RECORDS
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.testing import ServiceProcess
 

@@ -16,7 +16,7 @@ from broker_io import open_broker
 from broker_io.errors import PositionTrimmed
 from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, dead_letter
 from txnbuffer.client import handling
-from txnbuffer.client.plain import PlainTransaction
+from txnbuffer.client.plain_transaction import PlainTransaction
 from txnbuffer.client.records import Record
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, UnfitHandler

@@ -12,7 +12,7 @@ from client_world import World, in_world, read_all, until, values
 from txnbuffer import HandlerTooSlow, Processed, TransactionAborted, connect, dead_letter
 from txnbuffer.client import handling, pace
 from txnbuffer.client.client import Client
-from txnbuffer.client.plain import PlainTransaction
+from txnbuffer.client.plain_transaction import PlainTransaction
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import TIME_UP, InvalidRequest, OutcomeUnknown

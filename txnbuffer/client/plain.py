@@ -14,13 +14,11 @@ from txnbuffer.client.checks import check_done, check_plain
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import At
 from txnbuffer.client.loop_thread import LoopThread
-from txnbuffer.client.outbox import Rows
+from txnbuffer.client.plain_transaction import PlainTransaction
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row
-from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.rows import Key
 from txnbuffer.client.tokens import TokenStore
-from txnbuffer.client.transaction import PROPERTY_BYTES, Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.streams.token import ResumeToken
@@ -28,12 +26,9 @@ from txnbuffer.streams.token import ResumeToken
 if TYPE_CHECKING:
     from txnbuffer.client.handling import Processed
     from txnbuffer.client.records import Record, RecordBatch
+    from txnbuffer.client.transaction import Transaction
 
 Result = TypeVar("Result")
-
-HELD_RECORDS = 1000
-HELD_BYTES = 256 * 1024
-"""A plain transaction hands its records over when it has so many, and when it ends."""
 
 
 class PlainClient:
@@ -279,113 +274,3 @@ class PlainCursors:
     def remove(self, topic: str, cursor: str) -> None:
         """As DurableCursors.remove."""
         self._plain.call(self._cursors.remove, topic, cursor)
-
-
-class PlainTransaction:
-    """As Transaction. Records are held until there are many, or the transaction ends."""
-
-    def __init__(self, plain: PlainClient, transaction: Transaction, name: str | None) -> None:
-        self._plain = plain
-        self._transaction = transaction
-        self._named = name is not None
-        self._held: list[tuple[str, Rows, Batching | None, int | None]] = []
-        self._bytes = 0
-        self._count = 0
-
-    @property
-    def id(self) -> TxnId:
-        """The id of the transaction."""
-        if not self._transaction.begun:
-            self._plain.call(self._transaction.begin)
-        return self._transaction.id
-
-    def send(
-        self,
-        topic: str,
-        value: Any,
-        *,
-        key: Key = None,
-        ordering_key: str | None = None,
-        event_time: EventTime = None,
-        properties: Properties = None,
-        serializer: Serializer | None = None,
-        batching: Batching | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
-        serializer = self._plain.client.serializers.of(topic, serializer)
-        rows = one_row(value, key, ordering_key, event_time, properties, serializer)
-        self._hold(topic, rows, batching, partition)
-
-    def send_many(
-        self,
-        topic: str,
-        values: Sequence[Any],
-        *,
-        keys: Sequence[Key] | None = None,
-        event_times: Sequence[EventTime] | None = None,
-        properties: Sequence[Properties] | None = None,
-        serializer: Serializer | None = None,
-        batching: Batching | None = None,
-        partition: int | None = None,
-    ) -> None:
-        """Send records given as columns of one length."""
-        serializer = self._plain.client.serializers.of(topic, serializer)
-        self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
-
-    def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: a record without a value."""
-        self._hold(topic, deletion(key))
-
-    def commit(self, *, wait_visible: bool = False) -> None:
-        """Commit; returns when that is durable, or visible to every reader."""
-        self._transaction.check_own()
-        self._plain.call(self._commit, wait_visible)
-
-    def abort(self) -> None:
-        """Abort; returns when that is durable."""
-        self._transaction.check_own()
-        self._held.clear()
-        if self._transaction.begun:
-            self._plain.call(self._transaction.abort)
-
-    def __enter__(self) -> Self:
-        if self._named:
-            self._plain.call(self._transaction.begin)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._transaction.over:
-            return  # the block has ended it by itself
-        if error is None:
-            self.commit()
-        elif self._transaction.begun:
-            self._plain.call(self._transaction.__aexit__, kind, error, trace)
-
-    def _hold(self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None) -> None:
-        client = self._plain.client
-        forking.check(client.session.forked_from)
-        client.check_topic(topic)
-        check_size(client.batched(topic, rows, batching), client.max_message_bytes, PROPERTY_BYTES)
-        if self._transaction.begun:
-            self._transaction.check()
-        self._held.append((topic, rows, batching, partition))
-        self._bytes += rows.size
-        self._count += len(rows.values)
-        if self._bytes > HELD_BYTES or self._count > HELD_RECORDS:
-            self._plain.call(self.hand_over)
-
-    async def hand_over(self) -> None:
-        """Give what is held to the asyncio client."""
-        if not self._transaction.begun:
-            await self._transaction.begin()
-        held, self._held = self._held, []
-        self._bytes = self._count = 0
-        for topic, rows, batching, partition in held:
-            await self._transaction.send_rows(topic, rows, batching, partition)
-
-    async def _commit(self, wait_visible: bool) -> None:
-        await self.hand_over()
-        await self._transaction.commit(wait_visible=wait_visible)

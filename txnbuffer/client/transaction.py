@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 from txnbuffer.client.outbox import OpenTransaction, Rows
 from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, pieces
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.transactions import Plan
+from txnbuffer.client.transactions import Plan, refusal
 from txnbuffer.coordinator.messages import Branch, ConsumerPosition, Naming
-from txnbuffer.errors import Fenced, InvalidRequest
+from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PROPERTY_BYTES = 80
 """The most that the properties which make a record part of a transaction add to it."""
+PARTLY = "only a part of what was given to it was sent"
 CHUNK = 4096
 """Records of a `send_many` that are handed over together."""
 
@@ -69,6 +70,13 @@ class Transaction:
     def check(self) -> None:
         """Raises why nothing can be sent in it."""
         self._usable()
+
+    def fail(self, error: BaseException) -> None:
+        """From now on it can only abort: what its caller believes to be in it is not."""
+        opened = self._open
+        if opened is not None and opened.failure is None and not opened.ending:
+            told = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY)
+            opened.failure = refusal(opened, told)
 
     async def begin(self) -> Self:
         """Begin; `async with` does it. Raises AlreadyCommitted if the number of its name is."""
@@ -137,17 +145,22 @@ class Transaction:
         self._client.check_topic(topic)
         rows = self._client.batched(topic, rows, batching)
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
-        left = len(rows.values)
-        for chunk in pieces(rows, CHUNK) if left else ():
-            left -= len(chunk.values)
-            for name, some in await self._client.parts(topic, chunk, partition):
-                opened = self._usable()
-                session.core.send(name, some, opened)
-            session.poke()
-            if not session.core.has_room:
-                await self._client.room(session)
-                if left:
-                    self._usable()
+        left = count = len(rows.values)
+        try:
+            for chunk in pieces(rows, CHUNK) if count else ():
+                for name, some in await self._client.parts(topic, chunk, partition):
+                    opened = self._usable()
+                    session.core.send(name, some, opened)
+                    left -= len(some.values)
+                session.poke()
+                if not session.core.has_room:
+                    await self._client.room(session)
+                    if left:
+                        self._usable()
+        except BaseException as error:
+            if 0 < left < count:
+                self.fail(error)
+            raise
 
     def consumed(self, position: ConsumerPosition) -> None:
         """The transaction consumed a topic for a group; it commits only if nobody else did."""

@@ -1,0 +1,152 @@
+"""A transaction of the client without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from txnbuffer.client import forking
+from txnbuffer.client.outbox import Rows
+from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row
+from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.transaction import PROPERTY_BYTES, Transaction
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import TxnId
+
+if TYPE_CHECKING:
+    from txnbuffer.client.plain import PlainClient
+
+HELD_RECORDS = 1000
+HELD_BYTES = 256 * 1024
+"""A plain transaction hands its records over when it has so many, and when it ends."""
+
+
+class PlainTransaction:
+    """As Transaction. Records are held until there are many, or the transaction ends."""
+
+    def __init__(self, plain: PlainClient, transaction: Transaction, name: str | None) -> None:
+        self._plain = plain
+        self._transaction = transaction
+        self._named = name is not None
+        self._aborted = False  # before it was begun
+        self._held: list[tuple[str, Rows, Batching | None, int | None]] = []
+        self._bytes = 0
+        self._count = 0
+
+    @property
+    def id(self) -> TxnId:
+        """The id of the transaction."""
+        self._check()
+        if not self._transaction.begun:
+            self._plain.call(self._transaction.begin)
+        return self._transaction.id
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Key = None,
+        ordering_key: str | None = None,
+        event_time: EventTime = None,
+        properties: Properties = None,
+        serializer: Serializer | None = None,
+        batching: Batching | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
+        serializer = self._plain.client.serializers.of(topic, serializer)
+        rows = one_row(value, key, ordering_key, event_time, properties, serializer)
+        self._hold(topic, rows, batching, partition)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[Any],
+        *,
+        keys: Sequence[Key] | None = None,
+        event_times: Sequence[EventTime] | None = None,
+        properties: Sequence[Properties] | None = None,
+        serializer: Serializer | None = None,
+        batching: Batching | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Send records given as columns of one length."""
+        serializer = self._plain.client.serializers.of(topic, serializer)
+        self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
+
+    def delete(self, topic: str, key: Key) -> None:
+        """Delete a key: a record without a value."""
+        self._hold(topic, deletion(key))
+
+    def commit(self, *, wait_visible: bool = False) -> None:
+        """Commit; returns when that is durable, or visible to every reader."""
+        self._transaction.check_own()
+        self._check()
+        self._plain.call(self._commit, wait_visible)
+
+    def abort(self) -> None:
+        """Abort; returns when that is durable."""
+        self._transaction.check_own()
+        self._held.clear()
+        if self._transaction.begun:
+            self._plain.call(self._transaction.abort)
+        else:
+            self._aborted = True
+
+    def __enter__(self) -> Self:
+        if self._named:
+            self._plain.call(self._transaction.begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._aborted or self._transaction.over:
+            return  # the block has ended it by itself
+        if error is None:
+            self.commit()
+        elif self._transaction.begun:
+            self._plain.call(self._transaction.__aexit__, kind, error, trace)
+
+    def _hold(self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None) -> None:
+        self._check()
+        client = self._plain.client
+        forking.check(client.session.forked_from)
+        client.check_topic(topic)
+        check_size(client.batched(topic, rows, batching), client.max_message_bytes, PROPERTY_BYTES)
+        if self._transaction.begun:
+            self._transaction.check()
+        self._held.append((topic, rows, batching, partition))
+        self._bytes += rows.size
+        self._count += len(rows.values)
+        if self._bytes > HELD_BYTES or self._count > HELD_RECORDS:
+            self._plain.call(self.hand_over)
+
+    async def hand_over(self) -> None:
+        """Give what is held to the asyncio client."""
+        if not self._transaction.begun:
+            await self._transaction.begin()
+        held, self._held = self._held, []
+        self._bytes = self._count = 0
+        try:
+            for topic, rows, batching, partition in held:
+                await self._transaction.send_rows(topic, rows, batching, partition)
+        except BaseException as error:
+            self._transaction.fail(error)  # those behind it, which were taken before, are not in it
+            raise
+
+    async def _commit(self, wait_visible: bool) -> None:
+        try:
+            await self.hand_over()
+        except BaseException as error:
+            if self._transaction.begun:
+                await self._transaction.__aexit__(type(error), error, None)
+            raise
+        await self._transaction.commit(wait_visible=wait_visible)
+
+    def _check(self) -> None:
+        """Raises InvalidRequest if it was aborted before there was anything to abort."""
+        if self._aborted:
+            raise InvalidRequest("the transaction has ended: begin another one")
