@@ -4,6 +4,7 @@ key         `partition_key`, as `broker_io.partitions` has it. No key: no partit
 value       the payload; no value: the null value, which is Pulsar's delete
 properties  the properties
 event time  the event time, two's complement below 1970; none: none
+replication to no other cluster: what is written here says something of this log and no other
 
 So what other programs write is read as it is, also a partition key that Java wrote as bytes: that is text in base64
 here. Ordering keys, schemas and producers' names are not looked at.
@@ -41,6 +42,7 @@ def encode_messages(batch: Batch, limit: int, *, batching: bool = False) -> list
     messages = []
     for key, value, time, row in zip(keys, batch.values.to_list(), times, rows, strict=True):
         builder = builder_of()
+        builder.disable_replication(True)
         if value is None:
             builder.set_null_value()
         else:

@@ -40,6 +40,8 @@ class Policies(NamedTuple):
     own_ttl: Any = None
     """`ttl` if it is the topic's, not its namespace's; 0 is none."""
     clusters: Any = None
+    own_clusters: Any = None
+    """`clusters` if they are the topic's, not its namespace's; not asked for where there is one."""
 
 
 NOT_SHOWN = Policies(None, None, None, None, None)
@@ -56,6 +58,7 @@ def hold(admin: Admin, path: str) -> None:
 
 def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
     own_ttl = admin.ask("GET", f"{path}/messageTTL")
+    clusters = admin.ask("GET", f"{path}/replication?applied=true")
     return Policies(
         admin.ask("GET", f"{path}/messageTTL?applied=true") if own_ttl is None else own_ttl,
         admin.ask("GET", f"{path}/backlogQuotaMap?applied=true"),
@@ -64,7 +67,8 @@ def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
         admin.ask("GET", f"namespaces/{namespace}/subscriptionExpirationTime"),
         admin.ask("GET", f"{path}/backlogQuotaMap"),
         own_ttl,
-        admin.ask("GET", f"{path}/replication?applied=true"),
+        clusters,
+        admin.ask("GET", f"{path}/replication") if len(clusters or ()) > 1 else None,
     )
 
 
@@ -172,8 +176,10 @@ def _danger(
         )
     if len(policies.clusters or ()) > 1:
         return (
-            f"it is replicated to {', '.join(sorted(policies.clusters))}, where other transactions have the same ids",
-            f"topics set-replication-clusters {url_of(namespace, _whole(topic))} --clusters ONE",
+            f"it is replicated to {', '.join(sorted(policies.clusters))}, which have transactions of their own",
+            f"topics set-replication-clusters {url_of(namespace, _whole(topic))} --clusters ONE"
+            if policies.own_clusters
+            else f"namespaces set-clusters {namespace} --clusters ONE",
         )
     inactive = policies.inactive or {}
     if (

@@ -1,23 +1,32 @@
 """Topics that are replicated to another cluster: refused by name, before they are written to and later.
 
-The other cluster is an entry in the list of clusters, which nobody answers for: what counts is the policy.
+The other cluster is an entry in the list of clusters, which nobody answers for: what counts is the policy. Where it
+counts what is replicated, that entry names the cluster itself: whatever is, stands in its topic once more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import urllib.error
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import pulsar
 import pytest
 from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
+from broker_io import open_broker
+from broker_io.batch import Batch, Message
+from broker_io.errors import UnsafePolicy
+from broker_io.port import Broker
 from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import PlainClient, connect
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, RegistrationRefused
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -63,7 +72,8 @@ def test_replication_is_refused_by_name_before_and_told_later(
 ) -> None:
     namespace = shared_namespace
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
-    refused = rf"replicated to {', '.join(sorted(clusters))}, .*set-replication-clusters"
+    replicated = f"replicated to {', '.join(sorted(clusters))}, .*"
+    refused = replicated + f"topics set-replication-clusters persistent://{namespace}/stock --clusters ONE"
     with (
         ServiceProcess(address, "--admin-url", cluster.admin, "--set", "retention.check_seconds=0.2") as service,
         connect(address, broker_options=options) as client,
@@ -88,8 +98,11 @@ def test_replication_is_refused_by_name_before_and_told_later(
         eventually(told)
         commit(client, "orders")  # here all is well: the other cluster is where it isn't
         replicate(cluster, f"namespaces/{namespace}", clusters)
-        with pytest.raises(Error, match=refused):
+        whole = f"{replicated}namespaces set-clusters {namespace} --clusters ONE"
+        with pytest.raises(RegistrationRefused, match=whole):
             commit(client, "later")
+    with open_broker(address, **options) as broker, pytest.raises(UnsafePolicy, match=whole):
+        broker.create_topic("__txnbuffer_other")  # as that of a service that begins there
 
 
 def commits(client: PlainClient, topic: str) -> bool:
@@ -98,3 +111,66 @@ def commits(client: PlainClient, topic: str) -> bool:
     except Error:
         return False
     return True
+
+
+def test_nothing_that_is_written_here_goes_to_other_clusters(
+    cluster: Cluster, shared_namespace: str, clusters: list[str]
+) -> None:
+    """Their services and readers would take our markers, and what our own topics say, for theirs."""
+    itself = {"serviceUrl": cluster.admin, "brokerServiceUrl": cluster.url}
+    ask(cluster.admin, f"clusters/{clusters[1]}", "POST", itself)
+    with (
+        open_broker(f"{cluster.url}/{shared_namespace}", admin_url=cluster.admin) as broker,
+        other_program(cluster, f"persistent://{shared_namespace}/orders") as foreign,
+    ):
+        broker.create_topic("orders")
+        with broker.writer("orders") as writer, broker.writer("orders", alone=True) as alone:
+            replicate(cluster, f"persistent/{shared_namespace}/orders", clusters)
+            foreign.is_replicated(broker)
+            writer.append(numbered(0, 1)).result()
+            for future in [writer.append(numbered(first, 10)) for first in range(1, 201, 10)]:
+                future.result()
+            alone.append(numbered(201, 3)).result()
+        foreign.is_replicated(broker)  # in order, so all that stands before it went, too
+        found = Counter(value for value in log(broker) if value.isdigit())
+        replicate(cluster, f"persistent/{shared_namespace}/orders", clusters[:1])
+    assert found == {b"%d" % number: 1 for number in range(204)}
+
+
+def numbered(first: int, count: int) -> Batch:
+    return Batch.of([Message(value=b"%d" % number) for number in range(first, first + count)])
+
+
+def log(broker: Broker) -> list[bytes]:
+    found: list[bytes] = []
+    with broker.reader("orders") as reader:
+        while (placed := reader.read(timeout=1.0)) is not None:
+            found += [value for value in placed.messages.values.to_list() if value is not None]
+    return found
+
+
+class OtherProgram:
+    """Writes to a topic as any producer does."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self._sent = 0
+
+    def is_replicated(self, broker: Broker) -> None:
+        """Write messages until one of them comes again."""
+
+        def again() -> bool:
+            self._sent += 1
+            self._producer.send(b"foreign %d" % self._sent)
+            return log(broker).count(b"foreign %d" % self._sent) == 2
+
+        eventually(again)
+
+
+@contextlib.contextmanager
+def other_program(cluster: Cluster, topic: str) -> Iterator[OtherProgram]:
+    client = pulsar.Client(cluster.url, logger=logging.getLogger("pulsar"))
+    try:
+        yield OtherProgram(client.create_producer(topic))
+    finally:
+        client.close()
