@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ OWN = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
 
 
 def start(broker: Broker, address: str = "") -> None:
-    opened = take_over(broker, Identity("tests", address), Config(), SnapshotPolicy(), SystemClock())
+    opened = take_over(broker, Identity("tests", address), Config(), SnapshotPolicy(), SystemClock(), time.time)
     opened.decisions.close()
     opened.keeper.close()
 

@@ -90,7 +90,7 @@ class Engine:
         self._streams_config: StreamsConfig
         self._woken = False
         self._credits = 0
-        self._latest = 0.0
+        self._began = clock.now_ms() / 1000 - clock.monotonic()
 
     @classmethod
     async def start(
@@ -136,7 +136,7 @@ class Engine:
         self._executor = ThreadPoolExecutor(1, "txnbuffer-keeper")
         try:
             opened = await loop.run_in_executor(
-                self._executor, take_over, self.broker, identity, config, policy, self.clock, standing
+                self._executor, take_over, self.broker, identity, config, policy, self.clock, self.now, standing
             )
         except BaseException:
             self._executor.shutdown(wait=False)
@@ -207,9 +207,8 @@ class Engine:
         return list(self._connections)
 
     def now(self) -> float:
-        """Seconds since 1970, never going back."""
-        self._latest = max(self._latest, self.clock.now_ms() / 1000)
-        return self._latest
+        """Seconds since 1970 by the wall clock of the start; they pass evenly, also while somebody sets that."""
+        return self._began + self.clock.monotonic()
 
     # The end
 

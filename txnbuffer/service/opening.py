@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -65,9 +66,13 @@ def take_over(
     config: Config,
     policy: SnapshotPolicy,
     clock: Clock,
+    now: Callable[[], float],
     standing: Standing | None = None,
 ) -> Opened:
-    """Become the owner of a shard of a broker. Raises what stands in the way; then nothing is owned."""
+    """Become the owner of a shard of a broker. Raises what stands in the way; then nothing is owned.
+
+    `now` is the time of the coordinator: seconds since 1970, never going back.
+    """
     shard = identity.shard
     if standing is None:
         prepare(broker, shard)
@@ -91,7 +96,7 @@ def take_over(
     finally:
         pool.shutdown(cancel_futures=True)
         log.close()
-    coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, clock.now_ms() / 1000)
+    coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, now())
     return Opened(coordinator, writer, keeper, at, letters, name)
 
 

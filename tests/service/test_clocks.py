@@ -1,0 +1,48 @@
+"""The wall clock is set while a service runs: what is open goes on, and ends when its time is up."""
+
+from __future__ import annotations
+
+import pytest
+from raw_session import transactional
+from service_setup import engine_on, eventually, on_a_loop, session_on, visible
+
+from broker_io.testing.world import SimulatedClock
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.messages import Begin
+from txnbuffer.errors import TransactionAborted
+from txnbuffer.frames import ClientFrame
+from txnbuffer.model import Outcome, TxnId
+
+LONG = Config(transaction_timeout=100.0)
+AN_HOUR = 3_600_000
+
+
+@pytest.mark.parametrize("jump", [-AN_HOUR, AN_HOUR], ids=["back", "ahead"])
+@on_a_loop
+async def test_a_transaction_has_its_time_whatever_the_wall_clock_tells(broker, quick, jump):
+    clock = SimulatedClock()
+    async with engine_on(broker, config=LONG, clock=clock) as engine:
+        session, ids = await session_on(engine, "a")
+        session.link.send(ClientFrame(begins=(Begin(1000, TxnId(0, ids[0])), Begin(1001, TxnId(0, ids[1])))))
+        await session.write(("a", transactional([ids[0]], b"hung")), ("a", transactional([ids[1]], b"ended")))
+        clock.set_ms(clock.now_ms() + jump)
+        clock.advance(1.0)
+        engine.coordinator.tick(engine.now())
+        assert await session.commit(ids[1], ["a"], [1]) is Outcome.COMMIT
+        assert visible(broker, "a") == {}
+        clock.advance(100.0)
+        await eventually(lambda: visible(broker, "a") == {b"ended": 1})
+        assert isinstance(await session.commit(ids[0], ["a"], [1]), TransactionAborted)
+
+
+@on_a_loop
+async def test_a_new_owner_takes_the_wall_clock_as_it_finds_it(broker):
+    clock = SimulatedClock()
+    for jump in (0, AN_HOUR, -2 * AN_HOUR):
+        clock.set_ms(clock.now_ms() + jump)
+        async with engine_on(broker, clock=clock) as engine:
+            assert engine.now() == pytest.approx(clock.now_ms() / 1000)
+            clock.advance(5.0)
+            clock.set_ms(0)
+            assert engine.now() == pytest.approx(SimulatedClock().now_ms() / 1000, abs=2 * AN_HOUR)
+            clock.set_ms(round(engine.now() * 1000))
