@@ -81,8 +81,7 @@ class CommittedReader:
 
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds."""
-        if limit < 1:
-            raise InvalidRequest(f"a batch of {limit} records can't be: ask for at least 1")
+        check_limit(limit)
         deadline = self._clock.monotonic() + timeout
         while True:
             self._grow()
@@ -144,6 +143,12 @@ class CommittedReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_limit(limit: int) -> None:
+    """Raises InvalidRequest."""
+    if limit < 1:
+        raise InvalidRequest(f"a batch of {limit} records can't be: ask for at least 1")
 
 
 def beginning_of(broker: Broker, topic: str, start: Start) -> Beginning:

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from broker_io.errors import Error
 from broker_io.port import Broker
-from txnbuffer.client.closing import ClosedOnExit
+from txnbuffer.client.closing import ClosedOnExit, opened
 from txnbuffer.client.read_topics import Start
-from txnbuffer.client.reader import CommittedReader, Lag
+from txnbuffer.client.reader import CommittedReader, Lag, check_limit
 from txnbuffer.client.records import RecordBatch
+from txnbuffer.errors import InvalidRequest
 
 Result = TypeVar("Result")
 
@@ -21,12 +23,14 @@ POLL = 0.5
 
 
 class AsyncReader(ClosedOnExit):
-    """Hands out batches of visible records; a read that was cancelled loses none of them."""
+    """Hands out batches of visible records, each to one task; a read that was cancelled loses none of them."""
 
     def __init__(self, reader: CommittedReader, thread: ThreadPoolExecutor) -> None:
         self._reader = reader
         self._thread = thread
+        self._turn = asyncio.Lock()
         self._reading: asyncio.Future[RecordBatch | None] | None = None
+        self._closing: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(
@@ -38,27 +42,48 @@ class AsyncReader(ClosedOnExit):
     ) -> AsyncReader:
         """Open a reader in a thread of its own. Raises what CommittedReader raises."""
         thread = ThreadPoolExecutor(1, "txnbuffer-reader")
-        loop = asyncio.get_running_loop()
         try:
-            reader = await loop.run_in_executor(
-                thread, lambda: CommittedReader(broker(), topics, start=start, isolation=isolation)
-            )
+            reader = await opened(thread, lambda: CommittedReader(broker(), topics, start=start, isolation=isolation))
         except BaseException:
             thread.shutdown(wait=False)
             raise
         return cls(reader, thread)
 
     async def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
-        """The next visible records of one topic; None if there were none for `timeout` seconds."""
+        """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds.
+
+        Tasks that read at the same time take turns.
+        """
+        check_limit(limit)
+        deadline = asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turn.acquire()
+        except TimeoutError:
+            return None
+        try:
+            return await self._read(limit, deadline)
+        finally:
+            self._turn.release()
+
+    async def _read(self, limit: int, deadline: float) -> RecordBatch | None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
         while True:
             left = deadline - loop.time()
             if self._reading is None:
                 read = partial(self._reader.read, limit=limit, timeout=max(min(left, POLL), 0.0))
-                self._reading = loop.run_in_executor(self._thread, read)
-            batch = await asyncio.shield(self._reading)
+                self._reading = self._call(read)
+            try:
+                batch = await asyncio.shield(self._reading)
+            except Error as error:
+                if error.retryable:
+                    self._reading = None
+                raise
             self._reading = None
+            if batch is not None and len(batch) > limit:  # it was read for somebody who wanted more, and was cancelled
+                self._reading = loop.create_future()
+                self._reading.set_result(batch.take(slice(limit, None)))
+                batch = batch.take(slice(limit))
             if batch is not None or left <= 0:
                 return batch
 
@@ -73,8 +98,14 @@ class AsyncReader(ClosedOnExit):
         return await self._call(self._reader.lag)
 
     async def close(self) -> None:
-        await self._call(self._reader.close)
-        self._thread.shutdown(wait=False)
+        """End it, behind a read that goes on; who is cancelled meanwhile need not close it again."""
+        if self._closing is None:
+            self._closing = self._call(self._reader.close)
+            self._thread.shutdown(wait=False)
+        await asyncio.shield(self._closing)
 
-    async def _call(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+    def _call(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Raises InvalidRequest."""
+        if self._closing is not None:
+            raise InvalidRequest("the reader was closed: open another one")
+        return asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -1,0 +1,165 @@
+"""The asyncio reader: tasks that share one, are cancelled in the midst, and close it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from client_world import LONG, World, in_world, run
+
+from txnbuffer.client.closing import opened
+from txnbuffer.client.reader import CommittedReader
+from txnbuffer.client.threaded import AsyncReader
+from txnbuffer.errors import InvalidRequest, ServiceUnavailable
+
+
+class Gate:
+    """A reader whose reads wait until they may go on, and may be told to fail."""
+
+    def __init__(self, reader: CommittedReader) -> None:
+        self.reader = reader
+        self.begun, self.open = threading.Semaphore(0), threading.Semaphore(0)
+        self.failure: Exception | None = None
+        self.closed = threading.Event()
+
+    def read(self, **options: Any) -> Any:
+        self.begun.release()
+        assert self.open.acquire(timeout=LONG)
+        if self.failure is not None:
+            raise self.failure
+        return self.reader.read(**options)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.closed.set()
+
+    async def wait(self) -> None:
+        """Until a read has begun."""
+        assert await asyncio.to_thread(self.begun.acquire, timeout=LONG)
+
+
+def with_reader(test: Callable[[AsyncReader, Gate], Any], records: int = 10) -> None:
+    async def whole(world: World) -> None:
+        client = await world.client()
+        async with client.transaction() as txn:
+            await txn.send_many("log", [b"%d" % number for number in range(records)])
+        gate = Gate(CommittedReader(world.broker, "log"))
+        async with AsyncReader(gate, ThreadPoolExecutor(1)) as reader:  # type: ignore[arg-type]  # as far as it is used
+            await test(reader, gate)
+
+    in_world(whole)
+
+
+def values(batch: Any) -> list[int]:
+    return [int(record.value) for record in batch or ()]
+
+
+def test_tasks_that_share_a_reader_are_handed_each_record_once() -> None:
+    async def test(reader: AsyncReader, gate: Gate) -> None:
+        gate.open.release(100)
+        found: Counter[int] = Counter()
+
+        async def work() -> None:
+            while (batch := await reader.read(limit=3, timeout=0.2)) is not None:
+                found.update(values(batch))
+
+        await asyncio.gather(*(work() for _ in range(3)))
+        assert found == Counter(range(10))
+
+    with_reader(test)
+
+
+def test_a_task_waits_for_its_turn_no_longer_than_it_wants_to() -> None:
+    async def test(reader: AsyncReader, gate: Gate) -> None:
+        first = asyncio.ensure_future(reader.read(timeout=LONG))
+        await gate.wait()
+        assert await reader.read(timeout=0.0) is None
+        assert await reader.read(timeout=0.01) is None
+        gate.open.release()
+        assert values(await first) == [*range(10)]
+
+    with_reader(test)
+
+
+def test_what_was_read_for_a_read_that_was_cancelled_comes_with_the_next_as_it_wants_it() -> None:
+    async def test(reader: AsyncReader, gate: Gate) -> None:
+        first = asyncio.ensure_future(reader.read(limit=8, timeout=LONG))
+        await gate.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        gate.open.release(100)
+        assert [values(await reader.read(limit=3)) for _ in range(5)] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9], []]
+
+    with_reader(test)
+
+
+def test_it_goes_on_behind_an_error_that_passes_and_behind_no_other() -> None:
+    async def test(reader: AsyncReader, gate: Gate) -> None:
+        gate.open.release(100)
+        with pytest.raises(InvalidRequest, match="at least 1"):
+            await reader.read(limit=0)
+        gate.failure = ServiceUnavailable("away")
+        with pytest.raises(ServiceUnavailable):
+            await reader.read()
+        gate.failure = None
+        assert values(await reader.read(limit=4)) == [0, 1, 2, 3]
+        gate.failure = InvalidRequest("damaged")
+        with pytest.raises(InvalidRequest, match="damaged"):
+            await reader.read()
+        gate.failure = None
+        with pytest.raises(InvalidRequest, match="damaged"):
+            await reader.read()
+
+    with_reader(test)
+
+
+def test_it_is_closed_though_who_closes_it_is_cancelled() -> None:
+    async def test(reader: AsyncReader, gate: Gate) -> None:
+        first = asyncio.ensure_future(reader.read(timeout=LONG))
+        await gate.wait()
+        closing = asyncio.ensure_future(reader.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        gate.open.release()
+        assert values(await first) == [*range(10)]
+        assert await asyncio.to_thread(gate.closed.wait, LONG)
+        with pytest.raises(InvalidRequest, match="open another one"):
+            await reader.read()
+
+    with_reader(test)
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_what_is_opened_for_somebody_who_was_cancelled_is_closed() -> None:
+    async def test() -> None:
+        begun, go_on, thing = threading.Event(), threading.Event(), Thing()
+
+        def opening() -> Thing:
+            begun.set()
+            assert go_on.wait(LONG)
+            return thing
+
+        with ThreadPoolExecutor(1) as thread:
+            task = asyncio.ensure_future(opened(thread, opening))
+            assert await asyncio.to_thread(begun.wait, LONG)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not thing.closed.is_set()
+            go_on.set()
+            assert await asyncio.to_thread(thing.closed.wait, LONG)
+
+    run(test())
