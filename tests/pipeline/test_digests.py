@@ -10,13 +10,19 @@ from txnbuffer.pipeline.digests import MASK, Tally, added, cut_points, range_of,
 
 records = st.tuples(
     st.text(max_size=3), st.none() | st.binary(max_size=4), st.none() | st.binary(max_size=4),
-    st.none() | st.tuples(*[st.integers(-1, 2**40)] * 3),
+    st.none() | st.tuples(*[st.integers(-1, 2**40)] * 3), st.none() | st.integers(0, 2**53),
+    st.none() | st.dictionaries(st.text(max_size=2), st.text(max_size=2), max_size=2),
 )  # fmt: skip
 
 
 @given(records, records)
 def test_other_records_have_other_digests(one: tuple, other: tuple) -> None:
-    # Digests are compared by topic and key.
+    # Digests are compared by topic and key, and by the same columns.
+    compared = [None not in pair for pair in zip(one[3:], other[3:], strict=True)]
+    one, other = (
+        (*record[:3], *(part if both else None for part, both in zip(record[3:], compared, strict=True)))
+        for record in (one, other)
+    )
     same = (one[:2], record_digest(*one)) == (other[:2], record_digest(*other))
     assert same == (one == other)
 

@@ -110,7 +110,9 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
         table = spark.read.parquet(directory.table)
         wrong = "CASE WHEN key = X'61' AND topic = 'orders' THEN X'00' ELSE value END value"
         nowhere = "IF(key = X'61' AND topic = 'stock', NULL, position) position"
-        named = [{"value": wrong, "position": nowhere}.get(name, name) for name in table.columns]
+        marked = "IF(key = X'FF' AND topic = 'orders', map('x', 'y'), properties) properties"
+        time = "IF(key = X'FF' AND topic = 'stock', TIMESTAMP'2001-01-01 00:00:00', event_time) event_time"
+        named = _with(table.columns, wrong, nowhere, marked, time)
         changed = table.where("topic = 'orders' OR key != X'62'").selectExpr(*named)
         changed.coalesce(1).write.parquet(directory.writing)
         directory.publish(exports.Run(2, LATEST, run.columns, run.offset, run.records))
@@ -124,8 +126,9 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
 
     found = audit(spark, options_of_audit(tmp_path), directory, tell=export_meanwhile)
     there = {(row[0], row[2]) for row in expected(broker, LATEST)}
-    lost = [("orders", b"a", "different"), ("stock", b"a", "different"), ("stock", b"b", "in the log only")]
-    assert ("stock", b"a") in there
+    lost = [("orders", b"a", "different"), ("orders", b"\xff", "different"), ("stock", b"a", "different")]
+    lost += [("stock", b"b", "in the log only"), ("stock", b"\xff", "different")]
+    assert there >= {("orders", b"\xff"), ("stock", b"a"), ("stock", b"\xff")}
     assert [(one.topic, one.key, one.what) for one in found.differences] == [one for one in lost if one[:2] in there]
     assert found.different == len(found.differences) > 0
     report = as_json(found)
@@ -139,7 +142,7 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
     found = audit(spark, options_of_audit(tmp_path), directory, tell=said.append)
     assert "topic stock is not the one that was exported" in said[0]
     assert (found.gone, found.same) == (("stock",), False)
-    assert [one.what for one in found.differences] == ["different"]
+    assert [one.key for one in found.differences] == [key for topic, key, _ in lost[:2] if (topic, key) in there]
     assert {one.topic for one in found.topics()} == {"orders"}
     assert as_json(found)["deleted_topics"] == ["stock"]
     assert "not compared: stock" in as_page(found, directory.path, "log")
@@ -152,14 +155,14 @@ def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
     before = expected(broker, VERSIONS)
     nowhere = "named_struct('ledger', -1L, 'entry', 0L, 'batch', -1L)"
     strange = ["'bogus' topic", "CAST(NULL AS STRING) topic", f"IF(true, NULL, {nowhere}) position"]
-    strange += [f"{nowhere} position"]
+    strange += [f"{nowhere} position", "named_struct('ledger', 0L, 'entry', 0L, 'batch', -1L) position"]
     with directory.locked():
         run = Export(spark, options(tmp_path), directory).run()
         assert run is not None
         one = spark.read.parquet(directory.table).where("topic = 'orders'").limit(1)
         rows = [one.selectExpr(*_with(one.columns, text, f"X'0{n}' key")) for n, text in enumerate(strange)]
         reduce(DataFrame.unionByName, rows).coalesce(1).write.parquet(directory.writing)
-        directory.publish(exports.Run(2, VERSIONS, run.columns, run.offset, 4))
+        directory.publish(exports.Run(2, VERSIONS, run.columns, run.offset, len(strange)))
     for life in lives:
         life.keeper.pump()
         life.keeper.snapshot(life.topic)
@@ -169,9 +172,9 @@ def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
     found = audit(spark, options_of_audit(tmp_path), directory)
     only = "in the export only"
     assert sorted((one.topic, one.key, one.what) for one in found.differences) == [
-        ("", b"\x01", only), ("bogus", b"\x00", only), ("orders", b"\x02", only), ("orders", b"\x03", only),
+        ("", b"\x01", only), ("bogus", b"\x00", only), *(("orders", key, only) for key in (b"\x02", b"\x03", b"\x04")),
     ]  # fmt: skip
-    assert found.different == 4
+    assert found.different == 5
     assert found.unproven == len({(row[0], row[2]) for row in before} - left) > 0
 
 
@@ -180,10 +183,29 @@ def _with(columns: list[str], *changed: str) -> list[str]:
     return [names.get(name, name) for name in columns]
 
 
+def test_a_log_that_is_trimmed_while_it_is_audited_is_told(
+    spark: Any, broker: Broker, lives: list[Life], tmp_path: Path
+) -> None:
+    directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
+    with directory.locked():
+        Export(spark, options(tmp_path), directory).run()
+
+    def trim(line: str) -> None:
+        for life in lives if line.startswith("auditing") else ():
+            life.keeper.pump()
+            life.keeper.snapshot(life.topic)
+            life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
+
+    with pytest.raises(JobFailed, match=r"^topic orders.* was trimmed, deleted or made anew while") as failed:
+        audit(spark, options_of_audit(tmp_path), directory, tell=trim)
+    assert failed.value.retryable
+
+
 def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     sums: dict[tuple[str, bytes | None], int] = {}
     for record in (record for topic in TOPICS for record in records_of(broker, topic)):
-        digest = record_digest(record.topic, record.key, record.value, record.position)
+        more = record.event_time * 1000, record.properties
+        digest = record_digest(record.topic, record.key, record.value, record.position, *more)
         sums[record.topic, record.key] = (sums.get((record.topic, record.key), 0) + digest) & MASK
     rows = key_digests(source(spark, options(tmp_path)), versions=True).collect()
     found = {

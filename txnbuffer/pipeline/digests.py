@@ -2,8 +2,10 @@
 
 A record's digest is 64 bits: XXH64 over its topic (seed 42), over its key with that as the seed, over ledger, entry and
 batch of its position where versions are compared (8 bytes each, little-endian), and over its value, in this order; a
-key or value that is null is left out. It is what Spark's `xxhash64` makes of the same columns. Digests of many
-records are added, modulo 2^64; so they can be added up in parts, by key, by range of keys, by topic.
+key or value that is null is left out. Behind these, where they are compared, come the event time (microseconds since
+1970, 8 bytes; 0: none), and the number of properties (8 bytes) with their names and texts, sorted by name. It is what
+Spark's `xxhash64` makes of the same columns. Digests of many records are added, modulo 2^64; so they can be added up
+in parts, by key, by range of keys, by topic.
 
 A range of keys holds those from one cut point on, below the next, as unsigned bytes; the first one holds what has no
 key as well.
@@ -12,7 +14,7 @@ key as well.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -32,13 +34,30 @@ class Tally(NamedTuple):
         return Tally(self.keys + other.keys, self.records + other.records, (self.digest + other.digest) & MASK)
 
 
-def record_digest(topic: str, key: bytes | None, value: bytes | None, position: Sequence[int] | None = None) -> int:
-    digest = xxhash.xxh64_intdigest(topic.encode(), SEED)
-    if key is not None:
-        digest = xxhash.xxh64_intdigest(key, digest)
-    for axis in position or ():
-        digest = xxhash.xxh64_intdigest((axis & MASK).to_bytes(8, "little"), digest)
-    return digest if value is None else int(xxhash.xxh64_intdigest(value, digest))
+def record_digest(
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    position: Sequence[int] | None = None,
+    event_time: int | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> int:
+    """The digest of a record; what is None of the last three is not compared. `event_time` in microseconds."""
+    parts: list[bytes | None] = [topic.encode(), key, *map(_number, position or ()), value]
+    if event_time is not None:
+        parts.append(_number(event_time))
+    if properties is not None:
+        parts.append(_number(len(properties)))
+        parts += [text.encode() for pair in sorted(properties.items()) for text in pair]
+    digest = SEED
+    for part in parts:
+        if part is not None:
+            digest = xxhash.xxh64_intdigest(part, digest)
+    return digest
+
+
+def _number(number: int) -> bytes:
+    return (number & MASK).to_bytes(8, "little")
 
 
 def added(low: int, high: int) -> int:

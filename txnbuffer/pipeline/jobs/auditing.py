@@ -1,7 +1,8 @@
 """Audit: whether an export says of every key what the log says, up to where the export goes.
 
 Both sides become one row a key: how many records, and the sum of their digests (see `pipeline.digests`). An export of
-all versions has to have every record at its position, one of the latest values the latest value of each key. What is
+all versions has to have every record at its position, one of the latest values the latest value of each key, with the
+properties and the event time that it has there, where these are exported. What is
 trimmed from the log can't be told: what an export has from before is left out, and counted where a key is all of it.
 What belongs to no topic and no place that was exported is in the export only. Of topics that are gone nothing is
 compared, and the two are not the same.
@@ -16,23 +17,28 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+from broker_io import is_cluster
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.digests import Tally, added, cut_points
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run
 from txnbuffer.pipeline.jobs.latest import latest
-from txnbuffer.pipeline.jobs.running import Tell, places, source, told
+from txnbuffer.pipeline.jobs.running import JobFailed, Tell, places, source, told
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark.tasks import open_for_reading
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 RANGES = 32
 SAMPLE = 10_000
 """Keys by which ranges are cut, about."""
 FIRST_DIFFERENCES = 20
+FIRST_LEDGER = 1
+"""The number of a topic's first ledger in an embedded log."""
 COLUMNS = ("topic", "position", "key", "value")
+MORE = ("properties", "event_time")
+"""Compared as well where they are exported."""
 KEY = ["topic", "key"]
 LOG, EXPORT = "log", "export"
 NO_TOPIC = ""
@@ -97,13 +103,20 @@ class Audit:
 def key_digests(frame: DataFrame, *, versions: bool) -> DataFrame:
     """One row for each topic and key: `records`, and the `low` and `high` halves of their digests added up.
 
-    `frame` has the columns topic, position, key and value; a row that is `strange`, by a column, has its own digest.
+    `frame` has the columns topic, position, key and value; event_time and properties count where they are there. A row
+    that is `strange`, by a column, has its own digest.
     """
     from pyspark.sql import functions as f
 
     place = [f"position.{axis}" for axis in ("ledger", "entry", "batch")] if versions else []
     strange = ["strange"] if "strange" in frame.columns else []  # null for all others, which changes no hash
-    digest = f.xxhash64("topic", "key", *place, "value", *strange)
+    more: list[Column] = []
+    if "event_time" in frame.columns:
+        more.append(f.coalesce(f.unix_micros("event_time"), f.lit(0).cast("long")))
+    if "properties" in frame.columns:
+        entries = f.array_sort(f.map_entries("properties"))
+        more += [f.coalesce(f.size(entries), f.lit(0)).cast("long"), entries]
+    digest = f.xxhash64("topic", "key", *place, "value", *more, *strange)
     hashed = frame.select("topic", "key", digest.alias("digest"))
     return hashed.groupBy(*KEY).agg(
         f.count(f.lit(1)).alias("records"),
@@ -197,10 +210,15 @@ def _audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDir
             cuts = {topic: cut_points(found, RANGES) for topic, found in keys.items()}
             ranges = tuple(_range(row, cuts) for row in in_ranges(both, cuts).collect())
             differences = tuple(map(_difference, first_different(both).collect()))
-            return Audit(run, ranges, differences, unproven.count(), gone)
+            found = Audit(run, ranges, differences, unproven.count(), gone)
+    except JobFailed:
+        _check_unchanged(options, run, origins, trimmed=True)
+        raise
     finally:
         for one in (both, held):
             one.unpersist()
+    _check_unchanged(options, run, origins, trimmed=found.different > 0)
+    return found
 
 
 def _origins(options: Mapping[str, str], run: Run) -> dict[str, Position]:
@@ -215,6 +233,17 @@ def _origins(options: Mapping[str, str], run: Run) -> dict[str, Position]:
     return origins
 
 
+def _check_unchanged(options: Mapping[str, str], run: Run, origins: Mapping[str, Position], *, trimmed: bool) -> None:
+    """Raises JobFailed if topics are gone or other ones now, or were `trimmed`: it was not one log that was read."""
+    now = _origins(options, run)
+    changed = [topic for topic, origin in origins.items() if topic not in now or (trimmed and now[topic] != origin)]
+    if changed:
+        raise JobFailed(
+            f"topic {', '.join(sorted(changed))} was trimmed, deleted or made anew while it was audited: audit again",
+            retryable=True,
+        )
+
+
 def _sides(
     spark: SparkSession,
     options: Mapping[str, str],
@@ -226,19 +255,21 @@ def _sides(
     from pyspark.sql import functions as f
 
     reached = run.offset.topics
+    columns = (*COLUMNS, *(name for name in MORE if name in run.columns))
     ends = places({topic: reached[topic].at for topic in origins if reached[topic].at > EARLIEST})
+    first_ever = 0 if is_cluster(options["broker"]) else FIRST_LEDGER
     table = directory.frame(spark, run)
     table = table.where(~f.coalesce(table["topic"].isin(sorted(reached.keys() - origins.keys())), f.lit(False)))
     old = f.lit(False)
     for topic, origin in origins.items():
-        before = (table["position.ledger"] >= 0) & (table["position.ledger"] < origin.ledger)
+        before = (table["position.ledger"] >= first_ever) & (table["position.ledger"] < origin.ledger)
         old = old | f.coalesce((table["topic"] == topic) & before, f.lit(False))
     only = "true" if run.kind == LATEST else "false"
-    log = table.select(*COLUMNS).where(f.lit(False))
+    log = table.select(*columns).where(f.lit(False))
     if origins:
-        log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(COLUMNS), end=ends, latest=only)
+        log = source(spark, options, topics=json.dumps([*origins]), columns=",".join(columns), end=ends, latest=only)
     placed = reduce(and_, (table[f"position.{axis}"].isNotNull() for axis in ("ledger", "entry", "batch")))
-    rows = table.select(*COLUMNS, old.alias("old"), f.when(~placed, f.lit(True)).alias("strange"))
+    rows = table.select(*columns, old.alias("old"), f.when(~placed, f.lit(True)).alias("strange"))
     if run.kind == VERSIONS:
         digests = key_digests(log, versions=True).persist()
         unproven = _without(rows.where("old").select(*KEY).distinct(), digests.select(*KEY))
