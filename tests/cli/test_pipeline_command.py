@@ -31,11 +31,13 @@ def test_help_tells_the_jobs() -> None:
         (["export", "file:log", "DIR", "--conf", "x"], "write KEY=VALUE"),
         (["audit", "file:log", "DIR"], "there is no export at"),
         (["profile", "nowhere"], "nowhere"),
+        (["export", "file:log", "DIR", "--columns", "colour"], "an export has no columns colour"),
+        (["export", "file:no/log", "DIR"], "no/log holds no log yet"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = pipeline(*[str(tmp_path / "export") if text == "DIR" else text for text in arguments])
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == (4 if "no log" in message else 2), done.stderr
     assert message in done.stderr
     assert not (tmp_path / "export").exists()
 

@@ -125,6 +125,8 @@ def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[
         ({"end": "3:1:-2"}, "option end can't be '3:1:-2'"),
         ({"config": "/nope"}, "option config is for clusters, and file:log is none"),
         ({"broker": "txnbuf://h:1", "pulsar.admn": "x"}, "option pulsar.admn is for clusters"),
+        ({"broker": "pulsar://h:1/a/b", "pulsar.admn": "x"}, "option pulsar.admn=x: unknown key"),
+        ({"topics": "[]"}, "option topics names none"),
         ({"failondataloss": "true"}, "option failondataloss is unknown"),
     ],
 )

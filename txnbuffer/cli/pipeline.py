@@ -103,13 +103,16 @@ def export(
     --format delta DIR is a Delta table, and each run one commit. Keys that were deleted, and records without a key, are
     not among the latest values.
     """
-    from txnbuffer.pipeline.jobs.exporting import COLUMNS, Export
-    from txnbuffer.pipeline.jobs.running import reading_options, session
+    from txnbuffer.pipeline.jobs.exporting import COLUMNS, Export, columns_of
+    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)
     options["fail_on_data_loss"] = "false" if go_on else "true"
     target = target_of(directory, LATEST if latest else VERSIONS, form)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
+    columns_of(wanted, target.kind)
+    if not continuous:
+        check_reading(options)
     stop = threading.Event()
     with target.locked(), session(job.master, job.settings) as spark:
         if continuous:  # behind Spark, which takes SIGINT for itself when it starts
@@ -145,10 +148,11 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
     """
     from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
     from txnbuffer.pipeline.jobs.auditing import audit as compare
-    from txnbuffer.pipeline.jobs.running import reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     target = find(directory)
     options = reading_options(address, (), None, job.source)
+    check_reading(options)
     with session(job.master, job.settings) as spark:
         found = compare(
             spark, {name: text for name, text in options.items() if name != "pattern"}, target, tell=narrate
@@ -186,9 +190,10 @@ def profile(
     """Show where the bytes of ADDRESS are, its aborts, late records, long transactions and hot keys."""
     from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
     from txnbuffer.pipeline.jobs.profiling import profile as look
-    from txnbuffer.pipeline.jobs.running import reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)
+    check_reading(options)
     with session(job.master, job.settings) as spark:
         found = look(spark, options, tell=narrate)
     _write(html, as_page(found, address))
@@ -219,9 +224,10 @@ def recover(
     """
     from txnbuffer.pipeline.jobs.recovering import TRIMMED
     from txnbuffer.pipeline.jobs.recovering import recover as rebuild
-    from txnbuffer.pipeline.jobs.running import reading_options, session
+    from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)
+    check_reading(options)
     with session(job.master, job.settings) as spark:
         rows = rebuild(spark, options, everything=everything, wanted=wanted, tell=narrate)
     show_rows(rows, output, empty="no topic has transactions")

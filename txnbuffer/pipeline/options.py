@@ -14,7 +14,7 @@ from broker_io import check_address, is_cluster
 from broker_io.partitions import partition_name, partition_of, whole_name
 from txnbuffer.client.trust import certificates
 from txnbuffer.config import load_config
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
@@ -74,6 +74,8 @@ class ReadOptions:
         if not is_cluster(broker) and (vain := sorted({"config", *settings} & given.keys())):
             raise InvalidRequest(f"option {', '.join(vain)} is for clusters, and {broker} is none")
         topics, pattern = _topics(given.get("topics")), given.get("pattern") or None
+        if given.get("topics") and not topics:
+            raise InvalidRequest("option topics names none: name one, or leave the option out for pattern")
         if bool(topics) == bool(pattern):
             raise InvalidRequest("say what to read by one of the options topics and pattern")
         aborted = _flag("include_aborted", given.get("include_aborted", "false"))
@@ -140,7 +142,10 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
     if not is_cluster(broker):
         return {}
     flags = [f"{name}={text}" for name, text in settings.items()]
-    return load_config(path, os.environ, flags).pulsar.options()
+    try:
+        return load_config(path, os.environ, flags).pulsar.options()
+    except InvalidConfiguration as error:
+        raise InvalidConfiguration(str(error).replace("--set ", "option ", 1)) from None
 
 
 def _trusting(broker: str, path: str | None) -> dict[str, Any]:

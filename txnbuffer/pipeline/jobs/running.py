@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from broker_io.errors import Error, MissingDependency
 from txnbuffer.model import Position
 from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.planning import names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,9 +45,24 @@ class JobFailed(Error):
         self.exit_code = exit_code  # type: ignore[misc]  # of the cause, where that is known
 
 
+def check_reading(options: Mapping[str, str]) -> None:
+    """Raises what opening the broker and naming the topics raises, at once and not behind the start of a JVM."""
+    try:
+        from txnbuffer.pipeline.spark.tasks import open_for_reading
+    except ImportError as error:
+        raise _missing(error) from None
+    wanted = ReadOptions.of(options)
+    with open_for_reading(wanted) as broker:
+        names(broker, wanted, all_there=wanted.fail_on_data_loss)
+
+
+def _missing(error: ImportError) -> MissingDependency:
+    return MissingDependency(f"jobs need Spark ({error}): pip install 'txnbuffer[spark]'")
+
+
 @contextmanager
 def session(master: str | None = None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session for one job. Under spark-submit without a `master` it is the one that was asked for there.
+    """A session for one job, which SIGTERM ends. Under spark-submit without a `master` it is the one asked for there.
 
     Raises MissingDependency without PySpark or Java.
     """
@@ -54,7 +71,7 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
 
         from txnbuffer.pipeline.spark.session import open_session
     except ImportError as error:
-        raise MissingDependency(f"jobs need Spark ({error}): pip install 'txnbuffer[spark]'") from None
+        raise _missing(error) from None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise MissingDependency("jobs need Java 17 for Spark: install it, or set JAVA_HOME")
@@ -62,10 +79,19 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
         spark = open_session(master or (None if submitted else "local[*]"), settings={**SETTINGS, **(settings or {})})
     except PySparkException as error:
         raise JobFailed(f"Spark does not start: {first_line(str(error))}") from None
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         yield spark
+    except (KeyboardInterrupt, SystemExit):
+        spark.sparkContext.setLogLevel("OFF")  # of tasks that end with it nobody wants to know
+        raise
     finally:
         spark.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 @contextmanager
