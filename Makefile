@@ -61,7 +61,7 @@ explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one s
 mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text for some
 	$(BIN)/python tests/mutants/run.py $(ONLY)
 
-soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open everything that may be open at once
+soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that may be open at once, 5,000 examples a property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --shards 2 --brokers $(or $(BROKERS),5) --services $(or $(SERVICES),40) $(if $(SEED),--seed $(SEED))
@@ -74,6 +74,7 @@ soak: $(STAMP) ## kill services, clients and brokers for half an hour, and open 
 	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --pulsar --kills 10 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
+	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations snapshots streams)
 	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py
 
 bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some

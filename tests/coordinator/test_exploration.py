@@ -1,4 +1,4 @@
-"""Histories from seeds: 600 in the default profile, 20,000 with HYPOTHESIS_PROFILE=ci."""
+"""Histories from seeds: 600 in the default profile, more of them with HYPOTHESIS_PROFILE=ci and =soak."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from coordinator_history import Exploration, explore
 
 PIECES = 20
-HISTORIES = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else 600
+HISTORIES = {"ci": 5_000, "soak": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", "dev"), 600)
 
 
 @pytest.mark.parametrize("piece", range(PIECES))
