@@ -21,7 +21,7 @@ from snapshots.table import scan
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.lost import begun_anew, what_is_lost
+from txnbuffer.coordinator.lost import begun_anew, no_owner, what_is_lost
 from txnbuffer.shards import Shard
 
 Buffers = dict[str, TransactionBuffer]
@@ -68,7 +68,7 @@ def look(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisi
     if buffers is None:
         buffers = folded(broker, shard.of)
     history, gone = _read_history(broker, decisions)
-    lost = gone or what_is_lost(history, history.epoch + 1, shard.number, buffers)
+    lost = gone or no_owner(history) or what_is_lost(history, history.epoch + 1, shard.number, buffers)
     return Decisions(decisions, history, buffers, lost)
 
 

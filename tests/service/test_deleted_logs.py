@@ -12,13 +12,15 @@ import pytest
 from cluster_app import App, app_on, beside
 from service_setup import engine_on, eventually, on_a_loop, visible
 
+from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
+from snapshots.decisions import begin_anew
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.ids import IdSet, bitmap_of
-from txnbuffer.coordinator.lost import A_SECOND, first_ids
-from txnbuffer.errors import LogDeleted
+from txnbuffer.coordinator.lost import A_SECOND, AHEAD, first_ids
+from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
 from txnbuffer.service import beside as beside_module
 from txnbuffer.service import standing
@@ -26,6 +28,7 @@ from txnbuffer.service.beside import of_log
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.leaving import Leaving
 from txnbuffer.service.standing import Standby
+from txnbuffer.shards import ONLY
 
 
 @pytest.fixture
@@ -148,6 +151,23 @@ async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeyp
             await app.write("orders", [txn], b"of the newer one")
             assert await app.commit(txn, "orders") is Outcome.COMMIT
             await eventually(lambda: visible(cluster, "orders") == {b"of the newer one": 1}, 30.0)
+
+
+@on_a_loop
+async def test_a_log_with_entries_of_an_older_service_is_refused_until_it_is_begun_anew():
+    """Whose ids were under way to topics nobody knows then."""
+    with Guarded() as cluster:
+        cluster.create_topic(TOPIC)
+        with cluster.writer(TOPIC) as older:
+            older.append(Batch.of([encode(Lease(101, 100, "s", 0))])).result()
+        for _ in range(2):
+            with pytest.raises(DecisionsLost, match=r"entries and no owner's.*--decisions --write"):
+                async with connected(cluster):
+                    pass
+        found = begin_anew(cluster, ONLY, "tests")
+        assert "no owner's" in (found.lost or "")
+        async with connected(cluster) as (_, app):
+            assert next(app.ids) > 200 + AHEAD
 
 
 def test_ids_are_settled_by_a_log_without_any():

@@ -48,9 +48,13 @@ class ConsumersState:
 
 @dataclass(slots=True)
 class History:
-    """`epoch`: the highest of any owner. Keys that the log forgot are gone from the dictionaries."""
+    """`epoch`: the highest of any owner; `owned`: an owner has said that it is one.
+
+    Keys that the log forgot are gone from the dictionaries.
+    """
 
     epoch: int = 0
+    owned: bool = False
     next_group: int = 1
     next_mark: int = 1
     low_water_mark: int = 0
@@ -86,7 +90,7 @@ class History:
     def _take(self, entry: Entry) -> None:
         match entry:
             case Owner(epoch=epoch):
-                self.epoch = max(self.epoch, epoch)
+                self.epoch, self.owned = max(self.epoch, epoch), True
             case Group():
                 self._take_group(entry)
             case Mark():

@@ -29,6 +29,17 @@ A_SECOND = 2**20
 """More ids than any log uses in a second."""
 
 
+def no_owner(history: History) -> str | None:
+    """What shows that a log was not begun by an owner, whose own entry is the first; None if it was.
+
+    Where a log is deleted and made anew, what an owner of the older one had under way may come to stand in the newer
+    one: its ids say nothing of how far those of the older one went. To be asked before another owner writes its entry.
+    """
+    if history.owned or is_blank(history):
+        return None
+    return "it has entries and no owner's, as where one of an older log of that name wrote them, which was deleted"
+
+
 def what_is_lost(history: History, epoch: int, shard: int, topics: Buffers) -> str | None:
     """What shows that the log lacks something; None if nothing does. `epoch` is that of the next owner."""
     known = _ids(history)

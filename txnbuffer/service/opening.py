@@ -18,7 +18,7 @@ from snapshots.policy import SnapshotPolicy
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.lost import first_ids, what_is_lost
+from txnbuffer.coordinator.lost import first_ids, no_owner, what_is_lost
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
@@ -81,6 +81,8 @@ def take_over(
     keeper = BufferKeeper(broker, clock=clock, policy=policy, snapshot_topic=snapshots, each=pool.map)
     writer, log = standing or fence(broker, shard.topic(DECISIONS))
     try:
+        if (why := no_owner(log.history)) is not None:
+            raise DecisionsLost(log.topic, why)
         at = acquire_decisions(log, writer, identity)
         _check_same(broker, log.topic, at)
         _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address, identity.makes_topics))
