@@ -19,7 +19,8 @@ from broker_io import open_broker
 from broker_io.batch import Blobs
 from snapshots.keeper import BufferKeeper
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.pipeline.targets import DELTA, PARQUET, target
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
+from txnbuffer.pipeline.targets import DELTA, PARQUET, find, target
 from txnbuffer.protocol import transactional
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ HARDLY_ANY = 10_000
 LARGE_TASK = 640 * 1024 * 1024
 """Bytes of the log that a task reads when the latest records are looked for: two tasks for ten million records."""
 COLUMNS = ("topic", "position", "key", "value")
+PEERS = ("row_number", "max_by")
 
 
 def write_log(address: str, records: int, keys: int | None = None) -> None:
@@ -60,7 +62,16 @@ def write_log(address: str, records: int, keys: int | None = None) -> None:
 
 
 def write_versions(directory: str, records: int, keys: int) -> None:
-    """Parquet files as an export writes them: records of keys that repeat, in the order of a log."""
+    """One run of an export to Parquet files: records of keys that repeat, in the order of a log."""
+    from txnbuffer.pipeline.offsets import Offset
+
+    export = ExportDirectory(directory, VERSIONS)
+    with export.locked():
+        _write_versions(export.writing, records, keys)
+        export.publish(Run(1, VERSIONS, COLUMNS, Offset({}), records))
+
+
+def _write_versions(directory: str, records: int, keys: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,7 +105,11 @@ def _blobs(data: bytes, width: int, count: int) -> Blobs:
 
 
 def plans(spark: SparkSession, path: str) -> dict[str, DataFrame]:
-    """The latest record of each key, of Parquet files or a log: our plan, and the two that one would write in SQL."""
+    """The latest record of each key, of an export or a log: our plans, and the two that one would write in SQL.
+
+    `frame` is our plan where nothing is known but a data frame.
+    """
+    from txnbuffer.pipeline.jobs.exported import latest_of
     from txnbuffer.pipeline.jobs.latest import latest
 
     if path.startswith("file:"):
@@ -103,23 +118,29 @@ def plans(spark: SparkSession, path: str) -> dict[str, DataFrame]:
         whole = {**options, "latest": "true", "partition_bytes": str(LARGE_TASK)}
         ours = latest(spark.read.format("txnbuffer").options(**whole).load(), thinned=True)
     else:
-        frame = spark.read.parquet(path)
-        ours = latest(frame)
+        export = find(path)
+        run = export.last()
+        if run is None:
+            raise RuntimeError(f"there is no export at {path}")
+        frame = export.frame(spark, run).select(*COLUMNS)
+        ours = latest_of(spark, export, run)
     frame.createOrReplaceTempView("versions")
     ranked = "SELECT *, row_number() OVER (PARTITION BY topic, key ORDER BY position DESC) rank FROM versions"
     by_key = "max(position) position, max_by(value, position) value"
     return {
         "ours": ours,
+        "frame": latest(frame),
         "row_number": spark.sql(f"SELECT topic, position, key, value FROM ({ranked}) WHERE rank = 1"),
         "max_by": spark.sql(f"SELECT topic, key, {by_key} FROM versions GROUP BY topic, key"),
     }
 
 
-def latest_seconds(path: str) -> dict[str, float]:
-    """Seconds that each plan takes on local[2]; each has run once before."""
+def latest_seconds(path: str, mine: str) -> dict[str, float]:
+    """Seconds that a plan of ours and those of the peers take on local[2]; each has run once before."""
     spark = session()
     seconds = {}
-    for name, frame in plans(spark, path).items():
+    chosen = {name: frame for name, frame in plans(spark, path).items() if name in (mine, *PEERS)}
+    for name, frame in chosen.items():
         pass_seconds(frame)
         seconds[name] = pass_seconds(frame)
     spark.stop()
@@ -153,7 +174,6 @@ def session() -> SparkSession:
 
 
 def export(spark: SparkSession, address: str, directory: str, form: str = PARQUET) -> float:
-    from txnbuffer.pipeline.exports import VERSIONS
     from txnbuffer.pipeline.jobs.exporting import Export
     from txnbuffer.pipeline.jobs.running import reading_options
 
@@ -187,11 +207,21 @@ def delta_records() -> Pair:
     peer="Spark SQL, the faster of row_number and max_by",
 )
 def latest_records() -> Pair:
-    """Of Parquet files as an export of all versions writes them."""
+    """Of an export of all versions to Parquet files, which our tasks open themselves."""
+    return _latest_of_export("ours")
+
+
+@figure("pipeline.latest_records_per_s.frame", unit="records/s", peer="Spark SQL, the faster of row_number and max_by")
+def latest_of_frame() -> Pair:
+    """Of the same files as Spark reads them, or of any other data frame."""
+    return _latest_of_export("frame")
+
+
+def _latest_of_export(mine: str) -> Pair:
     with tempfile.TemporaryDirectory() as directory:
         write_versions(f"{directory}/versions", LATEST_RECORDS, KEYS)
-        seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"{directory}/versions")
-    return _beside_sql(seconds)
+        seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"{directory}/versions", mine)
+    return _beside_sql(seconds, mine)
 
 
 @figure("pipeline.latest_records_per_s.log", unit="records/s", peer="Spark SQL, the faster of row_number and max_by")
@@ -199,12 +229,12 @@ def latest_of_log() -> Pair:
     """Of a log, where tasks that read it leave out what they see superseded; Spark SQL is given all of it."""
     with tempfile.TemporaryDirectory() as directory:
         write_log(f"file:{directory}/log", LATEST_RECORDS, KEYS)
-        seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"file:{directory}/log")
-    return _beside_sql(seconds)
+        seconds = fresh("bench.figures_pipeline_jobs", "latest_seconds", f"file:{directory}/log", "ours")
+    return _beside_sql(seconds, "ours")
 
 
-def _beside_sql(seconds: dict[str, float]) -> Pair:
-    return Pair(LATEST_RECORDS / seconds["ours"], LATEST_RECORDS / min(seconds["row_number"], seconds["max_by"]))
+def _beside_sql(seconds: dict[str, float], mine: str) -> Pair:
+    return Pair(LATEST_RECORDS / seconds[mine], LATEST_RECORDS / min(seconds[name] for name in PEERS))
 
 
 @figure("pipeline.flatness", unit="times", goal="<= 1.2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_those_who_read_the_latest_values_may_go_on_reading_them(tmp_path: Path)
         export(directory)
     assert sorted(os.listdir(tmp_path / "runs")) == ["3", "4"]
     assert find(str(tmp_path)).kind == LATEST
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_the_files_of_an_export_are_those_up_to_a_run(kind: str, tmp_path: Path) -> None:
+    directory = ExportDirectory(str(tmp_path), kind)
+    for _ in range(11):
+        export(directory)
+    last = directory.last()
+    assert last is not None
+    assert [Path(path).read_text() for path in directory.files(replace(last, number=10))] == (
+        [str(number) for number in range(1, 11)] if kind == VERSIONS else ["10"]
+    )
 
 
 def test_a_run_that_is_read_stays(tmp_path: Path) -> None:

@@ -24,5 +24,5 @@ def test_figures_of_jobs_do_what_they_say(spark: Any, tmp_path: Path, monkeypatc
     for path in (f"{tmp_path}/versions", f"file:{tmp_path}/keyed"):
         found = figures.plans(spark, path)
         newest = {name: {row.position: bytes(row.value) for row in frame.collect()} for name, frame in found.items()}
-        assert newest["ours"] == newest["row_number"] == newest["max_by"]
+        assert newest["ours"] == newest["frame"] == newest["row_number"] == newest["max_by"]
         assert len(newest["ours"]) == 50

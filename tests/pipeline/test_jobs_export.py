@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,14 @@ from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
 from txnbuffer.pipeline.digests import MASK, record_digest
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory
+from txnbuffer.pipeline.jobs import exported as reading
 from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
 from txnbuffer.pipeline.jobs.auditing import audit, key_digests
+from txnbuffer.pipeline.jobs.exported import latest_of
 from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import JobFailed, reading_options, source, told
+from txnbuffer.pipeline.targets import DELTA, PARQUET, target
 
 TOPICS = ("orders", "stock")
 
@@ -60,7 +65,11 @@ def expected(broker: Broker, kind: str) -> list[tuple[Any, ...]]:
 
 
 def exported(spark: Any, directory: ExportDirectory) -> list[tuple[Any, ...]]:
-    rows = spark.read.parquet(directory.table).select("topic", "position", "key", "value").collect()
+    return rows_of(spark.read.parquet(directory.table))
+
+
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    rows = frame.select("topic", "position", "key", "value").collect()
     plain = [(row[0], Position(*row[1]), *(None if item is None else bytes(item) for item in row[2:])) for row in rows]
     return sorted(plain, key=lambda row: row[:2])
 
@@ -92,6 +101,28 @@ def test_an_export_goes_on_where_it_ended(
     found = audit(spark, options_of_audit(tmp_path), directory, tell=said.append)
     assert (found.same, found.differences, found.unproven) == (True, (), 0)
     assert sum(one.export.records for one in found.ranges) == len(expected(broker, kind))
+
+
+@pytest.mark.parametrize("form", [PARQUET, DELTA])
+def test_the_latest_values_of_an_export_are_those_of_its_log(
+    spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LEAST_BYTES", 1)  # so that there are several tasks
+    directory = target(str(tmp_path / "export"), VERSIONS, form)
+    for number in (1, 2):
+        with directory.locked():
+            Export(spark, options(tmp_path), directory).run()
+        for life in lives if number == 1 else ():
+            life.run(25)
+    with directory.reading() as run:
+        assert run is not None
+        assert rows_of(latest_of(spark, directory, run)) == expected(broker, LATEST)
+        ours = latest_of(spark, directory, run, deleted=True)
+        plain = latest(directory.frame(spark, run).select(*run.columns), deleted=True)
+        assert ours.schema == plain.schema
+        assert sorted(map(str, ours.collect())) == sorted(map(str, plain.collect()))
+        with pytest.raises(InvalidRequest, match="no column key"):
+            latest_of(spark, directory, replace(run, columns=("topic", "position")))
 
 
 def killed(*_: object) -> None:

@@ -59,6 +59,16 @@ def test_only_what_nothing_supersedes_is_left(
     assert sorted(numbers_of([*latest.newest([batch([found[number] for number in thinned])])])) == wanted
 
 
+def test_large_records_are_looked_through_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Row] = [("a", b"k", (1, number, -1), number) for number in range(400)]
+    looked: list[int] = []
+    whole = latest.thinned
+    monkeypatch.setattr(latest, "thinned", lambda table: looked.append(len(table)) or whole(table))
+    monkeypatch.setattr(latest, "HELD_BYTES", 1000)
+    assert numbers_of([*latest.newest([batch(found[low : low + 10]) for low in range(0, 400, 10)])]) == [399]
+    assert max(looked) <= 40
+
+
 def test_ordered_records_keep_their_order_and_nothing_is_sorted() -> None:
     found: list[Row] = [("a", b"%d" % (number % 3), (1, number, -1), number) for number in range(9)]
     table = pa.Table.from_batches([batch(found)])

@@ -126,9 +126,12 @@ class DeltaDirectory(ExportDirectory):
         from txnbuffer.pipeline.spark.source import TYPES
 
         schema = StructType([StructField(name, TYPES[name]) for name in run.columns])
-        files = {} if self._seen is None else files_of(self._seen.table)
-        paths = [literal(os.path.join(self.path, path)) for path in files]
+        paths = [literal(path) for path in self.files(run)]
         return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+
+    def files(self, run: Run) -> list[str]:
+        """The Parquet files of `frame`."""
+        return [] if self._seen is None else [os.path.join(self.path, path) for path in files_of(self._seen.table)]
 
     @contextmanager
     def reading(self) -> Iterator[Run | None]:

@@ -146,6 +146,14 @@ class ExportDirectory:
             return spark.read.parquet(literal(self.table)).where(f"run <= {run.number}")
         return spark.read.parquet(literal(self._replacing(run)))
 
+    def files(self, run: Run) -> list[str]:
+        """The Parquet files of `frame`, in the order in which they were exported."""
+        if self.kind == VERSIONS:
+            runs = [self._run_path(number) for number in sorted(self._numbers()) if number <= run.number]
+        else:
+            runs = [self._replacing(run)]
+        return [os.path.join(path, name) for path in runs for name in sorted(os.listdir(path)) if name[0] not in "._"]
+
     @contextmanager
     def reading(self) -> Iterator[Run | None]:
         """The last run, whose files stay until the end of the block; None if there is none. Raises as `last`."""

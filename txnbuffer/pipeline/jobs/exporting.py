@@ -20,6 +20,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import LATEST, ExportDirectory, Run
 from txnbuffer.pipeline.fixing import fix_all
+from txnbuffer.pipeline.jobs.exported import thinned_files
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import Tell, places, source, told
 from txnbuffer.pipeline.losses import check_same, end_below, gone
@@ -45,11 +46,6 @@ PARQUET = {
     "parquet.compression.codec.zstd.level": "1",
 }
 """Dictionaries of what differs from record to record, and zstd beyond its first level, cost more than the rest."""
-
-
-def replaced(table: DataFrame, news: DataFrame) -> DataFrame:
-    """The latest values of a table, once newer records are counted in."""
-    return latest(table.unionByName(news))
 
 
 class Export:
@@ -160,8 +156,8 @@ class Export:
     def _write(self, offset: Offset, firsts: Mapping[str, Position], last: Run | None) -> int:
         frame = self._news(offset, firsts)
         if self._directory.kind == LATEST:
-            kept = None if last is None else self._directory.frame(self._spark, last)
-            frame = latest(frame, thinned=True) if kept is None else replaced(kept, frame)
+            kept = None if last is None else thinned_files(self._spark, self._directory.files(last), last.columns)
+            frame = latest(frame if kept is None else kept.unionByName(frame), thinned=True)
         with told(self._spark, "exporting", self._tell):
             frame.write.mode("overwrite").options(**PARQUET).parquet(self._directory.writing)
         return rows_in(self._directory.writing)

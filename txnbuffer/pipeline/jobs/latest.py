@@ -23,7 +23,7 @@ KEY = ("topic", "key")
 ORDER = "position"
 
 FIRST_ROWS = 500_000
-"""Records that a task gathers before it looks for the first time which of them are superseded."""
+"""Records that a task gathers before it looks for the first time which of them are superseded, if they are small."""
 
 HELD_BYTES = 256 * 1024 * 1024
 """What a task holds before the shuffle; what is more goes on as it is, and a later record may follow it."""
@@ -58,18 +58,20 @@ def with_key(batch: pa.RecordBatch) -> pa.RecordBatch:
 def newest(batches: Iterable[pa.RecordBatch], held_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
     """The latest of the records of each key; of all of them, or while at most so many bytes are held."""
     gathered: list[pa.RecordBatch] = []
-    rows, due = 0, FIRST_ROWS
+    rows, size = 0, 0
+    due_rows, due_bytes = FIRST_ROWS, HELD_BYTES
     for batch in batches:
         gathered.append(batch)
         rows += len(batch)
-        if rows < due:
+        size += batch.nbytes
+        if rows < due_rows and size < due_bytes:
             continue
         kept = thinned(pa.Table.from_batches(gathered))
-        gathered, rows = kept.to_batches(), len(kept)
-        if held_bytes is not None and kept.nbytes > held_bytes:
+        gathered, rows, size = kept.to_batches(), len(kept), kept.nbytes
+        if held_bytes is not None and size > held_bytes:
             yield from gathered
-            gathered, rows = [], 0
-        due = 2 * rows + FIRST_ROWS
+            gathered, rows, size = [], 0, 0
+        due_rows, due_bytes = 2 * rows + FIRST_ROWS, 2 * size + HELD_BYTES
     if gathered:
         yield from thinned(pa.Table.from_batches(gathered)).to_batches()
 
