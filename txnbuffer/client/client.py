@@ -14,6 +14,7 @@ from txnbuffer.client import forking
 from txnbuffer.client.admin_link import Questions
 from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.closing import close_all, to_the_end
 from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
 from txnbuffer.client.ordinary import OrdinarySends
@@ -82,12 +83,10 @@ class Client:
         self._topics: set[str] = set()
 
     async def close(self) -> None:
-        """End the session and all change streams; transactions that are open abort."""
-        for part in (self._streaming, self.shard_streams, self.questions):
-            if part is not None:
-                await part.close()
-        await self.sessions.close()
-        await self.resources.aclose()
+        """End the session and all change streams; transactions that are open abort. A cancel waits for that."""
+        parts = (self._streaming, self.shard_streams, self.questions, self.sessions)
+        closings = [part.close for part in parts if part is not None]
+        await to_the_end(close_all([*closings, self.resources.aclose]))
 
     # Transactions
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 
 class Closeable(Protocol):
@@ -14,6 +15,7 @@ class Closeable(Protocol):
 
 
 C = TypeVar("C", bound=Closeable)
+Result = TypeVar("Result")
 
 
 class ClosedOnExit:
@@ -48,3 +50,31 @@ async def opened(thread: Executor, opening: Callable[[], C]) -> C:
     except asyncio.CancelledError:
         thread.submit(close)
         raise
+
+
+async def to_the_end(work: Awaitable[Result], undo: Callable[[Result], Awaitable[object]] | None = None) -> Result:
+    """What comes of something that must not be left halfway: a cancel is raised behind it, and behind its undoing."""
+    doing = asyncio.ensure_future(work)
+    if not await _cancelled_during(doing):
+        return doing.result()
+    if not doing.cancelled() and doing.exception() is None and undo is not None:
+        await _cancelled_during(asyncio.ensure_future(undo(doing.result())))
+    raise asyncio.CancelledError
+
+
+async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
+    """Wait until something is done; whether whoever waits was cancelled meanwhile."""
+    cancelled = False
+    while not doing.done():
+        try:
+            await asyncio.wait([doing])
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
+
+
+async def close_all(closings: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Close one thing after the other, each whatever comes of those before it."""
+    async with AsyncExitStack() as stack:
+        for close in reversed([*closings]):
+            stack.push_async_callback(close)

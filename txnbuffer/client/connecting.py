@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -15,6 +17,7 @@ from broker_io.port import Broker
 from snapshots.shards import shards_of
 from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink, Questions
 from txnbuffer.client.client import Client
+from txnbuffer.client.closing import opened, to_the_end
 from txnbuffer.client.cluster import client_on, dial_at, finding
 from txnbuffer.client.finding import Finder
 from txnbuffer.client.grpc_link import GrpcLink
@@ -74,7 +77,10 @@ class Opening:
         self._plain: PlainClient | None = None
 
     async def open(self) -> Client:
-        """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises."""
+        """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises.
+
+        Who is cancelled meanwhile waits until a log of this process is closed again.
+        """
         async with AsyncExitStack() as resources:
             if is_cluster(self.address):
                 client = await self._open_cluster(resources)
@@ -102,7 +108,11 @@ class Opening:
             raise InvalidAddress(f"{service!r} is no address of a service: write HOST:PORT")
         trusted = await self._certificates()
 
-        broker = await asyncio.to_thread(open_broker, self.address, **{"goodbye": 0.0, **options})
+        thread = ThreadPoolExecutor(1, "txnbuffer-opening")
+        try:
+            broker = await opened(thread, partial(open_broker, self.address, **{"goodbye": 0.0, **options}))
+        finally:
+            thread.shutdown(wait=False)
         resources.push_async_callback(asyncio.to_thread, broker.close)
         shards = await asyncio.to_thread(shards_of, broker)
         if service is not None and shards > 1:
@@ -155,8 +165,8 @@ class Opening:
             return brokers[0]
 
         async def close_broker() -> None:
-            for opened in brokers:
-                await asyncio.to_thread(opened.close)
+            for one in brokers:
+                await asyncio.to_thread(one.close)
 
         async def dial_streams() -> StreamLink:
             return await GrpcStreamLink.open(target, trusted, self._timeout, log)
@@ -183,9 +193,11 @@ class Opening:
     async def _open_local(self, resources: AsyncExitStack) -> Client:
         from txnbuffer.service.engine import Engine
 
-        broker = await asyncio.to_thread(open_broker, self.address)
+        loop = asyncio.get_running_loop()
+        opening = loop.run_in_executor(None, open_broker, self.address)
+        broker = await to_the_end(opening, lambda broker: loop.run_in_executor(None, broker.close))
         resources.push_async_callback(asyncio.to_thread, broker.close)
-        engine = await Engine.start(broker)
+        engine = await to_the_end(Engine.start(broker), Engine.stop)
         resources.push_async_callback(engine.stop)
 
         async def dial() -> Link:

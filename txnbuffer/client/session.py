@@ -60,7 +60,11 @@ class Session:
         except TurnedAway:
             link = None  # it is being started: that is waited for
         self._start(link)
-        await self._first.wait()
+        try:
+            await self._first.wait()
+        except asyncio.CancelledError:
+            await self.close()  # it would go on connecting for nobody
+            raise
         if self._unreachable is not None:
             error = self._unreachable
             await self.close()
