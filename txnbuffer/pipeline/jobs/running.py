@@ -79,19 +79,38 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
         spark = open_session(master or (None if submitted else "local[*]"), settings={**SETTINGS, **(settings or {})})
     except PySparkException as error:
         raise JobFailed(f"Spark does not start: {first_line(str(error))}") from None
-    before = signal.signal(signal.SIGTERM, _end)
-    try:
+    with _ending(spark):
         yield spark
-    except (KeyboardInterrupt, SystemExit):
-        spark.sparkContext.setLogLevel("OFF")  # of tasks that end with it nobody wants to know
-        raise
+
+
+@contextmanager
+def _ending(spark: SparkSession) -> Iterator[None]:
+    """Stop a session behind a job, or at SIGTERM: what waits for Spark fails then, which nobody wants to see."""
+    ending: list[threading.Thread] = []
+
+    def end(*_: object) -> None:
+        if not ending:  # in another thread, for this one may be in the midst of a call of the JVM
+            ending.append(threading.Thread(target=_stop, args=(spark,), daemon=True))
+            ending[0].start()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except Exception:
+        if not ending:
+            raise
     finally:
+        for thread in ending:
+            thread.join()
         spark.stop()
         signal.signal(signal.SIGTERM, before)
+    if ending:
+        raise SystemExit(128 + signal.SIGTERM)
 
 
-def _end(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
+def _stop(spark: SparkSession) -> None:
+    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.stop()
 
 
 @contextmanager
