@@ -308,6 +308,28 @@ class Batch:
         return sizes
 
 
+CELLS = 1024 * 1024
+"""Names of properties times messages of what is put together, at most: each name is a column of its whole length."""
+
+
+class Width:
+    """How wide batches become that are put together: more than `CELLS` by the last of them at most."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._names: set[str | bytes] = set()
+
+    def add(self, names: Iterable[str | bytes], rows: int = 1) -> None:
+        """Rows that have some of these properties."""
+        self._names.update(names)
+        self.rows += rows
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be put beside it."""
+        return len(self._names) * self.rows >= CELLS
+
+
 POWERS_OF_TEN = np.array([10**power for power in range(1, 20)], np.uint64)
 
 

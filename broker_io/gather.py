@@ -212,6 +212,21 @@ def _properties(blocks: Sequence[RawBlock], counts: list[int]) -> dict[str, Prop
     return {name: _joined(parts, counts) for name, parts in columns.items()}
 
 
+def property_names(block: RawBlock) -> set[bytes]:
+    """As UTF-8; none where they can't be found, which decoding tells."""
+    rows = block.header.rows
+    names = set()
+    for tag, where in block.properties:
+        section = block.part[where]
+        try:
+            size, more = struct.unpack_from("<II", section)
+        except struct.error:
+            continue
+        at = 8 + 4 * (more + rows) if tag == codec.LABELS else 8 + 8 * rows + ((rows + 7) // 8 if more else 0)
+        names.add(section[at : at + size])
+    return names
+
+
 def _read_labels(section: bytes, count: int) -> tuple[str, Labels]:
     name_size, labels = struct.unpack_from("<II", section)
     sizes = struct.unpack_from(f"<{labels}I", section, 8)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from broker_io.batch import Width
 from broker_io.block import HEADER_BYTES, BadBlock, Header, RawBlock, open_block, parse_header
 from broker_io.environment import ReadableFile
 from broker_io.errors import Damaged, UnsupportedFormat
 from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES
+from broker_io.gather import property_names
 
 TAKE_BYTES = 16 * 1024 * 1024
 """Blocks that are looked at together, so that large messages don't fill the memory."""
@@ -48,20 +50,24 @@ class BlockStream:
         return self._base + self._at
 
     def take(self, limit: int, end: int, settled: int) -> list[RawBlock]:
-        """Blocks of up to `limit` messages but one block at least, about `TAKE_BYTES`, or all below offset `end`.
+        """Blocks of up to `limit` messages but one block at least, or all below offset `end`.
+
+        About `TAKE_BYTES` at most, and no more names of properties than go well together.
 
         Bytes below `settled` that are no whole block are Damaged; from there on they may be one that is
         still being written.
         """
         blocks: list[RawBlock] = []
-        rows, size = 0, 0
+        size, width = 0, Width()
         self.doubt = None
         try:
             while (
-                size < TAKE_BYTES and (block := self._next(end, settled, limit - rows if blocks else None)) is not None
+                size < TAKE_BYTES
+                and not width.full
+                and (block := self._next(end, settled, limit - width.rows if blocks else None)) is not None
             ):
                 blocks.append(block)
-                rows += block.header.rows
+                width.add(property_names(block), block.header.rows)
                 size += len(block.part) + len(block.values)
         except (Damaged, UnsupportedFormat):
             # What stands in front of it is good; whoever reads on meets it again.

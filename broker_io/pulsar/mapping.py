@@ -12,7 +12,7 @@ here. Ordering keys, schemas and producers' names are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import _pulsar
@@ -83,13 +83,27 @@ def _check_twice(batch: Batch, keys: list[str | None], limit: int) -> None:
                 )
 
 
-def decode_messages(messages: Sequence[Any]) -> Batch:
-    """The columns of messages that were read. Raises Damaged for a key or property that is no text."""
+def properties_of(message: Any) -> Mapping[str, str] | None:
+    """None where one of them is no text."""
+    try:
+        found: Mapping[str, str] = message.properties()
+    except UnicodeDecodeError:
+        return None
+    return found
+
+
+def decode_messages(messages: Sequence[Any], properties: Sequence[Mapping[str, str] | None]) -> Batch:
+    """The columns of messages that were read, with the properties of each.
+
+    Raises Damaged for a key or property that is no text.
+    """
+    rows = [row for row in properties if row is not None]
     try:
         keys = [key_of_text(message.partition_key()) for message in messages]
-        rows = [message.properties() for message in messages]
-    except UnicodeDecodeError as error:
-        raise Damaged(_topic_of(messages), 0, f"a key or property among these messages is no UTF-8 ({error})") from None
+    except UnicodeDecodeError:
+        rows = []
+    if len(rows) < len(messages):
+        raise Damaged(_topic_of(messages), 0, "a key or property among these messages is no UTF-8")
     values = [None if message.has_null_value() else message.data() for message in messages]
     names = dict.fromkeys(name for row in rows if row for name in row)
     times = [message.event_timestamp() for message in messages]

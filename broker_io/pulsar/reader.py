@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from broker_io.batch import PlacedBatch
+from broker_io.batch import PlacedBatch, Width
 from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
-from broker_io.pulsar.mapping import decode_messages, is_hole
+from broker_io.pulsar.mapping import decode_messages, is_hole, properties_of
 from broker_io.pulsar.source import Source, place_of
 from broker_io.pulsar.state import COMPACTION, TopicState
 
@@ -115,8 +116,9 @@ class PulsarReader(Handle):
         """What has come, of one ledger; waits for the first message only."""
         messages: list[Any] = []
         places: list[Position] = []
-        size = 0
-        while len(messages) < limit and size < BATCH_BYTES:
+        properties: list[Mapping[str, str] | None] = []
+        size, width = 0, Width()
+        while len(messages) < limit and size < BATCH_BYTES and not width.full:
             try:
                 message = self._next(0 if messages else round(wait * 1000))
             except Error:
@@ -137,12 +139,14 @@ class PulsarReader(Handle):
                 continue
             messages.append(message)
             places.append(place)
+            properties.append(properties_of(message))
+            width.add(properties[-1] or ())
             size += message.length()
         if not messages:
             return None
         times = np.fromiter((message.publish_timestamp() for message in messages), np.int64, len(messages))
         try:
-            return PlacedBatch(Positions.of(places), times, decode_messages(messages))
+            return PlacedBatch(Positions.of(places), times, decode_messages(messages, properties))
         except Damaged as error:  # reading on would be a hole
             self.end(error)
             raise

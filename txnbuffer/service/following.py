@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from broker_io.batch import Batch, PlacedBatch
+from broker_io.batch import Batch, PlacedBatch, Width
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader
 from broker_io.position import Position, Positions
@@ -252,14 +252,17 @@ class Following:
 
 
 def gathered(batches: list[PlacedBatch]) -> list[PlacedBatch]:
-    """Batches of one log in its order as few batches, each of one ledger."""
+    """Batches of one log in its order as few batches, each of one ledger and not too wide."""
     runs: list[list[PlacedBatch]] = []
+    width = Width()
     for placed in batches:
         ledger = placed.positions.ledgers[0]
-        if runs and runs[-1][-1].positions.ledgers[0] == ledger:
+        if runs and runs[-1][-1].positions.ledgers[0] == ledger and not width.full:
             runs[-1].append(placed)
         else:
             runs.append([placed])
+            width = Width()
+        width.add(placed.messages.properties, len(placed))
     return [run[0] if len(run) == 1 else _joined(run) for run in runs]
 
 

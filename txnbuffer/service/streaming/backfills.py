@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from broker_io.batch import Width
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Reader
 from txnbuffer.errors import MutationsTrimmed, SeqnoGap
@@ -85,13 +86,14 @@ class Backfills:
         place = feed.place(request)
         wanted = min(request.max_bytes, ANSWER_BYTES)
         found: list[MutationBatch] = []
+        width = Width()
         start = whole(place.position)
         inclusive = place.inclusive or start != place.position
         reader: Reader = await self._in_thread(
             lambda: self._topics.broker.reader(feed.name, start, inclusive=inclusive)
         )
         try:
-            while wanted > 0 and place.seqno <= request.last:
+            while wanted > 0 and place.seqno <= request.last and not width.full:
                 placed = await self._in_thread(lambda: reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS))
                 if placed is None:
                     raise BackfillFailed(f"topic {feed.name}: nothing was read behind {place.position}; try again")
@@ -102,6 +104,7 @@ class Backfills:
                 place = place._replace(seqno=rows.last + 1)
                 if (rows := _within(rows, request)) is not None:
                     found.append(rows)
+                    width.add(rows.messages.properties, len(rows))
                     wanted -= rows.payload()
         finally:
             self._threads.submit(reader.close)
