@@ -18,7 +18,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.coordinator.messages import ConsumerPosition
+from txnbuffer.coordinator.messages import ConsumerPosition, Shares, TakePart
 from txnbuffer.errors import InvalidRequest, StaleGeneration
 from txnbuffer.model import Position
 from txnbuffer.service.admin import Admin
@@ -100,6 +100,30 @@ def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() 
         done = await other.process(TOPICS, "g", copy, idle_timeout=0.05)
         assert done.records == 8
         assert copied(world) == list(range(8))
+
+    in_world(test)
+
+
+def test_a_member_that_was_given_up_while_it_joined_is_not_idle_but_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send("source", "1")
+        take_part, asked = client.take_part, 0
+
+        async def late(part: TakePart) -> Shares:
+            nonlocal asked
+            asked += 1
+            told = await take_part(part)
+            if asked > 1:
+                return told
+            await asyncio.sleep(2 * membership.LATE)  # as where the log takes nothing for so long
+            return told._replace(shares=(), unsettled=False)
+
+        monkeypatch.setattr(membership, "LATE", 0.05)
+        monkeypatch.setattr(client, "take_part", late)
+        assert (await client.process("source", "g", copy, idle_timeout=0.02)).records == 1
 
     in_world(test)
 

@@ -128,6 +128,7 @@ class _Process:
 
     async def run(self) -> None:
         """Until idle. Raises what the first task raises that fails."""
+        self._idle_since = asyncio.get_running_loop().time()  # to join may have taken long
         changed = asyncio.ensure_future(self._member.changed.wait())
         try:
             self._start_missing()

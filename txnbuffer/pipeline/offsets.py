@@ -100,7 +100,8 @@ class Stretch(NamedTuple):
 def limited(stretches: Sequence[Stretch], messages: int | None) -> dict[str, Position]:
     """Where each stretch ends if all of them together have at most so many messages, shared by what each has.
 
-    At least one message is read if there is any. A ledger that is read to its end is left.
+    At least one message of each is read, if it has any, so that none waits for another's backlog. A ledger that is
+    read to its end is left.
     """
     ends = _ends(stretches, messages)
     return {one.topic: carried(one.extents, end) for one, end in zip(stretches, ends, strict=True)}
@@ -113,12 +114,15 @@ def _ends(stretches: Sequence[Stretch], messages: int | None) -> list[Position]:
     total = sum(there.values())
     if total <= messages:
         return [one.stop for one in stretches]
-    shares = {topic: count * messages // total for topic, count in there.items()}
-    left = messages - sum(shares.values())
+    least = {topic: min(count, 1) for topic, count in there.items()}
+    firsts = sum(least.values())
+    more, total = max(messages - firsts, 0), total - firsts
+    shares = {topic: one + (there[topic] - one) * more // max(total, 1) for topic, one in least.items()}
+    left = max(messages - sum(shares.values()), 0)
     for topic in sorted(there, key=lambda topic: shares[topic] - there[topic]):
-        more = min(left, there[topic] - shares[topic])
-        shares[topic] += more
-        left -= more
+        rest = min(left, there[topic] - shares[topic])
+        shares[topic] += rest
+        left -= rest
     return [advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in stretches]
 
 
