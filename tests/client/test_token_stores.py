@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,21 @@ def test_a_place_where_none_can_be_kept_is_named(tmp_path: Path, make: Make, nam
     (tmp_path / "file").touch()
     with pytest.raises(TokensFailed, match=f"can't be read or kept in {tmp_path / name} "):
         use(make, tmp_path / name)
+
+
+def test_stores_of_one_file_keep_the_tokens_of_a_topic_each(tmp_path: Path) -> None:
+    stores, rounds = {topic: FileTokens(tmp_path / "tokens") for topic in "abcd"}, 25
+
+    def keep(topic: str) -> list[str | None]:
+        found = []
+        for number in range(rounds):
+            stores[topic].save(topic, f"{number} {topic * 300 * (ord(topic) - 96)}")
+            found.append((stores[topic].load(topic) or "none").split()[0])
+        return found
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        kept = [*threads.map(keep, stores)]
+    assert kept == [[str(number) for number in range(rounds)]] * len(stores)
 
 
 def test_files_of_something_else_are_named_and_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import numpy as np
@@ -57,6 +58,24 @@ async def test_a_stream_gives_what_was_there_and_what_comes(broker):
         await follower.until(6)
         assert follower.seqnos == sorted(set(follower.seqnos))
         assert b"z" not in follower.table
+
+
+@on_a_loop
+async def test_tasks_that_share_a_stream_are_given_each_mutation_once(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(window_items=4))
+        await write(client, "t", {str(number): "x" for number in range(50)})
+        seqnos, store = [], MemoryTokens()
+        stream = client.stream("t", to="now", store=store)
+
+        async def work():
+            while (batch := await stream.next(timeout=30.0)) is not None:
+                seqnos.extend(row.seqno for row in batch)
+                await stream.done()
+
+        await asyncio.gather(*(work() for _ in range(3)))
+        assert seqnos == [*range(1, 51)]
+        assert ResumeToken.parse(store.load("t")).seqno == 50
 
 
 @on_a_loop

@@ -91,7 +91,8 @@ class Rollback:
 
 
 class ChangeStream(ClosedOnExit):
-    """Iterate it with `async for`; made by `Client.stream`. Asking for the next batch means that the last is done with.
+    """Iterate it with `async for`; made by `Client.stream`. Asking for the next batch means that the last is done with,
+    whichever task it was given to.
 
     `problem`: why it was interrupted the last time; it is opened again by itself.
     """
@@ -124,6 +125,7 @@ class ChangeStream(ClosedOnExit):
         self._impatient: Error | None = None
         self._closed = False
         self._something = asyncio.Event()
+        self._turn, self._settling = asyncio.Lock(), asyncio.Lock()
 
     def __aiter__(self) -> Self:
         return self
@@ -138,8 +140,20 @@ class ChangeStream(ClosedOnExit):
         return item
 
     async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
-        """As `__anext__`; None at the end. Raises TimeoutError if nothing comes in `timeout` seconds."""
-        await self._settle()
+        """As `__anext__`; None at the end. Raises TimeoutError if nothing comes in `timeout` seconds.
+
+        Tasks that ask at the same time take turns.
+        """
+        async with asyncio.timeout(timeout):
+            await self._turn.acquire()
+        try:
+            return await self._next(timeout)
+        finally:
+            self._turn.release()
+
+    async def _next(self, timeout: float | None) -> ChangeBatch | Rollback | None:
+        async with self._settling:
+            await self._settle()
         async with asyncio.timeout(timeout):
             while not self._waiting and not self._closed:
                 if self._ended is not None:
@@ -173,7 +187,8 @@ class ChangeStream(ClosedOnExit):
         Raises as the store does, UnknownCursor, and ServiceUnavailable after the client's patience.
         """
         if self._given is not None and not self._closed:
-            await self._settle()
+            async with self._settling:
+                await self._settle()
         if self._hold is not None:
             await self._hold.moved()
 

@@ -6,10 +6,10 @@ Whoever keeps its data in a database stores `batch.token` there, with the data, 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -40,20 +40,22 @@ class MemoryTokens:
 
 
 class FileTokens:
-    """A file with one JSON object: a member for each topic, its token as text. It is replaced whole, and synced."""
+    """A file with one JSON object: a member for each topic, its token as text. It is replaced whole, and synced.
+
+    Processes may share it, for a topic each: who saves holds a lock (flock) of the file PATH.lock meanwhile.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._lock = threading.Lock()
 
     def load(self, topic: str) -> str | None:
         """Raises TokensFailed, and UnreadableToken if the file holds something else."""
-        with self._lock, _named(self._path):
+        with _named(self._path):
             return self._read().get(topic)
 
     def save(self, topic: str, token: str) -> None:
         """Raises as `load`."""
-        with self._lock, _named(self._path):
+        with _named(self._path), self._alone():
             tokens = self._read() | {topic: token}
             beside = self._path.with_name(self._path.name + ".new")
             with beside.open("w") as file:
@@ -66,6 +68,13 @@ class FileTokens:
                 os.fsync(directory)
             finally:
                 os.close(directory)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else saves meanwhile."""
+        with self._path.with_name(self._path.name + ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _read(self) -> dict[str, str]:
         try:
