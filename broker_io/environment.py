@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -144,12 +145,36 @@ class SystemFile:
         os.close(self._descriptor)
 
 
+class SystemLock(SystemFile):
+    """A file that this process has locked. Children don't hold the lock with it, which would outlive it in them."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        _LOCKS.add(self)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+_LOCKS: weakref.WeakSet[SystemLock] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for lock in _LOCKS:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class SystemDisk:
     def open(self, path: str, *, write: bool = False, create: bool = False) -> SystemFile:
         flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return SystemFile(os.open(path, flags, 0o644))
 
-    def lock(self, path: str) -> SystemFile | None:
+    def lock(self, path: str) -> SystemLock | None:
         import fcntl
 
         descriptor = os.open(path, os.O_CLOEXEC | os.O_RDWR | os.O_CREAT, 0o644)
@@ -160,7 +185,7 @@ class SystemDisk:
             if isinstance(error, BlockingIOError):
                 return None
             raise
-        return SystemFile(descriptor)
+        return SystemLock(descriptor)
 
     def locked(self, path: str) -> bool:
         import fcntl

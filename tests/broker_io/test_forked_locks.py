@@ -1,0 +1,76 @@
+"""A child that is forked while a log is open does not own it too: whoever closes the log, or is killed, lets go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from broker_io import open_broker
+
+FORKS = """
+import os, signal, sys
+from broker_io import open_broker
+
+broker = open_broker(sys.argv[1])
+broker.create_topic("t")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+if os.fork() == 0:
+    signal.alarm(120)
+    print(os.getpid(), flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    broker.close()
+    os._exit(0)
+sys.stdin.readline()
+broker.close()
+print("closed", flush=True)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("end", ["closes", "is killed"])
+def test_a_log_is_free_when_its_owner_has_ended_whatever_its_children_do(tmp_path: Path, end: str) -> None:
+    address = f"file:{tmp_path}"
+    owner = subprocess.Popen([sys.executable, "-c", FORKS, address], stdin=PIPE, stdout=PIPE, text=True)
+    assert owner.stdin is not None
+    assert owner.stdout is not None
+    with owner.stdin, owner.stdout:
+        child = int(owner.stdout.readline())
+        if end == "closes":
+            owner.stdin.write("\n")
+            owner.stdin.flush()
+            assert owner.stdout.readline() == "closed\n"
+        else:
+            owner.kill()
+            owner.wait(60)
+        with open_broker(address) as broker:
+            broker.create_topic("u")
+            os.kill(child, signal.SIGUSR1)  # it closes what it has of the log, which is nothing
+            assert owner.stdout.read() == ""
+            assert broker.topics() == ["t", "u"]
+    owner.wait(60)
+
+
+def test_a_child_can_open_what_its_parent_has_closed(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from broker_io import open_broker
+with open_broker(sys.argv[1]) as broker:
+    broker.create_topic("t")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        with open_broker(sys.argv[1]) as own:
+            own.create_topic("u")
+        os._exit(0)
+os.close(write)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", script, f"file:{tmp_path}"], check=True, timeout=60)
