@@ -179,7 +179,7 @@ def test_an_empty_ledger_may_give_place_to_another() -> None:
         (
             SAFE._replace(quotas={"message_age": {"policy": "consumer_backlog_eviction"}}),
             {},
-            ["consumer_backlog_eviction", "remove-backlog-quota t/n -t message_age"],
+            ["consumer_backlog_eviction drops", "remove-backlog-quota t/n -t message_age"],
         ),
         (SAFE._replace(expiration=5), {}, ["expire", "remove-subscription-expiration-time"]),
         (
