@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import urllib.error
 import uuid
 from collections import Counter
@@ -23,7 +24,8 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import UnsafePolicy
 from broker_io.port import Broker
-from broker_io.testing.contract.base import eventually
+from broker_io.position import EARLIEST
+from broker_io.testing.contract.base import PATIENCE_SECONDS, eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import PlainClient, connect
 from txnbuffer.errors import Error, RegistrationRefused
@@ -142,10 +144,17 @@ def numbered(first: int, count: int) -> Batch:
 
 
 def log(broker: Broker) -> list[bytes]:
+    """All that stands in the topic by now."""
+    end = broker.last_position("orders")
     found: list[bytes] = []
+    at, deadline = EARLIEST, time.monotonic() + PATIENCE_SECONDS
     with broker.reader("orders") as reader:
-        while (placed := reader.read(timeout=1.0)) is not None:
-            found += [value for value in placed.messages.values.to_list() if value is not None]
+        while end is not None and at < end:
+            assert time.monotonic() < deadline
+            placed = reader.read(timeout=1.0)
+            if placed is not None:
+                at = placed.positions.last
+                found += [value for value in placed.messages.values.to_list() if value is not None]
     return found
 
 
@@ -158,11 +167,14 @@ class OtherProgram:
 
     def is_replicated(self, broker: Broker) -> None:
         """Write messages until one of them comes again."""
+        sent: list[bytes] = []
 
         def again() -> bool:
             self._sent += 1
-            self._producer.send(b"foreign %d" % self._sent)
-            return log(broker).count(b"foreign %d" % self._sent) == 2
+            sent.append(b"foreign %d" % self._sent)
+            self._producer.send(sent[-1])
+            found = Counter(log(broker))
+            return any(found[value] == 2 for value in sent)
 
         eventually(again)
 
