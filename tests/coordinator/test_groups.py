@@ -110,6 +110,18 @@ def test_nothing_is_told_that_is_not_durable() -> None:
     assert rig.coordinator.consumers.members(GROUP).stage is Stage.STABLE
 
 
+def test_one_that_is_given_up_while_it_waits_for_its_generation_is_told_that_more_may_come() -> None:
+    rig = Rig()
+    waiting = rig.say("m0", 1)
+    rig.now += CONFIG.member_timeout
+    rig.coordinator.tick(rig.now)
+    rig.settle()
+    assert (rig.held(waiting), rig.shares(waiting).unsettled) == ([], True)
+    again = rig.say("m0", 1)
+    rig.settle()
+    assert (rig.held(again), rig.shares(again).unsettled) == (["t-0"], False)
+
+
 def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
     rig = Rig()
     zombie = rig.say("m0", 1)

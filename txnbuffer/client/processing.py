@@ -124,7 +124,7 @@ class _Process:
         self._followed: dict[str, Share] = {}
         self._paces: dict[str, Pace] = {}
         self._busy = 0
-        self._idle_since = asyncio.get_running_loop().time()
+        self._idle_since = math.inf
 
     async def run(self) -> None:
         """Until idle. Raises what the first task raises that fails."""

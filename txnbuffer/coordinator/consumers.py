@@ -185,7 +185,8 @@ class ConsumerGroups:
                 Share(partition, since, state.positions.get(partition, EARLIEST))
                 for partition, since in members.shares(member)
             )
-            unsettled = members.unsettled(member, self._core.now)
+            # One that was given up while it waited for this comes again, and is given its share then.
+            unsettled = member not in members.by_name or members.unsettled(member, self._core.now)
             self._core.answer(session, request, Shares(state.generation, shares, unsettled))
 
     def _entry(self, name: str, state: ConsumersState) -> Consumers:

@@ -146,7 +146,9 @@ class Share(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What a member holds in the group's generation. `unsettled`: more may come soon, from one that may be gone."""
+    """What a member holds in the group's generation. `unsettled`: more may come soon, from one that may be gone, or for
+    who was given up itself.
+    """
 
     generation: int
     shares: tuple[Share, ...] = ()
