@@ -179,6 +179,8 @@ from txnbuffer import connect, UsedAfterFork
 with connect(sys.argv[1]) as client:
     txn = client.transaction()
     txn.send("log", b"one")
+    client.send("read", b"zero")
+    reader = client.reader("read")
     child = os.fork()
     if child == 0:
         code = 0
@@ -187,6 +189,7 @@ with connect(sys.argv[1]) as client:
             lambda: client.transaction().send("log", b"child"),
             lambda: txn.commit(),
             lambda: client.reader("log"),
+            lambda: reader.read(timeout=1.0),
             lambda: client.close(),
         ):
             try:
@@ -199,9 +202,12 @@ with connect(sys.argv[1]) as client:
                 code += 1
         except UsedAfterFork as error:
             code += "gRPC was used before" in str(error)
+        reader.close()
         os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code == 6, code
+    assert code == 7, code
+    assert [record.value for record in reader.read(timeout=30.0)] == [b"zero"]
+    reader.close()
     txn.commit()
     print(client.outcome(txn.id).name)
 """

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Ledger
+from txnbuffer.client import forking
 from txnbuffer.client.follower import Beginning, CommittedFollower, Follower
 from txnbuffer.client.read_topics import ReadTopics, Start
 from txnbuffer.client.records import RecordBatch
@@ -51,7 +52,8 @@ class CommittedReader:
     the first record wanted; a time, which may be to come, is when the first record wanted was published, local
     without a zone. `isolation` is "read_committed", or
     "read_uncommitted" for every record as it stands in the log. Raises TopicNotFound, PositionTrimmed,
-    SnapshotDamaged and its kin; nothing is handed out before the state of its topic is wholly recovered.
+    SnapshotDamaged and its kin, and UsedAfterFork in a child of the process that made it; nothing is handed out before
+    the state of its topic is wholly recovered.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class CommittedReader:
         if isolation not in ISOLATIONS:
             raise InvalidRequest(f"isolation {isolation!r} is none of {', '.join(ISOLATIONS)}")
         self._broker = broker
+        self._forked_from = forking.generation()
         self._clock = clock or SystemClock()
         self._followers: list[Follower] = []
         self._turn = 0
@@ -82,6 +85,7 @@ class CommittedReader:
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds."""
         check_limit(limit)
+        forking.check(self._forked_from)
         deadline = self._clock.monotonic() + timeout
         while True:
             self._grow()
@@ -133,6 +137,8 @@ class CommittedReader:
         return lags
 
     def close(self) -> None:
+        if self._forked_from != forking.generation():
+            return  # what it has open is the parent's
         for follower in self._followers:
             follower.close()
 
