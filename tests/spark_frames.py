@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
@@ -40,21 +38,12 @@ def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return pass_on
 
 
-def assert_same_rows(actual: Any, expected: Any, **options: Any) -> None:
-    """`assertDataFrameEqual` of two data frames, or lists of rows.
-
-    It looks whether they are pandas' where there is pandas, and fails where that is newer than its own support of it.
-    """
-    with patch.dict(sys.modules, {"pandas": None}):
-        assertDataFrameEqual(actual, expected, **options)
-
-
 def assert_soon_same_rows(frame: Any, expected: Any, seconds: float = 400.0) -> None:
-    """As `assert_same_rows`, of a frame of topics: what was just committed is read once all before it is decided."""
+    """As `assertDataFrameEqual`, of topics: what was just committed is read once all before it is decided."""
     count, deadline = expected.count(), time.monotonic() + seconds
     while frame.count() < count and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert_same_rows(frame, expected)
+    assertDataFrameEqual(frame, expected)
 
 
 def run_out(writer: Any, seconds: float = 400.0) -> Any:

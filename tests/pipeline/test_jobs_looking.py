@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_frames import assert_frames_equal
 from pipeline_world import Life, records_of
+from pyspark.testing import assertDataFrameEqual
 
 from broker_io import open_broker
 from snapshots.keeper import BufferKeeper
@@ -101,8 +101,8 @@ def test_the_latest_record_of_each_key(spark: Any) -> None:
         ("a", (4, 0, -1), b"gone", None),
     ]  # fmt: skip
     frame = spark.createDataFrame(rows, schema)
-    assert_frames_equal(latest(frame), spark.createDataFrame([rows[1], rows[3]], schema))
-    assert_frames_equal(latest(frame, deleted=True), spark.createDataFrame([rows[1], rows[3], rows[6]], schema))
+    assertDataFrameEqual(latest(frame), spark.createDataFrame([rows[1], rows[3]], schema))
+    assertDataFrameEqual(latest(frame, deleted=True), spark.createDataFrame([rows[1], rows[3], rows[6]], schema))
 
 
 def test_jobs_are_commands(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 from certificates import Authority
 from pulsar_cluster import Cluster
+from pyspark.testing import assertDataFrameEqual
 from service_process import ServiceProcess
-from spark_frames import assert_same_rows
 
 from broker_io import open_broker
 from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
@@ -253,7 +253,7 @@ def test_queries_and_jobs_say_who_they_are_in_their_tasks_too(place: Place, spar
     with table.locked():
         assert Export(spark, options, table, tell=lambda _: None).run() is not None
     found = spark.read.parquet(table.table).where("CAST(value AS STRING) = 'by query'")
-    assert_same_rows(found.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)"), first)
+    assertDataFrameEqual(found.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)"), first)
 
 
 class Issuer(BaseHTTPRequestHandler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -38,8 +37,6 @@ def open_session(
     }
     for key, value in {**usual, **(settings or {})}.items():
         builder = builder.config(key, value)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-        session = builder.getOrCreate()
+    session = builder.getOrCreate()
     register(session)
     return session
