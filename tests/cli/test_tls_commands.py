@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from certificates import Authority, NoOpenssl
 from click.testing import CliRunner
+from export_world import run_job
 from relay_kills import RelayProcess
 from service_process import ServiceProcess
 
@@ -17,7 +17,6 @@ from txnbuffer import connect
 from txnbuffer.cli.app import app
 from txnbuffer.client.trust import certificates
 from txnbuffer.errors import Error, InvalidConfiguration
-from txnbuffer.pipeline.jobs import running
 
 
 @pytest.fixture
@@ -60,16 +59,13 @@ def test_records_are_read_streamed_and_relayed_over_tls(tmp_path: Path, trust: A
         assert done.exit_code == 0, done.output
 
 
-def test_a_query_writes_and_a_job_reads_over_tls(
-    spark: Any, tmp_path: Path, trust: Authority, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_writes_and_a_job_reads_over_tls(spark: Any, tmp_path: Path, trust: Authority, address: str) -> None:
     sink = spark.range(1).selectExpr("CAST('q' AS STRING) value").write.format("txnbuffer").mode("append")
     sink.options(broker=address, topic="orders", tls_ca=str(trust.trust)).save()
-    monkeypatch.setattr(running, "session", lambda *_: nullcontext(spark))
-    job = ["pipeline", "export", address, f"{tmp_path}/table"]
-    assert isinstance(CliRunner().invoke(app, job).exception, Error)
-    done = CliRunner().invoke(app, [*job, "--tls-ca", str(trust.trust)])
-    assert done.exit_code == 0, done.output
+    job = ("export", address, f"{tmp_path}/table")
+    with pytest.raises(Error):
+        run_job(spark, *job)
+    assert run_job(spark, *job, "--tls-ca", str(trust.trust))[0] == 0
     found = spark.read.parquet(f"{tmp_path}/table/run=1").selectExpr("CAST(value AS STRING)")
     assert sorted(row.value for row in found.collect()) == ["q", "secret"]
 

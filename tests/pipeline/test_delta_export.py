@@ -2,83 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pipeline_world import Life, records_of, row_of, rows_of_batch
+from export_world import address_of, killed, options_of, run_job, wanted
+from pipeline_world import Life, Row, row_of, rows_of_batch
 
-from broker_io import open_broker
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
-from txnbuffer.cli.pipeline import command
 from txnbuffer.pipeline.delta import DeltaDirectory, ExportChanged
 from txnbuffer.pipeline.exports import LATEST, VERSIONS
-from txnbuffer.pipeline.jobs import running
 from txnbuffer.pipeline.jobs.auditing import audit
 from txnbuffer.pipeline.jobs.exporting import Export
-from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.pipeline.options import COLUMNS
 
-TOPICS = ("orders", "stock")
 
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with open_broker(f"file:{tmp_path}/log") as broker:
-        yield broker
-
-
-@pytest.fixture
-def lives(broker: Broker) -> Iterator[list[Life]]:
-    with BufferKeeper(broker, part_size=3) as keeper:
-        keeper.recover()
-        lives = [Life(broker, keeper, topic, seed) for seed, topic in enumerate(TOPICS)]
-        for life in lives:
-            life.run(40)
-        yield lives
-
-
-def expected(broker: Broker, kind: str) -> list[tuple[Any, ...]]:
+def rows_of(broker: Broker, kind: str) -> list[Row]:
     """All that there is to tell of the records, in the order of the columns."""
-    records = [record for topic in TOPICS for record in records_of(broker, topic)]
-    if kind == LATEST:
-        newest = {(record.topic, record.key): record for record in records if record.key is not None}
-        records = [record for record in newest.values() if record.value is not None]
-    return sorted((row_of(record) for record in records), key=lambda row: row[:2])
+    return [row_of(record) for record in wanted(broker, kind)]
 
 
-def exported(path: str) -> list[tuple[Any, ...]]:
+def exported(path: str) -> list[Row]:
     """The same, of what a reader that knows Delta and no Spark is given."""
     table = DeltaTable(path).to_pyarrow_table()
     assert table.schema.names == [*COLUMNS]
     assert table.schema.field("publish_time").type == pa.timestamp("us", tz="UTC")
-    rows = [row for batch in table.to_batches() for row in rows_of_batch(batch)]
-    return sorted(rows, key=lambda row: row[:2])
-
-
-def killed(*_: object) -> None:
-    raise KeyboardInterrupt
+    found = [row for batch in table.to_batches() for row in rows_of_batch(batch)]
+    return sorted(found, key=lambda row: row[:2])
 
 
 @pytest.mark.parametrize("kind", [VERSIONS, LATEST])
 def test_a_delta_table_goes_on_where_it_ended(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, options = str(tmp_path / "table"), {**reading_options(f"file:{tmp_path}/log"), "partition_bytes": "4000"}
-    job = Export(spark, options, DeltaDirectory(path, kind), columns=COLUMNS, tell=lambda _: None)
-    audited = {"broker": options["broker"]}
+    path = str(tmp_path / "table")
+    job = Export(spark, options_of(tmp_path), DeltaDirectory(path, kind), columns=COLUMNS, tell=lambda _: None)
     with DeltaDirectory(path, kind).locked():
         first = job.run()
         assert first is not None
-        assert exported(path) == expected(broker, kind)
-        assert first.rows == len(expected(broker, kind)) > 0
+        assert exported(path) == rows_of(broker, kind)
+        assert first.rows == len(rows_of(broker, kind)) > 0
         for life in lives:
             life.run(25)
         with monkeypatch.context() as patch:
@@ -90,11 +56,11 @@ def test_a_delta_table_goes_on_where_it_ended(
         second = job.run()
         assert second is not None
         assert second.number == 2
-        assert exported(path) == expected(broker, kind)
+        assert exported(path) == rows_of(broker, kind)
         assert job.run() is None
     if kind == VERSIONS:  # a table that others changed can be audited, and no more
         write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
-    found = audit(spark, audited, DeltaDirectory(path, kind), tell=lambda _: None)
+    found = audit(spark, {"broker": address_of(tmp_path)}, DeltaDirectory(path, kind), tell=lambda _: None)
     if kind == LATEST:
         assert (found.same, found.differences, found.unproven) == (True, (), 0)
         assert sum(one.export.records for one in found.ranges) == second.rows
@@ -104,25 +70,15 @@ def test_a_delta_table_goes_on_where_it_ended(
         job.run()
 
 
-def test_delta_is_a_format_of_the_command(
-    spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log, path = f"file:{tmp_path}/log", str(tmp_path / "table")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "session", lambda *_: nullcontext(spark))
-
-        def run(*arguments: str) -> tuple[int, Any, str]:
-            with pytest.raises(SystemExit) as ended:
-                command([*arguments, "--output", "json"])
-            out, told = capsys.readouterr()
-            return int(ended.value.code or 0), json.loads(out), told
-
-        arguments = ("export", log, path, "--topic", "stock", "--format", "delta", "--columns", "key,value")
-        code, rows, told = run(*arguments)
-        assert (code, [row["topic"] for row in rows]) == (0, ["stock"])
-        assert "run 1: " in told
-        assert "nothing is new" in run(*arguments)[2]
-        code, report, _ = run("audit", log, path)
-        assert (code, report["same"], report["kind"]) == (0, True, "versions")
-    assert rows[0]["records_of_run"] == DeltaTable(path).to_pyarrow_table().num_rows > 0
+@pytest.mark.usefixtures("lives")
+def test_delta_is_a_format_of_the_command(spark: Any, tmp_path: Path) -> None:
+    log, path = address_of(tmp_path), str(tmp_path / "table")
+    arguments = ("export", log, path, "--topic", "stock", "--format", "delta", "--columns", "key,value")
+    code, shown, told = run_job(spark, *arguments)
+    assert (code, [row["topic"] for row in shown]) == (0, ["stock"])
+    assert "run 1: " in told
+    assert "nothing is new" in run_job(spark, *arguments)[2]
+    code, report, _ = run_job(spark, "audit", log, path)
+    assert (code, report["same"], report["kind"]) == (0, True, "versions")
+    assert shown[0]["records_of_run"] == DeltaTable(path).to_pyarrow_table().num_rows > 0
     assert "_run.json" not in os.listdir(path)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
+from export_world import TOPICS, address_of, killed, options_of, wanted
 from pipeline_world import Life, records_of
 from pyspark.sql import DataFrame
 
-from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
@@ -29,39 +27,12 @@ from txnbuffer.pipeline.jobs.auditing import audit, key_digests
 from txnbuffer.pipeline.jobs.exported import latest_of
 from txnbuffer.pipeline.jobs.exporting import Export
 from txnbuffer.pipeline.jobs.latest import latest
-from txnbuffer.pipeline.jobs.running import JobFailed, reading_options, source, told
+from txnbuffer.pipeline.jobs.running import JobFailed, source, told
 from txnbuffer.pipeline.targets import DELTA, PARQUET, target
-
-TOPICS = ("orders", "stock")
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with open_broker(f"file:{tmp_path}/log") as broker:
-        yield broker
-
-
-@pytest.fixture
-def lives(broker: Broker) -> Iterator[list[Life]]:
-    with BufferKeeper(broker, part_size=3) as keeper:
-        keeper.recover()
-        lives = [Life(broker, keeper, topic, seed) for seed, topic in enumerate(TOPICS)]
-        for life in lives:
-            life.run(40)
-        yield lives
-
-
-def options(tmp_path: Path) -> dict[str, str]:
-    return {**reading_options(f"file:{tmp_path}/log"), "partition_bytes": "4000"}
 
 
 def expected(broker: Broker, kind: str) -> list[tuple[Any, ...]]:
-    records = [record for topic in TOPICS for record in records_of(broker, topic)]
-    rows = [(record.topic, record.position, record.key, record.value) for record in records]
-    if kind == LATEST:
-        newest = {row[0::2][:2]: row for row in rows if row[2] is not None}
-        rows = [row for row in newest.values() if row[3] is not None]
-    return sorted(rows, key=lambda row: row[:2])
+    return [(record.topic, record.position, record.key, record.value) for record in wanted(broker, kind)]
 
 
 def exported(spark: Any, directory: ExportDirectory) -> list[tuple[Any, ...]]:
@@ -80,7 +51,7 @@ def test_an_export_goes_on_where_it_ended(
 ) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), kind)
     said: list[str] = []
-    job = Export(spark, options(tmp_path), directory, tell=said.append)
+    job = Export(spark, options_of(tmp_path), directory, tell=said.append)
     with directory.locked():
         first = job.run()
         assert first is not None
@@ -93,7 +64,7 @@ def test_an_export_goes_on_where_it_ended(
             with pytest.raises(KeyboardInterrupt):
                 job.run()
         assert directory.last() == first
-        second = Export(spark, options(tmp_path), directory).run()
+        second = Export(spark, options_of(tmp_path), directory).run()
         assert second is not None
         assert second.number == 2
         assert exported(spark, directory) == expected(broker, kind)
@@ -111,7 +82,7 @@ def test_the_latest_values_of_an_export_are_those_of_its_log(
     directory = target(str(tmp_path / "export"), VERSIONS, form)
     for number in (1, 2):
         with directory.locked():
-            Export(spark, options(tmp_path), directory).run()
+            Export(spark, options_of(tmp_path), directory).run()
         for life in lives if number == 1 else ():
             life.run(25)
     with directory.reading() as run:
@@ -125,18 +96,14 @@ def test_the_latest_values_of_an_export_are_those_of_its_log(
             latest_of(spark, directory, replace(run, columns=("topic", "position")))
 
 
-def killed(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def options_of_audit(tmp_path: Path) -> dict[str, str]:
-    return {"broker": f"file:{tmp_path}/log"}
+    return {"broker": address_of(tmp_path)}
 
 
 def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), LATEST)
     with directory.locked():
-        run = Export(spark, options(tmp_path), directory).run()
+        run = Export(spark, options_of(tmp_path), directory).run()
         assert run is not None
         table = spark.read.parquet(directory.table)
         wrong = "CASE WHEN key = X'61' AND topic = 'orders' THEN X'00' ELSE value END value"
@@ -188,7 +155,7 @@ def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
     strange = ["'bogus' topic", "CAST(NULL AS STRING) topic", f"IF(true, NULL, {nowhere}) position"]
     strange += [f"{nowhere} position", "named_struct('ledger', 0L, 'entry', 0L, 'batch', -1L) position"]
     with directory.locked():
-        run = Export(spark, options(tmp_path), directory).run()
+        run = Export(spark, options_of(tmp_path), directory).run()
         assert run is not None
         one = spark.read.parquet(directory.table).where("topic = 'orders'").limit(1)
         rows = [one.selectExpr(*_with(one.columns, text, f"X'0{n}' key")) for n, text in enumerate(strange)]
@@ -219,7 +186,7 @@ def test_a_log_that_is_trimmed_while_it_is_audited_is_told(
 ) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
     with directory.locked():
-        Export(spark, options(tmp_path), directory).run()
+        Export(spark, options_of(tmp_path), directory).run()
 
     def trim(line: str) -> None:
         for life in lives if line.startswith("auditing") else ():
@@ -238,7 +205,7 @@ def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: l
         more = record.event_time * 1000, record.properties
         digest = record_digest(record.topic, record.key, record.value, record.position, *more)
         sums[record.topic, record.key] = (sums.get((record.topic, record.key), 0) + digest) & MASK
-    rows = key_digests(source(spark, options(tmp_path)), versions=True).collect()
+    rows = key_digests(source(spark, options_of(tmp_path)), versions=True).collect()
     found = {
         (row.topic, None if row.key is None else bytes(row.key)): (row.low + (row.high << 32)) & MASK for row in rows
     }
@@ -248,20 +215,20 @@ def test_digests_are_those_that_spark_makes(spark: Any, broker: Broker, lives: l
 def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), VERSIONS)
     with pytest.raises(InvalidRequest, match="no columns colour"):
-        Export(spark, options(tmp_path), directory, columns=("colour",))
+        Export(spark, options_of(tmp_path), directory, columns=("colour",))
     with directory.locked():
-        assert Export(spark, options(tmp_path), directory, columns=("key",), messages=5).run()
+        assert Export(spark, options_of(tmp_path), directory, columns=("key",), messages=5).run()
         with pytest.raises(InvalidRequest, match="has the columns topic, position, key"):
-            Export(spark, options(tmp_path), directory).run()
+            Export(spark, options_of(tmp_path), directory).run()
         with pytest.raises(InvalidRequest, match="has no value"):
             audit(spark, options_of_audit(tmp_path), directory)
         for life in lives:
             broker.delete_topic(life.topic)
             broker.create_topic(life.topic)
         with pytest.raises(TopicNotFound, match="was deleted and made anew"):
-            Export(spark, options(tmp_path), directory, columns=("key",)).run()
+            Export(spark, options_of(tmp_path), directory, columns=("key",)).run()
     with pytest.raises(JobFailed, match="there is no topic 'missing' to read") as failed, told(spark, "", print):
-        source(spark, {"broker": f"file:{tmp_path}/log", "topics": "missing"}).count()
+        source(spark, {**options_of_audit(tmp_path), "topics": "missing"}).count()
     assert failed.value.exit_code == 2
     assert os.listdir(tmp_path / "export" / "run=1")
 
@@ -278,7 +245,7 @@ def test_what_is_trimmed_is_not_compared(spark: Any, broker: Broker, lives: list
         life.snapshot()
     for directory in exports_of.values():
         with directory.locked():
-            assert Export(spark, options(tmp_path), directory).run()
+            assert Export(spark, options_of(tmp_path), directory).run()
     for life in lives:
         life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
     first = {topic: broker.ledgers(topic)[0].ledger for topic in TOPICS}

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pipeline_world import Life, records_of
+from export_world import TOPICS, address_of, living, run_job
+from pipeline_world import records_of
 from pyspark.testing import assertDataFrameEqual
 
 from broker_io import open_broker
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.verify import Level, verify
-from txnbuffer.cli.pipeline import command
-from txnbuffer.pipeline.jobs import running
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
 from txnbuffer.pipeline.jobs.profiling import OUTCOMES, profile, slice_of
 from txnbuffer.pipeline.jobs.recovering import recover
 from txnbuffer.pipeline.jobs.running import reading_options
 
-TOPICS = ("orders", "stock")
 
-
-def write(tmp_path: Path, steps: int = 60) -> dict[str, str]:
+def write(path: Path, steps: int = 60) -> dict[str, str]:
     """Two topics whose owner has ended; the options to read them."""
-    with open_broker(f"file:{tmp_path}/log") as broker, BufferKeeper(broker, part_size=3) as keeper:
-        keeper.recover()
-        for seed, topic in enumerate(TOPICS):
-            Life(broker, keeper, topic, seed).run(steps)
-    return reading_options(f"file:{tmp_path}/log")
+    with living(path, steps):
+        return reading_options(address_of(path))
 
 
 def test_a_profile_tells_where_everything_is(spark: Any, tmp_path: Path) -> None:
     found = profile(spark, write(tmp_path), tell=lambda _: None)
-    with open_broker(f"file:{tmp_path}/log", read_only=True) as broker:
+    with open_broker(address_of(tmp_path), read_only=True) as broker:
         visible = {topic: records_of(broker, topic) for topic in TOPICS}
         last = {topic: visible[topic][-1].position for topic in TOPICS}
         there = {
@@ -81,13 +71,13 @@ def test_lost_snapshots_are_made_anew(spark: Any, tmp_path: Path) -> None:
     options = write(tmp_path)
     said: list[str] = []
     assert [row["snapshot"] for row in recover(spark, options, tell=said.append)] == ["equal", "equal"]
-    with open_broker(f"file:{tmp_path}/log") as broker:
+    with open_broker(address_of(tmp_path)) as broker:
         before = {topic: records_of(broker, topic) for topic in TOPICS}
         broker.delete_topic(SNAPSHOT_TOPIC)
     rows = recover(spark, options, wanted=True, tell=said.append)
     assert [(row["topic"], row["written"]) for row in rows] == [(topic, True) for topic in TOPICS]
     assert said[-1] == "2 of 2: the snapshot of stock is what its log tells"
-    with open_broker(f"file:{tmp_path}/log", read_only=True) as broker:
+    with open_broker(address_of(tmp_path), read_only=True) as broker:
         assert [one for one in verify(broker) if one.level is Level.ERROR] == []
         assert {topic: records_of(broker, topic) for topic in TOPICS} == before
         assert [row["visible_records"] for row in rows] == [len(before[topic]) for topic in TOPICS]
@@ -105,27 +95,19 @@ def test_the_latest_record_of_each_key(spark: Any) -> None:
     assertDataFrameEqual(latest(frame, deleted=True), spark.createDataFrame([rows[1], rows[3], rows[6]], schema))
 
 
-def test_jobs_are_commands(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_commands(spark: Any, tmp_path: Path) -> None:
     write(tmp_path)
-    log, table = f"file:{tmp_path}/log", str(tmp_path / "table")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "session", lambda *_: nullcontext(spark))
-
-        def run(*arguments: str) -> tuple[int, Any, str]:
-            with pytest.raises(SystemExit) as ended:
-                command([*arguments, "--output", "json"])
-            out, told = capsys.readouterr()
-            return int(ended.value.code or 0), json.loads(out), told
-
-        code, rows, told = run("export", log, table, "--topic", "stock", "--columns", "key,value")
-        assert (code, [row["topic"] for row in rows]) == (0, ["stock"])
-        assert "run 1: " in told
-        assert "nothing is new" in run("export", log, table, "--topic", "stock", "--columns", "key,value")[2]
-        code, report, _ = run("audit", log, table, "--html", str(tmp_path / "audit.html"))
-        assert (code, report["same"], report["kind"]) == (0, True, "versions")
-        code, found, _ = run("profile", log, "--html", str(tmp_path / "profile.html"))
-        assert code == 0
-        assert {row["topic"] for row in found["topics"]} == {*TOPICS}
-        assert (tmp_path / "profile.html").read_text().startswith("<!doctype html>")
-        assert "log says" in (tmp_path / "audit.html").read_text()
-        assert run("recover", log)[0] == 0
+    log, table = address_of(tmp_path), str(tmp_path / "table")
+    export = ("export", log, table, "--topic", "stock", "--columns", "key,value")
+    code, rows, told = run_job(spark, *export)
+    assert (code, [row["topic"] for row in rows]) == (0, ["stock"])
+    assert "run 1: " in told
+    assert "nothing is new" in run_job(spark, *export)[2]
+    code, report, _ = run_job(spark, "audit", log, table, "--html", str(tmp_path / "audit.html"))
+    assert (code, report["same"], report["kind"]) == (0, True, "versions")
+    code, found, _ = run_job(spark, "profile", log, "--html", str(tmp_path / "profile.html"))
+    assert code == 0
+    assert {row["topic"] for row in found["topics"]} == {*TOPICS}
+    assert (tmp_path / "profile.html").read_text().startswith("<!doctype html>")
+    assert "log says" in (tmp_path / "audit.html").read_text()
+    assert run_job(spark, "recover", log)[0] == 0

@@ -7,33 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from export_world import address_of, living
 from pipeline_world import Life, records_of, row_of, rows_of_spark
 
 from bench import figures_pipeline
-from broker_io import open_broker
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with open_broker(f"file:{tmp_path}") as broker:
-        yield broker
-
-
-@pytest.fixture
-def lives(broker: Broker) -> Iterator[list[Life]]:
-    """Two topics with transactions across many small ledgers, their owner still there."""
-    with BufferKeeper(broker, part_size=3) as keeper:
-        keeper.recover()
-        lives = [Life(broker, keeper, topic, seed) for seed, topic in enumerate(["orders", "stock"])]
-        for life in lives:
-            life.run(150)
+def lives(tmp_path: Path) -> Iterator[list[Life]]:
+    """With transactions across many small ledgers."""
+    with living(tmp_path, 150) as lives:
         yield lives
 
 
 def source(spark: Any, tmp_path: Path, **options: str) -> Any:
-    return spark.read.format("txnbuffer").option("broker", f"file:{tmp_path}").options(**options).load()
+    return spark.read.format("txnbuffer").option("broker", address_of(tmp_path)).options(**options).load()
 
 
 def test_rows_are_what_a_reader_is_given(spark: Any, broker: Broker, lives: list[Life], tmp_path: Path) -> None:
