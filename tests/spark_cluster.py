@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +31,12 @@ class SparkProcess:
         self._told = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -56,17 +63,18 @@ class SparkProcess:
         return next((found for line in self.lines if (found := re.search(pattern, line)) is not None), None)
 
     def end(self, *, gently: bool = True) -> None:
-        """A worker that ends gently ends its executors."""
+        """A worker that ends gently ends its executors. What a process has started, and left, is killed with it."""
         if gently:
             self.process.terminate()
-        try:
-            self.process.wait(30 if gently else 0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(SECONDS)
-        self._reader.join(5)  # an executor that outlives its worker for a moment holds the pipe
-        if not self._reader.is_alive() and self.process.stdout is not None:
-            self.process.stdout.close()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(SECONDS)
+        self._reader.join(SECONDS)  # the pipe ends when nobody holds it any more
+        assert not self._reader.is_alive()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 class SparkCluster:
