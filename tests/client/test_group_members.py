@@ -104,25 +104,19 @@ def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() 
     in_world(test)
 
 
-def test_a_member_that_was_given_up_while_it_joined_is_not_idle_but_asks_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_member_that_was_given_up_while_it_joined_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("source", "1")
         take_part, asked = client.take_part, 0
 
-        async def late(part: TakePart) -> Shares:
+        async def given_up(part: TakePart) -> Shares:
             nonlocal asked
             asked += 1
             told = await take_part(part)
-            if asked > 1:
-                return told
-            await asyncio.sleep(2 * membership.LATE)  # as where the log takes nothing for so long
-            return told._replace(shares=(), unsettled=False)
+            return told if asked > 1 else told._replace(shares=(), unsettled=True)
 
-        monkeypatch.setattr(membership, "LATE", 0.05)
-        monkeypatch.setattr(client, "take_part", late)
+        monkeypatch.setattr(client, "take_part", given_up)
         assert (await client.process("source", "g", copy, idle_timeout=0.02)).records == 1
 
     in_world(test)

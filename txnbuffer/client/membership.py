@@ -22,9 +22,6 @@ BEAT = 1.0
 """Seconds between two words to the coordinator."""
 LOOK = 10.0
 """Seconds between two looks whether topics have more partitions."""
-LATE = 3 * BEAT
-TRIES = 3
-"""An answer that takes long may be to a member that was given up meanwhile: it asks again, some times."""
 LEAVING = 5.0
 """Seconds that the coordinator has to hear that this member goes."""
 
@@ -59,11 +56,7 @@ class Membership:
         self._part = await loop.run_in_executor(None, self._look)
         self._look_at = loop.time() + LOOK
         self._came = True
-        for _ in range(TRIES):
-            began = loop.time()
-            await self._say()
-            if loop.time() - began < LATE:
-                break
+        await self._say()
         self._beats = asyncio.create_task(self._go_on())
 
     async def leave(self) -> None:
