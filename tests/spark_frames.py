@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
@@ -34,6 +35,20 @@ def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
         if context is not None and context.attemptNumber() < attempts:
             raise ArithmeticError("planned")
         yield from batches
+
+    return pass_on
+
+
+def held(directory: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Passes rows on; behind the first ones each task says `begun`, and waits for `go`, files of a directory."""
+
+    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            Path(directory, "begun").touch()
+            deadline = time.monotonic() + 400
+            while not Path(directory, "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
 
     return pass_on
 
