@@ -14,13 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from spark_driver import SETTINGS
+
+from txnbuffer.pipeline.jobs import submit
+
 SECONDS = 400.0
 """What waits is over by then, on a machine that is busy with other tests."""
 DAEMON = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.master.rest.enabled=false -Dspark.master.ui.enabled=false "
-    "-Dspark.worker.timeout=600"
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Dspark.master.rest.enabled=false "
+    "-Dspark.master.ui.enabled=false -Dspark.worker.timeout=600"
 )
-"""A worker that is silent for long, on a busy machine, is not given up."""
+"""A worker that is silent for long on a busy machine is not given up."""
 
 
 class SparkProcess:
@@ -114,6 +118,35 @@ class SparkCluster:
     def __exit__(self, *_: object) -> None:
         for process in reversed(self._processes):
             process.end()
+
+
+class Submitted:
+    """A job of the jobs' script under spark-submit; it reads and writes what this process could."""
+
+    def __init__(self, master: str, *arguments: str) -> None:
+        import pyspark
+
+        launcher = f"{os.path.dirname(pyspark.__file__)}/bin/spark-submit"
+        settings = [word for name, text in SETTINGS.items() for word in ("--conf", f"{name}={text}")]
+        path = os.pathsep.join(path for path in sys.path if path)
+        self.process = subprocess.Popen(
+            [launcher, "--master", master, *settings, submit.__file__, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+
+    def finish(self) -> Any:
+        """Its result as JSON. Spark puts what the script tells on stderr before it, on stdout too."""
+        try:
+            out, told = self.process.communicate(timeout=SECONDS)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.communicate()
+        assert self.process.returncode == 0, told
+        return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("[")))
 
 
 class Driver(SparkProcess):

@@ -1,7 +1,8 @@
-"""A driver on a cluster, in a process of its own: `spark_driver.py MASTER ADDRESS DIRECTORY`.
+"""A driver on a cluster, in a process of its own: `spark_driver.py MASTER DIRECTORY WORLD…`.
 
-It reads topic `source` and writes it with an executor killed under way (to `killed`) and with a task that has to be
-speculated (to `speculated`), then runs a streaming query from `source` to `streamed` until it is killed.
+Each WORLD is a JSON object of a name, and of options to read and to write with. Topic `source` is copied to `copied`
+by a batch job one executor of which is killed under way, and one task of which has to be speculated. Then streaming
+queries copy it to `streamed`, until the driver is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 SETTINGS = {
     "spark.driver.extraJavaOptions": JVM,
     "spark.driver.host": "127.0.0.1",
@@ -26,106 +27,101 @@ SETTINGS = {
     "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     "spark.network.timeout": "600s",
     "spark.python.authenticate.socketTimeout": "600s",
-    "spark.speculation": "true",
-    "spark.speculation.interval": "100ms",
-    "spark.speculation.minTaskRuntime": "100ms",
-    "spark.speculation.multiplier": "1.01",
-    "spark.speculation.quantile": "0.5",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
 }
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.quantile": "0.5",
+}
 SECONDS = 400.0
 """An attempt that waits for another one goes on by then."""
 
 
-def killing(directory: str) -> Any:
-    """Passes rows on; once, the executor is killed behind the first rows of a task."""
+def troubled(directory: str) -> Any:
+    """Passes rows on. Of the tasks that have rows the first one waits behind some of them until another attempt of it
+    has begun, and the executor of the second is killed there, once."""
 
-    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
-        yield next(batches)
+    def is_mine(role: str, partition: int) -> bool:
+        """Whoever asks first has a role; so have later attempts."""
+        path = Path(directory, role)
         try:
-            Path(directory, "killed").touch(exist_ok=False)
+            with path.open("x") as file:
+                file.write(str(partition))
         except FileExistsError:
-            yield from batches
-        else:
-            os.kill(parent(os.getppid()), signal.SIGKILL)
-            Event().wait(SECONDS)
-
-    return pass_on
-
-
-def parent(pid: int) -> int:
-    """Of a worker's daemon: the executor that started it."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def lagging(directory: str) -> Any:
-    """Passes rows on; the first attempt of partition 0 waits behind its first rows until another one has begun."""
+            pass
+        return path.read_text() == str(partition)
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None
-        yield next(batches)
-        other = Path(directory, "speculated")
-        if context.partitionId() == 0 and context.attemptNumber() > 0:
-            other.touch()
-        deadline, pause = SECONDS, 0.05
-        while context.partitionId() == 0 and not other.exists() and deadline > 0:
-            Event().wait(pause)
-            deadline -= pause
-        yield from batches
+        partition, attempt = context.partitionId(), context.attemptNumber()
+        killed, other = Path(directory, "killed"), Path(directory, "speculated")
+        for batch in batches:
+            yield batch
+            if is_mine("waits", partition):
+                if attempt > 0:
+                    other.touch()
+                deadline = time.monotonic() + SECONDS
+                while not other.exists() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            elif is_mine("dies", partition) and not killed.exists():
+                killed.touch()
+                worker = Path(f"/proc/{os.getppid()}/stat").read_text()  # of Python's daemon, which an executor started
+                os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGKILL)
+                time.sleep(SECONDS)
 
     return pass_on
 
 
-def started(writer: Any) -> Any:
-    """A streaming query that has done two micro-batches.
+def copy(spark: Any, world: Any, directory: str) -> None:
+    frame = spark.read.format("txnbuffer").options(topics="source", **world["reading"]).load()
+    Path(directory).mkdir()
+    print(f"{world['name']} tasks: {frame.rdd.getNumPartitions()}", flush=True)
+    written = frame.mapInArrow(troubled(directory), frame.schema).write.format("txnbuffer").mode("append")
+    written.options(topic="copied", **world["writing"]).save()
+    print(f"{world['name']} troubles: {json.dumps(sorted(os.listdir(directory)))}", flush=True)
+
+
+def stream(spark: Any, world: Any, checkpoint: str) -> None:
+    """Returns when a few micro-batches are done, and the query runs on.
 
     It is started again where a busy machine was too slow: Spark gives the processes that plan ten seconds to start.
     """
-    from pyspark.errors import StreamingQueryException
-
+    frame = spark.readStream.format("txnbuffer").options(
+        topics="source", max_messages_per_trigger="4", **world["reading"]
+    )
+    writer = frame.load().writeStream.format("txnbuffer").trigger(processingTime="0 seconds")
+    writer = writer.options(topic="streamed", checkpointLocation=checkpoint, **world["writing"])
     deadline = time.monotonic() + SECONDS
     while True:
         query = writer.start()
-        try:
-            while len(query.recentProgress) < 2 and query.isActive:
-                query.awaitTermination(0.2)
-        except StreamingQueryException as error:
-            if time.monotonic() > deadline or "failed to connect back" not in str(error):
-                raise
-        else:
-            return query
+        while query.isActive and len(query.recentProgress) < 2:
+            Event().wait(0.1)
+        if query.isActive or time.monotonic() > deadline or "failed to connect back" not in str(query.exception()):
+            break
+    print(f"{world['name']} streaming: {json.dumps(query.isActive)}", flush=True)
 
 
-def main(master: str, address: str, directory: str) -> None:
+def main(master: str, directory: str, *worlds: str) -> None:
     from txnbuffer.pipeline.spark.session import open_session
 
-    spark = open_session(master, settings={**SETTINGS, "spark.sql.warehouse.dir": f"{directory}/warehouse"})
+    settings = {**SETTINGS, **SPECULATION, "spark.sql.warehouse.dir": f"{directory}/warehouse"}
+    spark = open_session(master, settings=settings)
     spark.sparkContext.setLogLevel("OFF")
-    reading = {"broker": address, "columns": "key,value", "partition_bytes": "400"}
-    frame = spark.read.format("txnbuffer").options(topics="source", **reading).load()
-    found = sorted(row.value.decode() for row in frame.collect())
-    print(f"read: {json.dumps([found, frame.rdd.getNumPartitions()])}", flush=True)
-    rows = spark.range(0, 40, 1, 4).selectExpr("CAST(id AS STRING) value")
-    for topic, troubled in (("killed", killing(directory)), ("speculated", lagging(directory))):
-        written = rows.mapInArrow(troubled, rows.schema).write.format("txnbuffer").mode("append")
-        written.options(broker=address, topic=topic).save()
-        print(f"{topic}: {json.dumps(Path(directory, topic).exists())}", flush=True)
-    query = started(
-        spark.readStream.format("txnbuffer")
-        .options(topics="source", max_messages_per_trigger="4", **reading)
-        .load()
-        .writeStream.format("txnbuffer")
-        .options(broker=address, topic="streamed", checkpointLocation=f"{directory}/checkpoint")
-        .trigger(processingTime="0 seconds")
-    )
-    print(f"streaming: {json.dumps(query.isActive)}", flush=True)
-    query.awaitTermination()
+    for world in map(json.loads, worlds):
+        copy(spark, world, f"{directory}/{world['name']}")
+    for world in map(json.loads, worlds):
+        stream(spark, world, f"{directory}/{world['name']}/checkpoint")
+    print("streaming: true", flush=True)
+    Event().wait()
 
 
 if __name__ == "__main__":

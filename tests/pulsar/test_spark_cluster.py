@@ -1,0 +1,125 @@
+"""A Spark cluster in miniature, where executors and drivers die, on a log in files and on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from export_world import run_job
+from pulsar_cluster import Cluster
+from pyspark.testing import assertDataFrameEqual
+from service_process import ServiceProcess
+from spark_cluster import Driver, SparkCluster, Submitted
+from spark_frames import run_out
+
+from txnbuffer import connect
+
+SECONDS = 300.0
+TRANSACTIONS = 8
+
+
+class World(NamedTuple):
+    """Where a service is, and the options to read and to write there."""
+
+    name: str
+    address: str
+    reading: Mapping[str, str]
+    writing: Mapping[str, str]
+    client: Mapping[str, Any]
+
+    def told(self) -> str:
+        return json.dumps({"name": self.name, "reading": self.reading, "writing": self.writing})
+
+    async def fill(self, topic: str) -> Counter[str]:
+        """Transactions across one another, half of them aborted and half of them in record sets; what is committed."""
+        texts: list[str] = []
+        async with connect(self.address, **self.client) as client:
+            for number in range(TRANSACTIONS):
+                batching: Any = "records" if self.client and number % 2 else "messages"
+                aborted = client.transaction()
+                await aborted.begin()
+                async with client.transaction() as txn:
+                    for text in (some := [f"{number}-{index}" for index in range(8)]):
+                        await txn.send(topic, text, key=text, batching=batching)
+                        await aborted.send(topic, f"never-{text}", key=text, batching=batching)
+                await aborted.abort()
+                texts += some
+        return Counter(texts)
+
+    def values(self, topic: str) -> Counter[str]:
+        """All that readers see, up to a record that is written now."""
+        found: Counter[str] = Counter()
+        with connect(self.address, **self.client) as client:
+            with client.transaction() as txn:
+                txn.send(topic, b"end")
+            with client.reader(topic) as reader:
+                while "end" not in found:
+                    batch = reader.read(timeout=SECONDS)
+                    assert batch is not None, found
+                    found.update((record.value or b"").decode() for record in batch)
+        return found - Counter(["end"])
+
+
+@pytest.fixture(scope="module")
+def worlds(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[World]]:
+    namespace = cluster.namespace()
+    beside = f"{cluster.url}/{namespace}"
+    with ExitStack() as stack:
+        stack.callback(cluster.drop, namespace)
+        files = stack.enter_context(ServiceProcess(tmp_path_factory.mktemp("log")))
+        stack.enter_context(ServiceProcess(beside, "--admin-url", cluster.admin))
+        service = {"broker": f"txnbuf://127.0.0.1:{files.port}"}
+        broker = {"broker": beside, "pulsar.admin_url": cluster.admin}
+        client = {"broker_options": {"admin_url": cluster.admin}}
+        cut = {"columns": "key,value", "partition_bytes": "400"}
+        yield [
+            World("files", service["broker"], {**service, **cut}, service, {}),
+            World("cluster", beside, {**broker, **cut}, {**broker, "batching": "records"}, client),
+        ]
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("workers")) as started:
+        yield started
+
+
+def test_each_record_is_copied_once_where_executors_and_drivers_are_killed(
+    spark: Any, miniature: SparkCluster, worlds: list[World], tmp_path: Path
+) -> None:
+    texts = {world.name: asyncio.run(world.fill("source")) for world in worlds}
+    driver = Driver(miniature.url, str(tmp_path), *(world.told() for world in worlds))
+    try:
+        for world in worlds:
+            assert driver.said(f"{world.name} tasks") > 4
+            assert driver.said(f"{world.name} troubles") == ["dies", "killed", "speculated", "waits"]
+        for world in worlds:
+            assert driver.said(f"{world.name} streaming") is True
+    finally:
+        driver.end(gently=False)
+    for world in worlds:
+        assert world.values("copied") == texts[world.name]
+        source = spark.readStream.format("txnbuffer").options(topics="source", **world.reading)
+        sink = source.load().writeStream.format("txnbuffer").options(topic="streamed", **world.writing)
+        run_out(sink.option("checkpointLocation", f"{tmp_path}/{world.name}/checkpoint"))
+        assert world.values("streamed") == texts[world.name]
+
+
+def test_a_job_that_is_submitted_does_what_the_command_does(
+    spark: Any, miniature: SparkCluster, worlds: list[World], tmp_path: Path
+) -> None:
+    world = worlds[0]
+    texts = asyncio.run(world.fill("submitted"))
+    job = ["export", world.address, "--topic", "submitted"]
+    told = Submitted(miniature.url, *job, str(tmp_path / "there"), "--output", "json").finish()
+    assert run_job(spark, *job, str(tmp_path / "here"))[:2] == (0, told)
+    here, there = (spark.read.parquet(str(tmp_path / name / "run=1")) for name in ("here", "there"))
+    assertDataFrameEqual(there, here)
+    found = here.selectExpr("CAST(value AS STRING)").collect()
+    assert Counter(row.value for row in found) == texts
