@@ -18,6 +18,7 @@ from broker_io.environment import SystemClock
 from broker_io.memory import MemoryBroker
 from txnbuffer.errors import InvalidRequest, LogReplaced
 from txnbuffer.model import Position
+from txnbuffer.pipeline import marks
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.fixing import fix_all
 from txnbuffer.pipeline.jobs.exporting import Export
@@ -164,6 +165,23 @@ def test_a_mark_is_the_message_before_a_place(log: Log, make: Callable[[Log], An
         inside = mark_below(broker, one, Position(ledger, 1, 5), None)
         assert inside == found
         check_mark(broker, "orders", Mark(Position(ledger - 1, 7), 1))  # what is gone tells nothing
+
+
+def test_a_query_looks_for_a_mark_once_in_a_while_also_where_there_is_none(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the last entries of a topic are such as readers are never given: each look takes its time."""
+    looks: list[Position] = []
+    monkeypatch.setattr(marks, "_published", lambda broker, topic, at: looks.append(at))
+    log.send(3)
+    with open_broker(log.address) as broker:
+        one = fix_all(broker, ["orders"])["orders"]
+        found, first = marks.Marks(), Position(one.origin.ledger, 0)
+        assert found.of(broker, one, None, first) is None
+        assert looks == []  # nothing was read by then
+        for entry in (1, 2):
+            assert found.of(broker, one, None, first._replace(entry=entry)) is None
+        assert looks == [first]
 
 
 def test_golden_offset_with_a_mark() -> None:

@@ -34,9 +34,11 @@ class Marks:
             check_mark(broker, one.topic, before.mark)
 
     def of(self, broker: Broker, one: Fixed, before: Reached | None, at: Position) -> Mark | None:
-        """A mark for a place up to which a topic is read."""
+        """A mark for a place up to which a topic is read; looking for one may take long where there is none."""
         known = None if before is None else before.mark
-        return mark_below(broker, one, at, known) if known is None or _due(self._made, one.topic) else known
+        if _before(one.extents, at) is None or not _due(self._made, one.topic):
+            return known
+        return mark_below(broker, one, at, known)
 
 
 def _due(times: dict[str, float], topic: str) -> bool:
