@@ -11,7 +11,7 @@ import pytest
 from client_world import World, in_world, values
 
 from broker_io.errors import CallerError, InvalidMessage, InvalidTopicName
-from txnbuffer import Client
+from txnbuffer import Client, connect
 from txnbuffer.client.outbox import Outbox
 from txnbuffer.errors import ClientBroken, InvalidRequest
 
@@ -25,6 +25,12 @@ def sending(**options: Any) -> Call:
 async def beginning(client: Client, **options: Any) -> None:
     async with client.transaction(**options) as txn:
         await txn.send("orders", b"never")
+
+
+async def reading(client: Client, **options: Any) -> None:
+    await client.send("there", b"x")
+    async with await client.reader("there") as reader:
+        await reader.read(**options)
 
 
 def columns(*arguments: Any, **options: Any) -> Call:
@@ -59,6 +65,11 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (columns([b"a"], properties={"p": "q"}), InvalidMessage, "properties is a list"),
     (columns([b"a"], properties=["pq"]), InvalidMessage, "a mapping of texts, not str"),
     (sending(properties=[("p", "q")]), InvalidMessage, "a mapping of texts, not list"),
+    (lambda client: client.outcome("x"), InvalidRequest, "'x' is no transaction id: write most:least"),
+    (lambda client: client.outcome(None), InvalidRequest, "'None' is no transaction id"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.reader(None), InvalidRequest, "topics are a name, or a list of names, not None"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.reader([5]), InvalidRequest, "topics are a name, or a list of names, not [5]"),  # type: ignore[list-item]  # on purpose
+    (lambda client: reading(client, limit="a"), InvalidRequest, "a batch of 'a' records can't be"),
     (lambda client: client.process("orders", "g", None, on_error="Stop"), InvalidRequest, "not 'Stop'"),  # type: ignore[arg-type]  # on purpose
 ]
 
@@ -92,3 +103,18 @@ def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> No
                 await client.send("orders", b"three")
 
     in_world(test)
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "text"),
+    [
+        (None, {}, "an address is text, such as 'file:data', not None"),
+        ("memory:", {"patience": "x"}, "patience is a number of seconds from 0 on, not 'x'"),
+        ("memory:", {"patience": float("nan")}, "patience is a number of seconds from 0 on, not nan"),
+        ("memory:", {"timeout": -1}, "timeout is a number of seconds from 0 on, not -1"),
+    ],
+)
+def test_a_bad_argument_of_connect_is_refused_at_once(address: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        connect(address, **options)
+    assert text in str(caught.value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
 from txnbuffer.errors import InvalidRequest, UnfitHandler
+from txnbuffer.model import TxnId
 
 T = TypeVar("T")
 
@@ -36,6 +37,40 @@ def check_timeout(timeout: object) -> float | None:
     if type(timeout) not in (int, float) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
         raise InvalidRequest(f"the time-out of a transaction is a number of seconds above 0, not {_short(timeout)}")
     return float(timeout)
+
+
+def check_patience(seconds: object, what: str) -> float:
+    """Seconds from 0 on, without end if infinite. Raises InvalidRequest."""
+    if type(seconds) not in (int, float) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise InvalidRequest(f"{what} is a number of seconds from 0 on, not {_short(seconds)}")
+    return float(seconds)
+
+
+def check_limit(limit: object) -> int:
+    """How many records a batch may have. Raises InvalidRequest."""
+    if type(limit) is not int or limit < 1:
+        raise InvalidRequest(f"a batch of {_short(limit)} records can't be: ask for at least 1")
+    return limit
+
+
+def check_txn(txn: object) -> TxnId:
+    """The id of a transaction, also as text. Raises InvalidRequest."""
+    if isinstance(txn, TxnId):
+        return txn
+    try:
+        return TxnId.parse(txn if isinstance(txn, str) else _short(txn))
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def check_topics(topics: object) -> list[str]:
+    """The names of topics to read, each once. Raises InvalidRequest."""
+    names = [topics] if isinstance(topics, str) else [*topics] if isinstance(topics, Iterable) else [topics]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"topics are a name, or a list of names, not {_short(topics)}")
+    if not names:
+        raise InvalidRequest("name at least one topic to read")
+    return list(dict.fromkeys(names))
 
 
 def check_callable(function: object) -> None:

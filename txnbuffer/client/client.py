@@ -13,7 +13,7 @@ from broker_io.port import Broker, check_topic_name
 from txnbuffer.client import forking
 from txnbuffer.client.admin_link import Questions
 from txnbuffer.client.changes import ChangeStream
-from txnbuffer.client.checks import check_name, check_number, check_timeout
+from txnbuffer.client.checks import check_name, check_number, check_timeout, check_txn
 from txnbuffer.client.closing import close_all, to_the_end
 from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
@@ -138,7 +138,7 @@ class Client:
 
     async def outcome(self, txn: TxnId | str) -> Outcome | None:
         """How a transaction ended; None while it has not. Raises OutcomeForgotten, UnknownTransaction."""
-        wanted = TxnId.parse(txn) if isinstance(txn, str) else txn
+        wanted = check_txn(txn)
         session = self.sessions.at(wanted.most)
         result = await session.result(lambda future: session.core.query(wanted, future))
         return result if isinstance(result, Outcome) else None

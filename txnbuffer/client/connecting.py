@@ -16,6 +16,7 @@ from broker_io.errors import InvalidAddress, ServiceUnavailable
 from broker_io.port import Broker
 from snapshots.shards import shards_of
 from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink, Questions
+from txnbuffer.client.checks import check_patience
 from txnbuffer.client.client import Client
 from txnbuffer.client.closing import opened, to_the_end
 from txnbuffer.client.cluster import client_on, dial_at, finding
@@ -272,6 +273,9 @@ def connect(
     "records" what is sent together goes into record sets, messages of many records: that is many times as fast,
     and only readers of ours can read it. A send can say otherwise; an embedded log needs no such thing.
     """
+    if not isinstance(address, str):
+        raise InvalidAddress(f"an address is text, such as 'file:data', not {address!r}")
+    timeout, patience = check_patience(timeout, "timeout"), check_patience(patience, "patience")
     if batching not in BATCHINGS:
         raise InvalidRequest(f"batching is 'messages' or 'records', not {batching!r}")
     if not isinstance(broker_options, (Mapping, NoneType)):

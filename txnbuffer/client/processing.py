@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +18,7 @@ from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
-from txnbuffer.client.checks import check_callable
+from txnbuffer.client.checks import check_callable, check_topics
 from txnbuffer.client.dead_letters import DeadLetter
 from txnbuffer.client.handling import PAUSE, Handling, OnError, Processed, Task
 from txnbuffer.client.membership import Membership
@@ -80,15 +80,11 @@ def _check(source: Source, task: Task) -> Sequence[str]:
 
 
 def _names(topics: str | Sequence[str]) -> Sequence[str]:
-    if not isinstance(topics, Iterable):
-        raise InvalidRequest(f"topics are a name, or a list of names, not {topics!r}")
-    names = [topics] if isinstance(topics, str) else [*topics]
+    names = check_topics(topics)
     for name in names:
         if is_internal(check_topic_name(name)):
             raise InvalidTopicName(f"{name!r} is the service's own: a group reads topics of records")
-    if not names:
-        raise InvalidRequest("name at least one topic to read")
-    return list(dict.fromkeys(names))
+    return names
 
 
 def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from broker_io.errors import TopicNotFound
 from broker_io.partitions import partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
+from txnbuffer.client.checks import check_topics
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 
@@ -22,9 +23,7 @@ class ReadTopics:
     def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
         self._broker = broker
         self._start = start
-        self._names = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
-        if not self._names:
-            raise InvalidRequest("name at least one topic to read")
+        self._names = check_topics(topics)
         known = set(broker.topics())
         self.partitioned = [name for name in self._names if name not in known and _count(broker, name)]
         self._read = {name: name for name in self._names if name in known}

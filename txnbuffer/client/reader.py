@@ -11,6 +11,7 @@ from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Ledger
 from txnbuffer.client import forking
+from txnbuffer.client.checks import check_limit
 from txnbuffer.client.follower import Beginning, CommittedFollower, Follower
 from txnbuffer.client.read_topics import ReadTopics, Start
 from txnbuffer.client.records import RecordBatch
@@ -149,12 +150,6 @@ class CommittedReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def check_limit(limit: int) -> None:
-    """Raises InvalidRequest."""
-    if limit < 1:
-        raise InvalidRequest(f"a batch of {limit} records can't be: ask for at least 1")
 
 
 def beginning_of(broker: Broker, topic: str, start: Start) -> Beginning:

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from broker_io.errors import Error
 from broker_io.port import Broker
+from txnbuffer.client.checks import check_limit
 from txnbuffer.client.closing import ClosedOnExit, opened
 from txnbuffer.client.read_topics import Start
-from txnbuffer.client.reader import CommittedReader, Lag, check_limit
+from txnbuffer.client.reader import CommittedReader, Lag
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.errors import InvalidRequest
 
