@@ -1,8 +1,8 @@
 """Parts of one number of a named producer that many processes write: each begins a share, one of them commits all.
 
 A share that is finished outlives the process that wrote it, until its time is up; before that it ends with its session.
-Whoever commits the number names the shares that
-count; every other one of that number, however late it is, stays invisible for ever.
+Whoever commits the number names the shares that count; every other one of that number, however late it is, stays
+invisible for ever.
 """
 
 from __future__ import annotations
