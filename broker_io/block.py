@@ -73,7 +73,7 @@ _KNOWN = frozenset(range(HASHES, PUBLISH_TIMES + 1))
 
 _HEADER = struct.Struct("<4sBBHIIQqIIIIIII")
 _CRC = struct.Struct("<I")
-_PAIR = struct.Struct("<II")
+PAIR = struct.Struct("<II")
 _SECTION = struct.Struct("<HHI")
 _PADDING = tuple(bytes(size) for size in range(8))
 
@@ -225,13 +225,13 @@ def _property_section(name: str, column: PropertyColumn) -> tuple[int, bytes]:
     encoded = name.encode()
     if isinstance(column, Numbers):
         mask = b"" if column.present is None else np.packbits(column.present, bitorder="little").tobytes()
-        head = _PAIR.pack(len(encoded), 0 if column.present is None else 1)
+        head = PAIR.pack(len(encoded), 0 if column.present is None else 1)
         return NUMBERS, b"".join([head, column.values.astype("<i8", copy=False).tobytes(), mask, encoded])
     labels = column if isinstance(column, Labels) else Labels.of(column.to_list())
     texts = [text.encode() for text in labels.values]
     lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
     codes = labels.codes.astype("<i4", copy=False).tobytes()
-    return LABELS, b"".join([_PAIR.pack(len(encoded), len(texts)), lengths, codes, encoded, *texts])
+    return LABELS, b"".join([PAIR.pack(len(encoded), len(texts)), lengths, codes, encoded, *texts])
 
 
 def _keys_part(sections: list[tuple[int, bytes]]) -> bytes:

@@ -214,21 +214,21 @@ def _properties(blocks: Sequence[RawBlock], counts: list[int]) -> dict[str, Prop
 
 def property_names(block: RawBlock) -> set[bytes]:
     """As UTF-8; none where they can't be found, which decoding tells."""
-    rows = block.header.rows
+    part, rows = block.part, block.header.rows
     names = set()
     for tag, where in block.properties:
-        section = block.part[where]
+        start = where.start
         try:
-            size, more = struct.unpack_from("<II", section)
+            size, more = codec.PAIR.unpack_from(part, start)
         except struct.error:
             continue
-        at = 8 + 4 * (more + rows) if tag == codec.LABELS else 8 + 8 * rows + ((rows + 7) // 8 if more else 0)
-        names.add(section[at : at + size])
+        at = start + 8 + (4 * (more + rows) if tag == codec.LABELS else 8 * rows + ((rows + 7) // 8 if more else 0))
+        names.add(part[at : at + size])
     return names
 
 
 def _read_labels(section: bytes, count: int) -> tuple[str, Labels]:
-    name_size, labels = struct.unpack_from("<II", section)
+    name_size, labels = codec.PAIR.unpack_from(section)
     sizes = struct.unpack_from(f"<{labels}I", section, 8)
     start = 8 + 4 * labels
     at = start + 4 * count
@@ -239,7 +239,7 @@ def _read_labels(section: bytes, count: int) -> tuple[str, Labels]:
 
 
 def _read_numbers(section: bytes, count: int) -> tuple[str, Numbers]:
-    name_size, sparse = struct.unpack_from("<II", section)
+    name_size, sparse = codec.PAIR.unpack_from(section)
     values = np.frombuffer(section, "<i8", count, 8).astype(np.int64, copy=False)
     at = 8 + 8 * count
     present: NDArray[np.bool_] | None = None
