@@ -222,6 +222,10 @@ class SessionCore:
         """Nobody waits for a commit any more. It becomes an abort if it is not on its way; False: it may happen."""
         return self._transactions.withdraw_commit(transaction)
 
+    def fail(self, transaction: OpenTransaction, error: Error) -> None:
+        """From now on a transaction can only abort."""
+        self._transactions.fail(transaction, error)
+
     def ask(self, field: Field, name: str, waiter: Waiter) -> None:
         """Open a producer's name, join a group."""
         self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from txnbuffer.client.outbox import OpenTransaction, Rows
 from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, pieces
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.transactions import Plan, refusal
+from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import Branch, ConsumerPosition, Naming
 from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
@@ -74,9 +74,9 @@ class Transaction:
     def fail(self, error: BaseException) -> None:
         """From now on it can only abort: what its caller believes to be in it is not."""
         opened = self._open
-        if opened is not None and opened.failure is None and not opened.ending:
+        if opened is not None and not opened.ending:
             told = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY)
-            opened.failure = refusal(opened, told)
+            self._session.core.fail(opened, told)
 
     async def begin(self) -> Self:
         """Begin; `async with` does it. Raises AlreadyCommitted if the number of its name is."""

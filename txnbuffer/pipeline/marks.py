@@ -36,9 +36,10 @@ class Marks:
     def of(self, broker: Broker, one: Fixed, before: Reached | None, at: Position) -> Mark | None:
         """A mark for a place up to which a topic is read; looking for one may take long where there is none."""
         known = None if before is None else before.mark
-        if _before(one.extents, at) is None or not _due(self._made, one.topic):
+        place = _before(one.extents, at)
+        if place is None or not _due(self._made, one.topic):
             return known
-        return mark_below(broker, one, at, known)
+        return _mark_at(broker, one, place) or known
 
 
 def _due(times: dict[str, float], topic: str) -> bool:
@@ -52,8 +53,12 @@ def _due(times: dict[str, float], topic: str) -> bool:
 def mark_below(broker: Broker, one: Fixed, at: Position, known: Mark | None) -> Mark | None:
     """The last message below a place, if it can be had; else what was known before."""
     place = _before(one.extents, at)
-    published = None if place is None else _published(broker, one.topic, place)
-    return known if place is None or published is None else Mark(place, published)
+    return known if place is None else _mark_at(broker, one, place) or known
+
+
+def _mark_at(broker: Broker, one: Fixed, place: Position) -> Mark | None:
+    published = _published(broker, one.topic, place)
+    return None if published is None else Mark(place, published)
 
 
 def check_mark(broker: Broker, topic: str, mark: Mark) -> None:

@@ -27,7 +27,7 @@ class Plan:
 
 
 def plan(broker: Broker, options: ReadOptions) -> Plan:
-    """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and what `fix` does."""
+    """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and what `fix_all` does."""
     cut = cut_of(options)
     isolated = options.isolation == READ_COMMITTED
     topics = fix_all(broker, names(broker, options), isolated=isolated, numbered=cut.numbered)
