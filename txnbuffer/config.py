@@ -209,10 +209,16 @@ class _Setting:
     source: str
 
 
-def load_config(path: str | None = None, environ: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> Config:
-    """Read all sources. Raises InvalidConfiguration that names the source and the key."""
+def load_config(
+    path: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Iterable[str] = (),
+    *,
+    told_by: str = "--set",
+) -> Config:
+    """Read all sources; flags are `told_by` that. Raises InvalidConfiguration that names the source and the key."""
     config = Config()
-    for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags)):
+    for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags, told_by)):
         config = _apply(config, setting)
     return config
 
@@ -243,13 +249,13 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
         yield _Setting(section, key, value, f"environment variable {name}")
 
 
-def _from_flags(flags: Iterable[str]) -> Iterator[_Setting]:
+def _from_flags(flags: Iterable[str], told_by: str) -> Iterator[_Setting]:
     for flag in flags:
         name, equals, value = flag.partition("=")
         section, dot, key = name.partition(".")
         if not (equals and dot):
-            raise InvalidConfiguration(f"--set {flag}: write SECTION.KEY=VALUE")
-        yield _Setting(section, key, value, f"--set {flag}")
+            raise InvalidConfiguration(f"{told_by} {flag}: write SECTION.KEY=VALUE")
+        yield _Setting(section, key, value, f"{told_by} {flag}")
 
 
 def _sections() -> str:

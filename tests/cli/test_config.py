@@ -109,8 +109,14 @@ def test_a_token_is_shown_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("flag", ["segment_bytes=1", "log.segment_bytes"])
 def test_a_flag_without_its_form_is_an_error(flag: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=r"write SECTION\.KEY=VALUE"):
+    with pytest.raises(InvalidConfiguration, match=rf"^--set {flag}: write SECTION\.KEY=VALUE"):
         load_config(flags=[flag])
+
+
+def test_who_loads_settings_says_what_told_them() -> None:
+    for flag in ("log", "log.pulsar=1", "none.key=1", "log.segment_bytes=--set 1"):
+        with pytest.raises(InvalidConfiguration, match=f"^option {flag}: "):
+            load_config(flags=[flag], told_by="option")
 
 
 CLUSTER = "pulsar://127.0.0.1:2/acme/shop"
