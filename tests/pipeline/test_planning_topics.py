@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +13,9 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.fixing import Fixed, fix_all
+from txnbuffer.pipeline.losses import end_of_log
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import plan
 from txnbuffer.pipeline.ranges import Cut
@@ -66,6 +69,17 @@ def test_a_stream_looks_first_at_all_topics_with_one_scan(broker: Watched, monke
     assert set(reader.initialOffset()["topics"]) == {*TOPICS}
     assert broker.opened == 1
     reader.stop()
+
+
+def test_a_position_that_the_log_has_not_come_to_is_told_apart_from_a_time(broker: Watched) -> None:
+    """A time of day looks like a position."""
+    with pytest.raises(
+        InvalidRequest, match=r"start is position 12:30, and topic orders-0 ends at .* a time has its date"
+    ):
+        plan(broker, options(start="12:30"))
+    end = end_of_log(broker, TOPICS[0])
+    for more in ({"start": "12:30", "fail_on_data_loss": "false"}, {"start": json.dumps({"orders-0": str(end)})}):
+        assert "orders-0" not in {one.topic for task in plan(broker, options(**more)).tasks for one in task}
 
 
 def test_topics_that_are_fixed_together_are_each_judged_by_its_own_snapshot(broker: Watched) -> None:

@@ -57,7 +57,9 @@ def test_certificates_to_trust_go_with_the_options(tmp_path: Path) -> None:
 
 def test_a_pattern_chooses_topics_of_data() -> None:
     options = ReadOptions.of({"broker": "file:log", "pattern": "(__)?or.*"})
-    assert options.chosen(["__orders", "flavor", "orders", "orders-2"]) == ["orders", "orders-2"]
+    known = ["__orders", "__txnbuffer_decisions", "flavor", "orders", "orders-2"]
+    assert options.chosen(known) == ["__orders", "orders", "orders-2"]
+    assert ReadOptions.of({"broker": "file:log", "pattern": ".*"}).chosen(known) == [known[0], *known[2:]]
 
 
 def test_a_topic_with_partitions_is_all_of_these() -> None:
@@ -125,7 +127,12 @@ def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[
         ({"end": "3:1:-2"}, "option end can't be '3:1:-2'"),
         ({"config": "/nope"}, "option config is for clusters, and file:log is none"),
         ({"broker": "txnbuf://h:1", "pulsar.admn": "x"}, "option pulsar.admn is for clusters"),
-        ({"broker": "pulsar://h:1/a/b", "pulsar.admn": "x"}, "option pulsar.admn=x: unknown key"),
+        ({"broker": "pulsar://h:1/a/b", "pulsar.admn": "x"}, "^option pulsar.admn=x: unknown key"),
+        (
+            {"broker": "pulsar://h:1/a/b", "pulsar.token": "", "pulsar.patience": "--set 5"},
+            "^option pulsar.patience=--set 5: ",
+        ),
+        ({"start": "12h30"}, "a time with its date such as"),
         ({"topics": "[]"}, "option topics names none"),
         ({"failondataloss": "true"}, "option failondataloss is unknown"),
     ],

@@ -305,7 +305,7 @@ def test_a_log_that_became_shorter_stops_a_query_unless_it_may_go_on() -> None:
 def test_a_query_can_not_begin_behind_the_end(start: str) -> None:
     with world() as (broker, keeper):
         Life(broker, keeper, "orders", 1).plain()
-        with pytest.raises(InvalidRequest, match="option start is 7:0, and topic orders ends at"):
+        with pytest.raises(InvalidRequest, match="option start is position 7:0, and topic orders ends at"):
             Query(start=start)
 
 

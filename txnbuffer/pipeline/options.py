@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from broker_io import check_address, is_cluster
 from broker_io.partitions import partition_name, partition_of, whole_name
+from snapshots.keys import is_internal
 from txnbuffer.client.trust import certificates
 from txnbuffer.config import load_config
-from txnbuffer.errors import InvalidConfiguration, InvalidRequest
+from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
@@ -30,6 +31,8 @@ CLUSTER_SETTINGS = "pulsar."
 
 PARTITION_BYTES = 128 * 1024 * 1024
 """As Spark has it for files: a task has this much read in half a second, and takes some hundredths to start."""
+
+A_TIME = "2026-01-31T12:00:00+00:00"
 
 Place: TypeAlias = "Position | datetime | str"
 """A position, a time, "beginning" or "end"."""
@@ -106,12 +109,12 @@ class ReadOptions:
         )
 
     def chosen(self, known: Sequence[str]) -> list[str]:
-        """The topics to read, of those that a broker has. Topics that begin with two underscores are no data.
+        """The topics to read, of those that a broker has. A pattern matches none of our own.
 
         The name of a topic with partitions stands for those that there are.
         """
         if self.pattern is not None:
-            return [name for name in known if not name.startswith("__") and self._matches(name)]
+            return [name for name in known if not is_internal(name) and self._matches(name)]
         there = set(known)
         if there.issuperset(self.topics):
             return list(self.topics)
@@ -142,10 +145,7 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
     if not is_cluster(broker):
         return {}
     flags = [f"{name}={text}" for name, text in settings.items()]
-    try:
-        return load_config(path, os.environ, flags).pulsar.options()
-    except InvalidConfiguration as error:
-        raise InvalidConfiguration(str(error).replace("--set ", "option ", 1)) from None
+    return load_config(path, os.environ, flags, told_by="option").pulsar.options()
 
 
 def _trusting(broker: str, path: str | None) -> dict[str, Any]:
@@ -207,8 +207,8 @@ def _place(option: str, text: str) -> Place:
         return datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"option {option} can't be {text!r}: give a position as ledger:entry, a time such as "
-            f"2026-01-31T12:00:00+00:00, {BEGINNING} or {END}"
+            f"option {option} can't be {text!r}: give a position as ledger:entry, a time with its date such as "
+            f"{A_TIME}, {BEGINNING} or {END}"
         ) from None
 
 

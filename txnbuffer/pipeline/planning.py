@@ -14,7 +14,8 @@ from snapshots.keys import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, fix_all
-from txnbuffer.pipeline.options import BEGINNING, END, READ_COMMITTED, Place, ReadOptions
+from txnbuffer.pipeline.losses import end_of_log
+from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, Place, ReadOptions
 from txnbuffer.pipeline.ranges import Cut, Range, packed
 
 
@@ -77,13 +78,21 @@ def _check_places(option: str, places: Mapping[str, Place], options: ReadOptions
 
 
 def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_loss: bool = True) -> Position:
-    """The position of the first record wanted, or one right before it. Raises PositionTrimmed if it is gone."""
+    """The position of the first record wanted, or one right before it.
+
+    Raises PositionTrimmed if it is gone, InvalidRequest for a place that the log has not come to.
+    """
     if start == BEGINNING:
         return begun_at(fixed, EARLIEST)
     if not isinstance(start, Position):
         return begun_at(fixed, _place(broker, fixed, start))
     if fail_on_data_loss:
         check_still_there(broker, fixed, start)
+        if start > fixed.stop and start > (end := end_of_log(broker, fixed.topic)):
+            raise InvalidRequest(
+                f"option start is position {start}, and topic {fixed.topic} ends at {end}: give a place before that; "
+                f"a time has its date, such as {A_TIME}"
+            )
     return begun_at(fixed, start)
 
 

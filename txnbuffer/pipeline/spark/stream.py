@@ -19,7 +19,7 @@ from snapshots.loading import Snapshots
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
-from txnbuffer.pipeline.losses import end_below, end_of_log, gone
+from txnbuffer.pipeline.losses import end_below, gone
 from txnbuffer.pipeline.marks import Marks
 from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
@@ -154,10 +154,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at = first_wanted(broker, one, start)
         if isinstance(start, datetime) and broker.position_at(one.topic, since := milliseconds(start)) is None:
             return Reached(at, one.incarnation, since=since)
-        if isinstance(start, Position) and start > (end := max(one.stop, end_of_log(broker, one.topic))):
-            raise InvalidRequest(
-                f"option start is {start}, and topic {one.topic} ends at {end}: give a place before that"
-            )
         return Reached(at, one.incarnation, _seqno_at(one, at))
 
     def _awaited(self, one: Fixed, before: Reached, since: int, begun: Offset) -> Reached:
