@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from golden_files import committed
@@ -25,6 +28,22 @@ from txnbuffer.pipeline.exports import (
 )
 from txnbuffer.pipeline.offsets import Offset, Reached
 from txnbuffer.pipeline.targets import find
+
+DRIVER = """
+import os, signal, sys
+from txnbuffer.pipeline.exports import ExportDirectory
+
+directory = ExportDirectory(*sys.argv[1:])
+with directory.locked():
+    directory.clear()
+    os.makedirs(directory.writing)
+    if os.fork() == 0:
+        signal.alarm(120)
+        sys.stdin.read()
+        os._exit(0)
+    print(directory.writing, flush=True)
+    signal.pause()
+"""
 
 
 def run_of(number: int, kind: str) -> Run:
@@ -130,6 +149,32 @@ def test_one_process_exports_at_a_time(tmp_path: Path) -> None:
     with directory.locked(), pytest.raises(ExportLocked, match="another process exports"):
         export(ExportDirectory(str(tmp_path / "a"), VERSIONS))
     export(directory)
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_a_killed_driver_holds_up_no_run_and_adds_to_none(kind: str, tmp_path: Path) -> None:
+    """What it has started may live on for a moment, and write where it was told to."""
+    directory = ExportDirectory(str(tmp_path), kind)
+    export(directory)
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), kind], stdin=PIPE, stdout=PIPE, text=True)
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    with driver.stdin, driver.stdout:
+        written = Path(driver.stdout.readline().strip())
+        with pytest.raises(ExportLocked, match="another process exports"):
+            export(directory)
+        driver.kill()
+        driver.wait(60)
+        with directory.locked():
+            directory.clear()
+            assert not written.exists()
+            for part in (written / "part-0", Path(directory.writing, "part-0")):
+                part.parent.mkdir()
+                part.write_text("late" if part.parent == written else "2")
+            directory.publish(run_of(2, kind))
+        assert data_of(directory) == (["1", "2"] if kind == VERSIONS else ["2"])
+    export(directory)
+    assert sorted(os.listdir(tmp_path / "_export")) == ["lock"]
 
 
 def test_what_is_no_export_of_its_kind_is_refused(tmp_path: Path) -> None:

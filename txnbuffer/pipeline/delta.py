@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,8 +57,6 @@ ATTEMPTS = 10
 """Others may commit between a look at the table and our commit; so often it is tried again."""
 KEPT = 10
 """Of so many runs it is kept how far they go: who opens the table now may find an older one than the last."""
-ABANDONED = 7 * 24 * 3600.0
-"""Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
 
 _UNFIT = re.compile(r"[\x00-\x1f\x7f%\[\\\]^|\ud800-\udfff]")  # what deltalake fails on, or takes for another path
 _RUN_NAME = re.compile(r"([0-9]+)-[0-9a-f]{8}\.json")
@@ -90,8 +86,6 @@ class DeltaDirectory(ExportDirectory):
             raise InvalidAddress(
                 f"{self.path!r} can't be a Delta table: export to a directory without {''.join(strange)!r} in its path"
             )
-        self._own = f"{self.writing}-{platform.node()}-"
-        self.writing = f"{self._own}{uuid.uuid4().hex}"
         self._seen: Seen | None = None
         try:
             import deltalake  # noqa: F401  # what is missing is told before anything starts
@@ -139,13 +133,11 @@ class DeltaDirectory(ExportDirectory):
         yield self.last()
 
     def clear(self) -> None:
-        """Remove what runs left that never counted; but files that got their name already are VACUUM's to remove.
+        """As of Parquet files; but files that got their name already are VACUUM's to remove.
 
         Raises ExportChanged, and as `last`.
         """
-        for one in os.scandir(os.path.dirname(self.writing)):
-            if one.name.startswith("writing-") and (one.path.startswith(self._own) or _abandoned(one)):
-                shutil.rmtree(one.path, ignore_errors=True)
+        self._remove_written()
         self.last()
         if self._seen is not None:
             self._check(self._seen)
@@ -345,13 +337,6 @@ class DeltaDirectory(ExportDirectory):
 def mark_of(number: int, data: bytes) -> int:
     """The version of the application transaction of a run whose file holds `data`."""
     return number << 32 | xxhash.xxh32_intdigest(data)
-
-
-def _abandoned(written: os.DirEntry[str]) -> bool:
-    """Whether what another process writes has not grown for long."""
-    with suppress(FileNotFoundError):
-        return time.time() - written.stat().st_mtime > ABANDONED
-    return False
 
 
 def kind_at(path: str) -> str | None:

@@ -14,9 +14,10 @@ An export of the latest values is replaced as a whole; who reads reads DIR/lates
 Who reads in several steps (list the files, then open them) follows the link once, as a run may end between two steps.
 A replaced run is removed when the next but one begins, unless a process holds a shared lock (flock) of its `_run.json`.
 
-In DIR/_export stand `lock`, held by the process that exports, and `writing`, what a run has written that has not
-ended. A run is written there, synced, and counts by one rename: of its directory to `run=N`, or of the link. So the
-records and how far they go are there together, or neither is.
+In DIR/_export stand `lock`, held by the process that exports, and `writing-HOST-9f3c…`, what a run has written that has
+not ended; each has its own, for tasks may write on for a moment when their driver was killed. A run is written there,
+synced, and counts by one rename: of its directory to `run=N`, or of the link. So the records and how far they go are
+there together, or neither is.
 
 `_run.json` is a JSON object whose keys are sorted:
 
@@ -32,13 +33,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import re
 import shutil
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from broker_io.environment import SystemDisk
 from broker_io.errors import EnvironmentFault, InvalidAddress, StorageError
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.offsets import Offset
@@ -52,6 +57,8 @@ RUN_FILE = "_run.json"
 DELTA_LOG = "_delta_log"
 ATTEMPTS = 5
 """So often a run is looked for that is not removed before one can hold it."""
+ABANDONED = 7 * 24 * 3600.0
+"""Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
@@ -118,7 +125,8 @@ class ExportDirectory:
     def __init__(self, path: str, kind: str) -> None:
         self.path = local_path(path)
         self.kind = kind
-        self.writing = os.path.join(self.path, "_export", "writing")
+        self._own = os.path.join(self.path, "_export", f"writing-{platform.node()}-")
+        self.writing = self._unwritten()
 
     def last(self) -> Run | None:
         """The last run that counts; None if there is none. Raises UnreadableExport, InvalidRequest for another kind."""
@@ -180,21 +188,28 @@ class ExportDirectory:
         """Make the directory and keep other exporters out. Raises ExportLocked, ExportFailed."""
         with self.writable():
             os.makedirs(os.path.join(self.path, "_export"), exist_ok=True)
-            lock = open(os.path.join(self.path, "_export", "lock"), "a")  # noqa: SIM115  # closed below
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ExportLocked(f"another process exports to {self.path}: wait for it, or end it") from None
+            lock = SystemDisk().lock(os.path.join(self.path, "_export", "lock"))
+        if lock is None:
+            raise ExportLocked(f"another process exports to {self.path}: wait for it, or end it")
+        with closing(lock):
             yield
 
     def clear(self) -> None:
-        """Remove what runs left that never counted."""
-        shutil.rmtree(self.writing, ignore_errors=True)
+        """Remove what runs left that never counted, and keep the next one apart from what they write still."""
+        self._remove_written()
         if self.kind == LATEST:
             last = self.last()
             for number in self._replaced() - ({last.number} if last else set()):
                 remove_unread(os.path.join(self.path, "runs", str(number)))
+
+    def _remove_written(self) -> None:
+        for one in os.scandir(os.path.dirname(self.writing)):
+            if one.name.startswith("writing-") and (one.path.startswith(self._own) or _abandoned(one)):
+                shutil.rmtree(one.path, ignore_errors=True)
+        self.writing = self._unwritten()
+
+    def _unwritten(self) -> str:
+        return f"{self._own}{uuid.uuid4().hex}"
 
     def publish(self, run: Run) -> Run:
         """What stands in `writing` counts from here on, as a run. Raises ExportFailed."""
@@ -260,6 +275,13 @@ def read_run(directory: str) -> Run:
             return Run.decode(path, file.read())
     except FileNotFoundError:
         raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
+
+
+def _abandoned(written: os.DirEntry[str]) -> bool:
+    """Whether what another process writes has not grown for long."""
+    with suppress(FileNotFoundError):
+        return time.time() - written.stat().st_mtime > ABANDONED
+    return False
 
 
 def remove_unread(path: str) -> None:
