@@ -21,7 +21,7 @@ from txnbuffer.service.engine import Engine
 
 Result = TypeVar("Result")
 
-LONG = 30.0
+LONG = 200.0
 """Seconds after which a test that hangs has failed."""
 
 

@@ -32,7 +32,7 @@ class World:
 
 def append(broker: FileBroker, topic: str, messages: Iterable[Message]) -> Positions:
     with broker.writer(topic) as writer:
-        return writer.append(Batch.of(messages)).result(10)
+        return writer.append(Batch.of(messages)).result(120)
 
 
 def numbered(count: int, start: int = 0) -> list[Message]:

@@ -90,7 +90,7 @@ class RawSession:
             commits=lambda request: (Commit(request, TxnId(0, least), tuple(topics), tuple(records)),)
         )
 
-    async def until(self, reached: Any, seconds: float = 20.0) -> None:
+    async def until(self, reached: Any, seconds: float = 120.0) -> None:
         async with asyncio.timeout(seconds):
             while not reached():
                 if not await self.step():

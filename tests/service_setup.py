@@ -35,7 +35,7 @@ def on_a_loop_for(seconds: float) -> Callable[[Test], Callable[..., None]]:
     return wrap
 
 
-on_a_loop = on_a_loop_for(60.0)
+on_a_loop = on_a_loop_for(200.0)
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ def visible(broker: Broker, topic: str) -> Counter[bytes | None]:
     return found
 
 
-async def eventually(reached: Callable[[], Any], seconds: float = 30.0) -> None:
+async def eventually(reached: Callable[[], Any], seconds: float = 120.0) -> None:
     """Wait until something holds."""
     async with asyncio.timeout(seconds):
         while not reached():

@@ -60,7 +60,7 @@ class Follower:
         self.rollbacks: list[int] = []
 
     async def read(self) -> ChangeBatch | Rollback | None:
-        item = await self.stream.next(timeout=30.0)
+        item = await self.stream.next(timeout=120.0)
         if isinstance(item, Rollback):
             self.rollbacks.append(item.seqno)
             point = max(seqno for seqno in self.history if seqno <= item.seqno)

@@ -60,7 +60,7 @@ class Guide:
                 assert self.background[-1].poll() is None, (self.directory / "service.log").read_text()
             return "...\n"
         done = subprocess.run(
-            line, shell=True, capture_output=True, text=True, timeout=60, env=self.environment, check=False
+            line, shell=True, capture_output=True, text=True, timeout=200, env=self.environment, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -40,7 +40,7 @@ class TopicWriter:
         return self._append(Batch.of([encode_marker(Marker(0, self.epoch, self.low_water_mark, True, items))])).last
 
     def _append(self, batch: Batch) -> Positions:
-        return self._writer.append(batch).result(10)
+        return self._writer.append(batch).result(120)
 
 
 def _batch(values: tuple[str | None, ...], key: str | None) -> Batch:

@@ -314,4 +314,4 @@ def test_a_future_of_an_append_can_not_be_cancelled(tmp_path: Path) -> None:
         with broker.writer("t") as writer:
             future = writer.append(Batch.of(numbered(1)))
             assert not future.cancel()
-            assert len(future.result(10)) == 1
+            assert len(future.result(120)) == 1

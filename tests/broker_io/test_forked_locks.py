@@ -73,4 +73,4 @@ with open_broker(sys.argv[1]) as broker:
 os.close(write)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    subprocess.run([sys.executable, "-c", script, f"file:{tmp_path}"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, f"file:{tmp_path}"], check=True, timeout=200)

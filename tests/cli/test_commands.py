@@ -22,7 +22,7 @@ from snapshots.keeper import BufferKeeper
 def txnbuf(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "txnbuffer", *arguments]
     environment = {**os.environ, **(environ or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
 
 
 def result(*arguments: str, code: int = 0) -> Any:
@@ -86,7 +86,7 @@ def test_inspect_log_shows_messages_as_they_stand(directory: Path) -> None:
 
 def test_inspect_log_shows_what_cannot_be_decoded(own_copy: Path) -> None:
     with open_broker(f"file:{own_copy}") as broker, broker.writer("orders") as writer:
-        writer.append(Batch.of([Message(None, b"\xff", {"tb.v": "1", "tb.marker": "1"})])).result(10)
+        writer.append(Batch.of([Message(None, b"\xff", {"tb.v": "1", "tb.marker": "1"})])).result(120)
     rows = result("inspect", "log", f"file:{own_copy}", "orders", "--from", "1:8")
     assert rows[0]["kind"] == "marker"
     assert rows[0]["content"].startswith("undecodable: ")
@@ -129,7 +129,7 @@ def forge_snapshot(place: Path) -> None:
     """Put an end entry in place that is none."""
     with open_broker(f"file:{place}") as broker, broker.writer("__txnbuffer_snapshots") as writer:
         properties = {"tb.v": "1", "tb.kind": "end", "tb.epoch": "1000"}
-        writer.append(Batch.of([Message(b"orders-end", b"torn", properties)])).result(10)
+        writer.append(Batch.of([Message(b"orders-end", b"torn", properties)])).result(120)
 
 
 def test_a_damaged_snapshot_is_found_and_can_be_replaced(own_copy: Path) -> None:
@@ -213,7 +213,7 @@ def piped(command: str) -> subprocess.CompletedProcess[str]:
     """A line of a shell, in which `txnbuf` is ours."""
     line = command.replace("txnbuf ", f"{sys.executable} -m txnbuffer ")
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -254,7 +254,7 @@ def odd_records(place: Path) -> str:
     with open_broker(f"file:{place}") as broker:
         broker.create_topic("odd")
         with broker.writer("odd") as writer:
-            writer.append(Batch.of([Message(key, value) for key, value in ODD])).result(10)
+            writer.append(Batch.of([Message(key, value) for key, value in ODD])).result(120)
     return f"file:{place}"
 
 

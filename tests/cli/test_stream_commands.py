@@ -15,7 +15,7 @@ from txnbuffer import ChangeBatch, connect
 
 def txnbuf(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "txnbuffer", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:
             with client.stream("orders") as stream:
                 found: list[tuple[int, bytes | None]] = []
                 while len(found) < 2:
-                    item = stream.next(timeout=30.0)
+                    item = stream.next(timeout=120.0)
                     assert isinstance(item, ChangeBatch)
                     found += [(row.seqno, row.value) for row in item]
                 assert found == [(1, b"one"), (2, b"two")]

@@ -96,7 +96,7 @@ def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> No
         client = await world.client()
         await client.send("orders", b"one")
         monkeypatch.setattr(Outbox, "take", broken)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(ClientBroken, match="some defect"):
                 await client.send("orders", b"two")
             with pytest.raises(ClientBroken):

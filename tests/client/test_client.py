@@ -236,7 +236,7 @@ def test_serializers() -> None:
                 with pytest.raises(InvalidRequest, match="Avro"):
                     await txn.send("log", {"m": 3}, serializer=avro)
             async with await client.reader("log") as reader:
-                batch = await reader.read(timeout=1)
+                batch = await reader.read(timeout=60)
             assert batch is not None
             found = [record.value or b"" for record in batch]
             assert found[:5] == [b'{"n":1}', b"bytes stay bytes", b'"text"', b"2", b"[null]"]
@@ -275,7 +275,7 @@ def test_a_log_in_files_stays(tmp_path: object) -> None:
         client = await connect(address)
         try:
             async with await client.reader("log") as reader:
-                batch = await reader.read(timeout=1)
+                batch = await reader.read(timeout=60)
                 assert batch is not None
                 # The new owner's border may come behind them at any moment; it holds no records.
                 async with asyncio.timeout(60):

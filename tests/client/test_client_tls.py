@@ -35,7 +35,7 @@ def test_a_client_that_trusts_the_certificate_writes_and_reads(tmp_path: Path) -
                 txn.send("log", b"secret")
             assert client.outcome(txn.id) is Outcome.COMMIT
             with client.reader("log") as reader:
-                batch = reader.read(timeout=10)
+                batch = reader.read(timeout=120)
                 assert batch is not None
                 assert [record.value for record in batch] == [b"secret"]
         with pytest.raises(ServiceUnavailable), connect(service.address, timeout=0.5):

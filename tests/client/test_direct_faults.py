@@ -200,7 +200,7 @@ def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
         await client.delete("log", "k")
         assert raw(world.broker, "log") == [b"1", b"2", b"3", None]
         async with await client.reader("log", isolation="read_uncommitted") as reader:
-            batch = await reader.read(timeout=10)
+            batch = await reader.read(timeout=120)
             assert batch is not None
             assert len(batch) == 4
         world.reachable = True

@@ -39,7 +39,7 @@ def values(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
     """The values that a reader is given; it waits for as many as are expected."""
     found: list[bytes | None] = []
     with client.reader(topic) as reader:
-        while len(found) < count and (batch := reader.read(timeout=10)) is not None:
+        while len(found) < count and (batch := reader.read(timeout=120)) is not None:
             found += [record.value for record in batch]
         assert reader.read() is None
     return found
@@ -206,7 +206,7 @@ with connect(sys.argv[1]) as client:
         os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code == 7, code
-    assert [record.value for record in reader.read(timeout=30.0)] == [b"zero"]
+    assert [record.value for record in reader.read(timeout=120)] == [b"zero"]
     reader.close()
     txn.commit()
     print(client.outcome(txn.id).name)
@@ -221,7 +221,7 @@ def test_use_after_fork_is_an_error_that_says_so(where: str, tmp_path: Path, req
         address = service.address
     other = address if where == "service" else f"file:{tmp_path / 'of the child'}"
     command = [sys.executable, "-c", FORK, address, other]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.stdout, done.returncode) == ("COMMIT\n", 0), done.stderr
 
 

@@ -294,7 +294,7 @@ def test_workers_and_services_are_killed(service: ServiceProcess) -> None:
         client.process("source", "g", handle, idle_timeout=0.5)
         found: list[bytes | None] = []
         with client.reader("target") as reader:
-            while len(found) < count + 1 and (batch := reader.read(timeout=10)) is not None:
+            while len(found) < count + 1 and (batch := reader.read(timeout=120)) is not None:
                 found += [record.value for record in batch]
         assert [int(value or b"") for value in found[1:]] == list(range(count))
 

@@ -180,7 +180,7 @@ def test_nothing_within_the_timeout_is_none(broker: Broker, log: TopicWriter) ->
 def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, keeper: BufferKeeper) -> None:
     broker.create_topic("plain")
     with broker.writer("plain") as writer:
-        writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(10)
+        writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(120)
     with CommittedReader(broker, "plain") as reader:
         assert [(record.seqno, record.value) for record in drain(reader)] == [(None, b"1"), (None, b"2")]
 
@@ -218,7 +218,7 @@ def test_a_reader_that_was_trimmed_away_says_so(broker: Broker, log: TopicWriter
 def test_an_undecodable_marker_stops_the_topic_and_names_the_position(broker: Broker, log: TopicWriter) -> None:
     log.plain("fine")
     with broker.writer(TOPIC) as writer:
-        bad = writer.append(Batch.of([Message(value=b"?", properties={"tb.v": "1", "tb.marker": "1"})])).result(10)
+        bad = writer.append(Batch.of([Message(value=b"?", properties={"tb.v": "1", "tb.marker": "1"})])).result(120)
     log.plain("never")
     with CommittedReader(broker, TOPIC) as reader:
         shown: list[Record] = []
@@ -252,7 +252,7 @@ def test_bad_limit_is_refused(broker: Broker, log: TopicWriter) -> None:
 
 def put(broker: Broker, *messages: Message) -> Position:
     with broker.writer(TOPIC) as writer:
-        return writer.append(Batch.of(list(messages))).result(10).first
+        return writer.append(Batch.of(list(messages))).result(120).first
 
 
 def test_a_record_set_that_is_none_stops_the_topic_for_good(broker: Broker, log: TopicWriter) -> None:

@@ -68,13 +68,13 @@ async def test_a_stream_whose_token_could_not_be_kept_goes_on_once_it_can(tmp_pa
         stream, seqnos = client.stream("t", to="now", store=store), []
         place, away = tmp_path / "in", tmp_path / "away"
         while not seqnos:
-            seqnos += [row.seqno for row in await stream.next(timeout=30.0)]
+            seqnos += [row.seqno for row in await stream.next(timeout=120.0)]
         place.rename(away)
         for _ in range(2):
             with pytest.raises(TokensFailed, match="No such file or directory"):
-                await stream.next(timeout=30.0)
+                await stream.next(timeout=120.0)
         away.rename(place)
-        while (item := await stream.next(timeout=30.0)) is not None:
+        while (item := await stream.next(timeout=120.0)) is not None:
             seqnos += [row.seqno for row in item]
     assert seqnos == [1, 2, 3, 4, 5, 6]
     assert ResumeToken.parse(store.load("t")).seqno == 6

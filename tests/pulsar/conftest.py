@@ -13,6 +13,7 @@ from pulsar_cluster import Cluster, shared
 
 from broker_io import open_broker
 from broker_io.port import Broker
+from broker_io.pulsar import reader as reader_module
 from broker_io.testing.standalone import NoPulsar, ask
 
 HERE = Path(__file__).parent
@@ -24,6 +25,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+PATIENCE_SECONDS = 30.0
+"""So long a read without patience waits for what is there, however busy the cluster is."""
+
+
+@pytest.fixture(autouse=True)
+def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in a topic is read to its end though the cluster stalls for some seconds."""
+    monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="session")

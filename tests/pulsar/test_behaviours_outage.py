@@ -11,25 +11,26 @@ from broker_io import open_broker
 from broker_io.batch import Batch
 from broker_io.errors import Fenced, ServiceUnavailable
 from broker_io.port import Broker
-from broker_io.testing.contract.base import numbered, positions_of, put, read_all, read_on, values
+from broker_io.pulsar import reader as reader_module
+from broker_io.testing.contract.base import numbered, positions_of, put, read_all, read_count, values
 from broker_io.testing.standalone import Standalone
 
 RESTART = 300.0
 """Seconds in which a broker is up again, on a machine that is busy with other tests."""
 
 
-def test_everything_goes_on_when_the_broker_is_back(cluster: Cluster) -> None:
+def test_everything_goes_on_when_the_broker_is_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fails because of the outage: sends are sent again, readers read on, questions wait."""
     with cluster.private_standalone() as server:
         address = f"{server.url}/{server.namespace()}"
         with open_broker(address, admin_url=server.admin, patience=RESTART) as broker:
-            live(server, broker)
+            live(server, broker, monkeypatch)
             with pytest.raises(ServiceUnavailable, match="admin interface"):
                 server.kill()
                 open_broker(address, admin_url=server.admin, patience=RESTART)
 
 
-def live(server: Standalone, broker: Broker) -> None:
+def live(server: Standalone, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     for topic in ("data", "__txnbuffer_own"):
         broker.create_topic(topic)
     incarnation = broker.incarnation("data")
@@ -43,13 +44,15 @@ def live(server: Standalone, broker: Broker) -> None:
     ):
         positions = put(writer, numbered(100))
         put(owner, numbered(20))
-        assert len(read_on(reader, timeout=5.0)) == 100
-        assert len(read_on(own_reader, timeout=5.0)) == 20
+        assert len(read_count(reader, 100)) == 100
+        assert len(read_count(own_reader, 20)) == 20
         server.kill()
         futures = [writer.append(Batch.of(numbered(10, start))) for start in range(100, 400, 10)]
         owned = owner.append(Batch.of(numbered(5, 20)))
         asked = [pool.submit(broker.last_position, "data"), pool.submit(broker.incarnation, "data")]
-        assert reader.read(timeout=0.5) is None
+        with monkeypatch.context() as impatient:
+            impatient.setattr(reader_module, "RECONNECT_SECONDS", 0.5)
+            assert reader.read(timeout=0.5) is None
         opened = pool.submit(broker.writer, "data")
         server.start()
         positions += [position for future in futures for position in future.result(RESTART)]

@@ -16,6 +16,7 @@ from broker_io.port import Broker
 from broker_io.position import EARLIEST, LATEST, Position
 from broker_io.pulsar import broker as broker_module
 from broker_io.pulsar import reader as reader_module
+from broker_io.pulsar import source as source_module
 from broker_io.pulsar.cluster import INCARNATION
 from broker_io.testing.contract.base import (
     PATIENCE_SECONDS,
@@ -26,7 +27,6 @@ from broker_io.testing.contract.base import (
     put,
     read_all,
     read_count,
-    read_on,
     values,
 )
 from broker_io.testing.standalone import ask
@@ -203,7 +203,7 @@ def test_an_end_that_was_compacted_away_is_an_end(opening: Opening, monkeypatch:
     broker.roll("orders")
     broker.compact("orders")
     with broker.reader("orders", compacted=True) as reader:
-        assert values(read_on(reader)) == [b"1"]
+        assert values(read_count(reader, 1)) == [b"1"]
         assert reader.read(timeout=0.5) is None
         with broker.writer("orders") as writer:
             more = put(writer, [Message(b"c", b"2")])
@@ -230,7 +230,7 @@ def test_a_topic_that_another_process_made_anew_is_not_read_on(opening: Opening,
     """The client library goes on by itself in the new topic, where a reader would be given its messages."""
     fill(broker, "orders", numbered(3))
     with broker.reader("orders") as reader, broker.reader("orders", LATEST) as late, broker.reader("orders") as idle:
-        assert len(read_on(reader)) == 3
+        assert len(read_count(reader, 3)) == 3
         other = opening()
         other.delete_topic("orders")
         other.create_topic("orders")
@@ -300,6 +300,7 @@ def test_what_is_promised_and_does_not_come_is_waited_for_once(
                 break
         assert reader.read(timeout=1.0) is None
         monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", PATIENCE_SECONDS)
+        monkeypatch.setattr(source_module, "ASK_SECONDS", PATIENCE_SECONDS)
         looks = []
         take = reader._take
         monkeypatch.setattr(reader, "_take", lambda *given: looks.append(given) or take(*given))

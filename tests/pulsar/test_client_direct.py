@@ -199,6 +199,7 @@ def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_
                 assert [record.value for record in batch] == [b"1"]
             async with place.service():
                 await until(lambda: client.session.core.welcomed)
+                client.session.patience = LONG  # to register a topic may take a busy cluster more than a second
                 async with client.transaction() as txn:
                     await txn.send("orders", b"2")
 

@@ -73,10 +73,11 @@ def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cl
         standby = service("--standby")
         stack.push(standby.__exit__)
         standby.wait_event("standing by")
-        older = stack.enter_context(connect(address, broker_options=options, patience=2.0))
+        older = stack.enter_context(connect(address, broker_options=options))
         with older.transaction() as txn:
             txn.send("orders", b"older")
             of_older = txn.id
+        older.client.session.patience = 2.0
         told: list[Error] = []
         working = threading.Thread(target=tell_errors, args=(older, told), daemon=True)
         working.start()

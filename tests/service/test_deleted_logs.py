@@ -150,7 +150,7 @@ async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeyp
             await app.write("orders", [late], b"of the older one")
             await app.write("orders", [txn], b"of the newer one")
             assert await app.commit(txn, "orders") is Outcome.COMMIT
-            await eventually(lambda: visible(cluster, "orders") == {b"of the newer one": 1}, 30.0)
+            await eventually(lambda: visible(cluster, "orders") == {b"of the newer one": 1})
 
 
 @on_a_loop

@@ -76,7 +76,7 @@ async def test_a_reader_waits_while_the_service_recovers_its_log():
         server = GrpcServer(engine.limits, max_clients=10)
         await server.start(address.removeprefix("txnbuf://"))
         try:
-            reading = asyncio.ensure_future(asyncio.to_thread(reader.read, timeout=30.0))
+            reading = asyncio.ensure_future(asyncio.to_thread(reader.read, timeout=120.0))
             with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
                 await asyncio.to_thread(open_broker, address)
             await server.serve(engine, Admin(engine))
@@ -117,7 +117,7 @@ def change_and_read(address: str) -> None:
         with pytest.raises(ProtectedTopic, match="exclusive"):
             remote.writer("free", exclusive=True)
         with remote.writer("free") as writer:
-            writer.append(ROW).result(10)
+            writer.append(ROW).result(120)
             with pytest.raises(MessageTooLarge):
                 writer.append(Batch.of([Message(b"k", b"v" * 3000)]))
         with remote.reader("free") as reader:
@@ -156,7 +156,7 @@ def test_a_committed_reader_outlives_its_service(tmp_path: Path) -> None:
         port = service.wait_serving().port
         with open_broker(f"txnbuf://127.0.0.1:{port}") as remote, CommittedReader(remote, "free") as reader:
             while len(seen) < total:
-                batch = reader.read(limit=200, timeout=10)
+                batch = reader.read(limit=200, timeout=120)
                 assert batch is not None
                 seen += [record.value for record in batch]
                 if len(seen) // 1000 > killed:
@@ -176,5 +176,5 @@ def test_tail_reads_through_a_service(tmp_path: Path) -> None:
             writer.append(ROW).result()
     with ServiceProcess(tmp_path) as service:
         command = [sys.executable, "-m", "txnbuffer", "tail", f"txnbuf://127.0.0.1:{service.port}", "free"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     assert Counter(line.split("\t")[-1] for line in done.stdout.splitlines()) == {"plain": 1}

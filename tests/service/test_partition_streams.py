@@ -36,7 +36,7 @@ async def rows_of(stream: PartitionedStream, count: int) -> list[Row]:
     """So many mutations, sorted, of batches that are done with but for the last."""
     found: list[Row] = []
     while len(found) < count:
-        batch = await stream.next(timeout=30.0)
+        batch = await stream.next(timeout=120.0)
         assert isinstance(batch, ChangeBatch)
         found += [(batch.topic, row.seqno, row.key) for row in batch]
     return sorted(found)
@@ -60,7 +60,7 @@ async def test_what_commits_in_any_partition_comes_once_and_goes_on_by_partition
         await fill(client, value="y")
         async with stream_partitions(client, "t", store=store, to="now") as stream:
             assert await rows_of(stream, 3) == due("y", 2)
-            while await stream.next(timeout=30.0) is not None:
+            while await stream.next(timeout=120.0) is not None:
                 pass
             assert stream.caught_up
         async with stream_partitions(client, "t", from_={name: str(token) for name, token in tokens.items()}) as stream:
@@ -79,7 +79,7 @@ async def test_partitions_that_come_later_come_from_their_beginning(monkeypatch:
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, 1)
         async with stream_partitions(client, "t", from_="now") as stream:
-            opened = await stream.next(timeout=30.0)  # from here on it is known what is new
+            opened = await stream.next(timeout=120.0)  # from here on it is known what is new
             assert isinstance(opened, ChangeBatch)
             assert (len(opened), opened.token.seqno) == (0, 1)
             broker.partition("t", 3)
@@ -114,12 +114,12 @@ async def test_what_one_partition_raises_is_told_once_and_all_go_on(monkeypatch:
                 await rows_of(stream, 3)
             found: set[str] = set()
             while partition_name("t", 0) not in found:
-                item = await stream.next(timeout=30.0)
+                item = await stream.next(timeout=120.0)
                 assert item is not None
                 found.add(item.topic)
             await fill(client, 2, value="y")
             while stream.tokens[partition_name("t", 1)].seqno < 2:
-                await stream.next(timeout=30.0)
+                await stream.next(timeout=120.0)
 
 
 class Branched:
@@ -145,7 +145,7 @@ async def test_a_rollback_is_of_its_partition(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(client, "stream", lambda topic, **_: streams.setdefault(topic, Branched(topic)))
         async with stream_partitions(client, "t") as stream:
             for number in (5, 6):
-                item = await stream.next(timeout=30.0)
+                item = await stream.next(timeout=120.0)
                 assert isinstance(item, Rollback)
                 await stream.rolled_back(number)
                 assert streams[item.topic].back == number
@@ -157,7 +157,7 @@ async def test_what_has_no_partitions_is_refused() -> None:
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await client.send("narrow", b"x")
         with pytest.raises(InvalidRequest, match=r"no partitions: use client\.stream"):
-            await stream_partitions(client, "narrow").next(timeout=30.0)
+            await stream_partitions(client, "narrow").next(timeout=120.0)
         with pytest.raises(InvalidRequest, match="each has its seqnos"):
             stream_partitions(client, "narrow", to=5)  # type: ignore[arg-type]  # it is wrong
         with pytest.raises(InvalidRequest, match="nothing to go back from"):

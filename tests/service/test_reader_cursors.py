@@ -50,7 +50,7 @@ async def seqnos(client: Any) -> list[int]:
 async def up_to(stream: Any, seqno: int) -> ChangeBatch:
     """The batch that reaches a seqno."""
     while True:
-        batch = await stream.next(timeout=30.0)
+        batch = await stream.next(timeout=120.0)
         assert isinstance(batch, ChangeBatch)
         if batch.token.seqno >= seqno:
             return batch
@@ -136,7 +136,7 @@ async def test_a_reader_that_is_too_slow_is_told_and_loses_nothing_with_a_cursor
         for number in range(12):
             await write(client, "t", {str(number): "x" * 1_000_000})
             broker.roll("t")
-        await stream.next(timeout=30.0)  # and then it takes nothing more, beyond its window
+        await stream.next(timeout=120.0)  # and then it takes nothing more, beyond its window
         await eventually(lambda: isinstance(stream.problem, StreamTooSlow))
         await trim(engine)
         if cursor is None:
@@ -159,7 +159,7 @@ async def test_a_token_whose_log_is_gone_begins_nothing() -> None:
         await fill(client, broker, 2, 9)
         await trim(engine)
         with pytest.raises(StreamTrimmed):
-            await client.stream("t", from_=old, cursor="late").next(timeout=30.0)
+            await client.stream("t", from_=old, cursor="late").next(timeout=120.0)
         assert engine.streams.cursors.rows() == []
 
 
@@ -246,7 +246,7 @@ def test_without_asyncio_it_is_the_same() -> None:
         with client.stream("t", cursor="cache") as stream:
             found = 0
             while found < 2:
-                batch = stream.next(timeout=30.0)
+                batch = stream.next(timeout=120.0)
                 assert isinstance(batch, ChangeBatch)
                 found += len(batch)
             stream.done()

@@ -40,7 +40,7 @@ def ask_visible(app, txn: int, *topics: str) -> None:
 
 
 async def answer(app):
-    await app.session.until(lambda: WAITING in app.session.answers, 60.0)
+    await app.session.until(lambda: WAITING in app.session.answers)
     return app.session.answers.pop(WAITING)
 
 
@@ -49,12 +49,12 @@ async def followed_anew(engine: Engine, cluster: MemoryBroker, name: str) -> Non
         tail = engine.topics.get(name).tail
         return tail is not None and tail.writer.incarnation == cluster.incarnation(name)
 
-    await eventually(followed, 60.0)
-    await eventually(lambda: name in engine.coordinator.topics(), 60.0)
+    await eventually(followed)
+    await eventually(lambda: name in engine.coordinator.topics())
 
 
 async def noticed(engine: Engine, name: str) -> None:
-    await eventually(lambda: isinstance(engine.topics.get(name).problem, TopicNotFound), 60.0)
+    await eventually(lambda: isinstance(engine.topics.get(name).problem, TopicNotFound))
 
 
 @on_a_loop
@@ -84,7 +84,7 @@ async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(clu
         with cluster.log.changed:
             cluster.delete_topic("a")
             cluster.partition("a", 2)
-        await eventually(lambda: engine.topics.get("a") is None, 60.0)
+        await eventually(lambda: engine.topics.get("a") is None)
         assert "a" not in engine.coordinator.topics()
         await app.session.register("a-partition-1")
         await app.write("a-partition-1", [new], b"new")
@@ -96,7 +96,7 @@ async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(clu
         with cluster.log.changed:  # all of it is deleted, but who has a partition open makes that again
             cluster.log.partitions.clear()
             make_anew(cluster, "a-partition-1")
-        await eventually(lambda: engine.topics.get("a-partition-1") is None, 60.0)
+        await eventually(lambda: engine.topics.get("a-partition-1") is None)
     async with beside(cluster) as (engine, _):
         assert engine.topics.get("a") is None
     assert [(found.topic, found.level) for found in verify(cluster)] == []
@@ -156,7 +156,7 @@ async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(clust
             make_anew(cluster, "a")
             assert await answer(app) is Outcome.COMMIT
         await followed_anew(engine, cluster, "a")
-        await eventually(lambda: engine.coordinator.low_water_mark >= txn, 60.0)
+        await eventually(lambda: engine.coordinator.low_water_mark >= txn)
         assert cluster.last_position("a") is None
         assert visible(cluster, "b") == {b"v": 1}
         assert engine.carrying.counts.damaged == 0
@@ -199,7 +199,7 @@ async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster)
         await app.write("a", [new], b"new")
         ask_visible(app, new, "a")
         assert await answer(app) is Outcome.COMMIT
-        await eventually(lambda: engine.coordinator.low_water_mark >= new, 60.0)
+        await eventually(lambda: engine.coordinator.low_water_mark >= new)
         assert visible(cluster, "a") == {b"new": 1}
         assert engine.carrying.counts.damaged == 0
 
@@ -305,7 +305,7 @@ async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster)
         first = engine.topics.get("a").tail
         await eventually(lambda: first.numbering.sequencer.next_seqno == 2)
         broker.faults.fail_read(TopicNotFound("the broker is confused"), topic="a")
-        await eventually(lambda: engine.topics.get("a").tail not in (None, first), 60.0)
+        await eventually(lambda: engine.topics.get("a").tail not in (None, first))
         await followed_anew(engine, cluster, "a")
         await app.write("a", [later])
         ask_visible(app, later, "a")

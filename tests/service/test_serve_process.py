@@ -95,7 +95,7 @@ async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
 )
 def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, message):
     command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path / 'log'}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -104,7 +104,7 @@ def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, messag
 
 def test_an_address_that_is_none_is_refused_before_anything_is_told():
     command = [sys.executable, "-m", "txnbuffer", "serve", "nonsense:"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert "is no broker address" in done.stderr
     assert "recovering" not in done.stderr
@@ -122,7 +122,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
 )
 def test_what_a_service_can_not_be_told(arguments, message):
     command = [sys.executable, "-m", "txnbuffer", "serve", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -131,7 +131,7 @@ def test_what_a_service_can_not_be_told(arguments, message):
 def test_a_log_that_another_service_owns_is_refused(tmp_path):
     with ServiceProcess(tmp_path) as service:
         command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path}", "--listen", "127.0.0.1:0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 5
         assert str(service.process.pid) in done.stderr
         assert "Traceback" not in done.stderr
@@ -149,8 +149,8 @@ def test_operators_reach_a_service_with_tls(tmp_path):
     )
     with ServiceProcess(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as service:
         command = [sys.executable, "-m", "txnbuffer", "list", "--service", f"127.0.0.1:{service.port}"]
-        done = subprocess.run([*command, "--tls-ca", cert], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([*command, "--tls-ca", cert], capture_output=True, text=True, timeout=200, check=False)
         assert (done.returncode, done.stdout) == (0, "topics: nothing there\n")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 3
         assert "no service answers" in done.stderr

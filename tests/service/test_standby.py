@@ -198,7 +198,7 @@ class Running:
         self.events.append((event, facts))
 
     async def event(self, name: str) -> dict:
-        await eventually(lambda: any(event == name for event, _ in self.events) or self.task.done(), 30)
+        await eventually(lambda: any(event == name for event, _ in self.events) or self.task.done())
         return next(facts for event, facts in self.events if event == name)
 
     async def end(self) -> None:
@@ -208,7 +208,7 @@ class Running:
 
 def ready(port: int) -> tuple[int, list[str]]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60) as answer:
             return answer.status, json.load(answer)["waits_for"]
     except urllib.error.HTTPError as error:
         with error:

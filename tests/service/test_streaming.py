@@ -69,7 +69,7 @@ async def test_tasks_that_share_a_stream_are_given_each_mutation_once(broker):
         stream = client.stream("t", to="now", store=store)
 
         async def work():
-            while (batch := await stream.next(timeout=30.0)) is not None:
+            while (batch := await stream.next(timeout=120.0)) is not None:
                 seqnos.extend(row.seqno for row in batch)
                 await stream.done()
 
@@ -85,7 +85,7 @@ async def test_publish_times_are_those_of_the_log_wherever_mutations_come_from(b
         found: dict[int, int] = {}
         await write(client, "t", {"a": "1"})
         while len(found) < 4:
-            item = await follower.next(timeout=30.0)
+            item = await follower.next(timeout=120.0)
             found |= {row.seqno: row.publish_time for row in item}
             if len(found) == 1:
                 await write(client, "t", {"b": "2", "c": "3"})
@@ -152,11 +152,11 @@ async def test_streams_end_where_they_are_to(broker):
         await part.to_end()
         assert part.table == {}
         later = client.stream("t", from_="now")
-        first = await later.next(timeout=30.0)
+        first = await later.next(timeout=120.0)
         assert isinstance(first, ChangeBatch)
         assert (len(first), first.token.seqno, first.caught_up) == (0, 5, True)
         await write(client, "t", {"new": "x"})
-        batch = await later.next(timeout=30.0)
+        batch = await later.next(timeout=120.0)
         assert isinstance(batch, ChangeBatch)
         assert [row.key for row in batch] == [b"new"]
         await later.close()
@@ -172,7 +172,7 @@ async def test_a_topic_that_nobody_streams_has_no_manager(monkeypatch):
         assert engine.streams.feeds == {}
         assert engine.topics.get("t").tail.numbering.told is None
         stream = client.stream("t")
-        await stream.next(timeout=30.0)
+        await stream.next(timeout=120.0)
         assert set(engine.streams.feeds) == {"t"}
         await stream.close()
         await eventually(lambda: not engine.streams.feeds)
@@ -190,7 +190,7 @@ async def test_a_topic_of_ordinary_records_is_registered_and_a_missing_one_refus
         await follower.until(2)
         assert follower.table == {b"a": b"1", None: b"2"}
         with pytest.raises(TopicNotFound, match="missing"):
-            await client.stream("missing").next(timeout=30.0)
+            await client.stream("missing").next(timeout=120.0)
 
 
 @on_a_loop
@@ -294,7 +294,7 @@ async def test_the_index_of_snapshots_outlives_the_owner(broker):
         entries = engine.streams.feeds["t"].manager.index.entries()
         assert [(entry.start, entry.end, entry.rows) for entry in entries] == [(2, 3, 2)]
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        await client.stream("t").next(timeout=30.0)
+        await client.stream("t").next(timeout=120.0)
         assert engine.streams.feeds["t"].manager.index.entries() == entries
 
 
@@ -333,7 +333,7 @@ async def test_what_is_trimmed_is_told(quick):
         await engine.keeping.snapshot(["t"])
         broker.trim("t", engine.topics.get("t").tail.floor())
         with pytest.raises(StreamTrimmed):
-            await client.stream("t", from_=low).next(timeout=30.0)
+            await client.stream("t", from_=low).next(timeout=120.0)
         oldest = Follower(client.stream("t", to="now"))
         await oldest.to_end()
         assert 1 < oldest.seqnos[0] <= 40

@@ -59,12 +59,12 @@ async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
         service.kill()
 
 
-@on_a_loop_for(60.0)
+@on_a_loop_for(200.0)
 async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_path):
     port = free_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
-        async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, patience=30.0) as client:
+        async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, patience=120.0) as client:
             await write(client, "t", {"a": "1"})
             assert client.dial_streams is not None
             client._streaming = Streaming(client.dial_streams, 0.0, SMALL_WINDOW)
@@ -75,7 +75,7 @@ async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_pat
                 while True:
                     await follower.read()
             service = await asyncio.to_thread(ServiceProcess(tmp_path, port=port).wait_serving)
-            client._streaming._patience = 60.0
+            client._streaming._patience = 120.0
             await write(client, "t", {"b": "2"})
             while 2 not in follower.history:
                 with contextlib.suppress(ServiceUnavailable):  # it may not be connected again yet

@@ -24,7 +24,7 @@ from txnbuffer.streams.failover import Version
 
 def recover(directory: Path, topic: str) -> None:
     command = [sys.executable, "-m", "txnbuffer", "recover", f"file:{directory}", topic, "--write"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -155,7 +155,7 @@ async def test_a_sink_follows_an_engine_and_is_refused_by_another_one():
         stop = asyncio.Event()
         following = asyncio.ensure_future(fill(client, "t", sink, stop=stop))
         await write(client, "t", {"c": "3"})
-        await eventually(lambda: seqnos(sink) == [1, 2, 3], 60.0)
+        await eventually(lambda: seqnos(sink) == [1, 2, 3])
         stop.set()
         assert (await following).caught_up
     other = MemoryBroker()

@@ -108,7 +108,7 @@ def test_properties_and_times_are_kept_and_marks_of_an_earlier_relay_replaced(fa
     source = Source(registered=False)
     row = Message(b"k", b"v", {"colour": "red", "relay.seqno": "99", "relay.rollback": "5"}, 1234)
     with source.cluster.writer(T) as writer:
-        writer.append(Batch.of([row])).result(10)
+        writer.append(Batch.of([row])).result(120)
     done = source.relay(owned(far)).run(follow=False)
     (found,) = messages(far)
     assert found.event_time == 1234
@@ -145,7 +145,7 @@ def test_record_sets_come_apart(far: MemoryBroker, monkeypatch: pytest.MonkeyPat
     source = Source(registered=False)
     with source.cluster.writer(T) as writer:
         members = Batch.of([Message(None, b"%d" % number) for number in range(5)])
-        writer.append(Batch.of([pack(members)])).result(10)
+        writer.append(Batch.of([pack(members)])).result(120)
     stopped = source.relay(Cut(far, [3]), patience=0.0)
     with pytest.raises(AppendUnknown):
         stopped.run(follow=False)
@@ -172,7 +172,7 @@ class Cut(OwnedTarget):
             self._left = None if self._left is None else self._left - len(batch)
             return super().append(batch, seqno)
         if not self._broken and self._left:
-            super().append(batch.take(slice(self._left)), seqno).result(10)
+            super().append(batch.take(slice(self._left)), seqno).result(120)
         self._broken = True  # nothing behind it gets through
         lost: Future[Any] = Future()
         lost.set_exception(AppendUnknown("the connection broke: open another writer"))
@@ -231,7 +231,7 @@ def test_a_relay_stops_when_told_to_with_all_acknowledged(source: Source, far: M
 def test_a_target_that_holds_something_else_is_left_alone(source: Source, far: MemoryBroker) -> None:
     source.commit("a")
     with TopicWriter(far, CLEAN)._writer as writer:
-        writer.append(Batch.of([Message(None, b"mine")])).result(10)
+        writer.append(Batch.of([Message(None, b"mine")])).result(120)
     with pytest.raises(RelayTargetTaken, match="no relay"):
         source.relay(owned(far)).run(follow=False)
     assert values(far) == [b"mine"]
@@ -329,7 +329,7 @@ def test_a_log_that_became_shorter_is_a_branch(source: Source, far: MemoryBroker
     assert at is not None
     beyond = str(at._replace(entry=at.entry + 100))
     with far.writer(CLEAN) as writer:
-        writer.append(Batch.of([last._replace(properties={**last.properties, "relay.position": beyond})])).result(10)
+        writer.append(Batch.of([last._replace(properties={**last.properties, "relay.position": beyond})])).result(120)
     with pytest.raises(RelayBranched, match="behind seqno 0"):
         source.relay(owned(far)).run(follow=False)
 
@@ -339,7 +339,7 @@ def test_numbers_that_do_not_follow_are_told(source: Source, far: MemoryBroker) 
     source.relay(owned(far)).run(follow=False)
     last = messages(far)[-1]
     with far.writer(CLEAN) as writer:
-        writer.append(Batch.of([last._replace(properties={**last.properties, "relay.seqno": "7"})])).result(10)
+        writer.append(Batch.of([last._replace(properties={**last.properties, "relay.seqno": "7"})])).result(120)
     source.commit("c")
     with pytest.raises(SeqnoGap, match="seqno 3 comes behind 7"):
         source.relay(owned(far)).run(follow=False)

@@ -75,7 +75,7 @@ def source() -> MemoryBroker:
     broker = MemoryBroker()
     broker.create_topic(T)
     with broker.connect() as owner, owner.writer(T) as writer:
-        writer.append(batch(*range(5))).result(10)
+        writer.append(batch(*range(5))).result(120)
     return broker
 
 

@@ -196,7 +196,7 @@ async def history(seed: int, path: Path) -> Counter[str]:
                 owners.write([(chance.choice(KEYS), chance.choice(VALUES)) for _ in range(chance.randint(1, 8))])
             step = chance.random()
             if step < 0.3:
-                await eventually(follower.caught_up, 60.0)
+                await eventually(follower.caught_up)
             elif step < 0.5:
                 owners.keep()
             elif step < 0.7:
@@ -209,7 +209,7 @@ async def history(seed: int, path: Path) -> Counter[str]:
                 await follower.restart()
             await asyncio.sleep(chance.choice((0.0, 0.002, 0.01)))
         owners.write([(b"last", b"1")])
-        await eventually(follower.caught_up, 60.0)
+        await eventually(follower.caught_up)
         assert stored(path) == owners.branch.table(owners.branch.high)
     finally:
         await follower.stop()
@@ -235,13 +235,13 @@ async def test_a_table_goes_back_no_further_than_it_has_to(tmp_path: Path) -> No
     try:
         for rows in ([(b"k", b"1"), (b"l", b"1")], [(b"k", b"2"), (None, b"2")]):
             owners.write(rows)
-            await eventually(follower.caught_up, 60.0)
+            await eventually(follower.caught_up)
         owners.keep()
         owners.write([(b"k", b"3"), (b"l", None), (None, b"3"), (b"m", b"3")])
-        await eventually(follower.caught_up, 60.0)
+        await eventually(follower.caught_up)
         owners.fail_over(owners.older[-1])
         owners.write([(b"n", b"4")])
-        await eventually(follower.caught_up, 60.0)
+        await eventually(follower.caught_up)
         assert stored(follower.path) == {b"k": b"2", b"l": b"1", 4: b"2", b"n": b"4"}
         assert (follower.points["some"], follower.points["all"], follower.filled.mutations) == (1, 0, 9)
     finally:
