@@ -24,6 +24,7 @@ from broker_io.errors import (
 from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
+from broker_io.pulsar import forking
 from broker_io.pulsar.address import from_local_name, parse_address, path_of
 from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster
 from broker_io.pulsar.credentials import Credentials
@@ -279,6 +280,7 @@ class PulsarBroker:
     def _add(self, handle: PulsarReader | PulsarWriter) -> None:
         with self._lock:
             self._open.add(handle)
+        forking.watch(handle)
 
     def _make_safe(self, topic: str, *, exclusive: bool) -> None:
         """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.

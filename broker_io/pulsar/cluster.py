@@ -15,6 +15,7 @@ from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, Serv
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 from broker_io.position import Position
+from broker_io.pulsar import forking
 from broker_io.pulsar.acks import Resolver
 from broker_io.pulsar.address import ClusterAddress, path_of, url_of
 from broker_io.pulsar.admin import Admin, Patience
@@ -75,6 +76,7 @@ class Cluster:
                 f"{address.service!r} can't be connected to ({error}): give the name of the host"
             ) from None
         self._end = weakref.finalize(self, _close_client, self.client)  # one with sends under way would abort at exit
+        forking.watch(self)
 
     def reach(self) -> None:
         """See that somebody takes connections where clients go, which the client library would wait for in silence.
@@ -98,6 +100,11 @@ class Cluster:
     def check(self) -> None:
         if self.closed:
             raise Closed(f"the connection to {self.service} was closed in this process: open it again")
+
+    def leave(self, why: Error) -> None:
+        self.closed = True
+        self._end.detach()
+        forking.keep(self.client)
 
     def close(self) -> None:
         self.closed = True
@@ -187,6 +194,10 @@ class Handle:
     """A reader or a writer: ends with its topic, or with its broker."""
 
     topic: str
+
+    def leave(self, why: Error) -> None:
+        """See `forking.Inherited`."""
+        raise NotImplementedError
 
     def end(self, error: Error) -> None:
         """Every later call fails with this error."""

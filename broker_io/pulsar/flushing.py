@@ -7,6 +7,7 @@ it calls back into Python: sooner or later both stand still for ever. Those that
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,11 @@ class Flusher:
     """The threads of a process that are in the library."""
 
     def __init__(self) -> None:
+        self.begin()
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        """Without any thread, as in a child of the process."""
         self._changed = threading.Condition()
         self._busy = 0
 

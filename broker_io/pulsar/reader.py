@@ -12,6 +12,7 @@ import numpy as np
 from broker_io.batch import PlacedBatch, Width
 from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
+from broker_io.pulsar import forking
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
 from broker_io.pulsar.mapping import decode_messages, is_hole, properties_of
@@ -93,6 +94,10 @@ class PulsarReader(Handle):
 
     def close(self) -> None:
         self.end(Closed(f"this reader of topic {self.topic!r} is closed: open another one"))
+
+    def leave(self, why: Error) -> None:
+        self._dead = why
+        forking.keep(self._source)
 
     def end(self, error: Error) -> None:
         if self._dead is None:

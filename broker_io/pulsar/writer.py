@@ -17,6 +17,7 @@ from broker_io.batch import Batch
 from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
 from broker_io.position import Position, Positions
+from broker_io.pulsar import forking
 from broker_io.pulsar.acks import settle
 from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, ENTRIES, Batching, measure, places_in_entry
 from broker_io.pulsar.cluster import Cluster, Handle
@@ -103,6 +104,11 @@ class PulsarWriter(Handle):
         if alive and goodbye:  # closing alone would drop what is under way
             flusher.within(self._producer.flush, goodbye)
         self._close_producer()
+
+    def leave(self, why: Error) -> None:
+        self._dead, self._closed = why, True
+        self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have had them
+        forking.keep(self._producer)
 
     def end(self, error: Error) -> None:
         self._fail(error)

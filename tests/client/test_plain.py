@@ -188,6 +188,8 @@ with connect(sys.argv[1]) as client:
             lambda: client.send("log", b"child"),
             lambda: client.transaction().send("log", b"child"),
             lambda: txn.commit(),
+            lambda: txn.abort(),
+            lambda: client.transaction().abort(),
             lambda: client.reader("log"),
             lambda: reader.read(timeout=1.0),
             lambda: client.close(),
@@ -205,7 +207,7 @@ with connect(sys.argv[1]) as client:
         reader.close()
         os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code == 7, code
+    assert code == 9, code
     assert [record.value for record in reader.read(timeout=120)] == [b"zero"]
     reader.close()
     txn.commit()
@@ -223,6 +225,37 @@ def test_use_after_fork_is_an_error_that_says_so(where: str, tmp_path: Path, req
     command = [sys.executable, "-c", FORK, address, other]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert (done.stdout, done.returncode) == ("COMMIT\n", 0), done.stderr
+
+
+LEAVING = """
+import os, sys
+from txnbuffer import connect
+with connect(sys.argv[1]) as client:
+    client.send("log", b"before")
+    with client.transaction() as open_txn:
+        open_txn.send("log", b"of the parent")
+        assert open_txn.id
+        with client.stream("log") as stream, client.reader("log"):
+            child = os.fork()
+            if child == 0:
+                sys.exit(8)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(code + 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(code, client.outcome(open_txn.id).name)
+"""
+
+
+@pytest.mark.parametrize("where", ["file", "service"])
+def test_a_child_leaves_blocks_of_its_parent_by_its_own_exception(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    address = f"file:{tmp_path / 'left'}" if where == "file" else request.getfixturevalue("txnbuf_service").address
+    command = [sys.executable, "-c", LEAVING, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.stdout, done.stderr) == ("9 COMMIT\n", "")
 
 
 # A service in another process

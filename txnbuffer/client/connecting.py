@@ -239,7 +239,7 @@ class Opening:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._plain is not None:
+        if self._plain is not None and (error is None or not self._plain.inherited):
             self._plain.close()
 
 

@@ -22,9 +22,14 @@ def generation() -> int:
     return _Process.generation
 
 
+def inherited(remembered: int) -> bool:
+    """Whether this is a child of the process that took the number: its blocks then end by their own exceptions."""
+    return remembered != _Process.generation
+
+
 def check(remembered: int) -> None:
     """Raises UsedAfterFork in a child of the process that took the number."""
-    if remembered != _Process.generation:
+    if inherited(remembered):
         raise UsedAfterFork(f"this client was made before the process forked: {ADVICE}")
 
 

@@ -49,6 +49,11 @@ class PlainClient:
             loop.stop()
             raise
 
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a child of the process that connected, in which nothing can be closed."""
+        return forking.inherited(self._forked_from)
+
     def close(self) -> None:
         """End the session; transactions that are open abort."""
         forking.check(self._forked_from)
@@ -177,7 +182,7 @@ class PlainClient:
         handler: Callable[..., object],
         options: dict[str, Any],
     ) -> Processed:
-        self._check()
+        self.check()
         check_plain(handler)
 
         def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:
@@ -192,15 +197,16 @@ class PlainClient:
 
     def call(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **options: Any) -> Result:
         """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest once it is closed."""
-        self._check()
+        self.check()
         return self._loop.call(function(*arguments, **options))
 
     def start(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Future[Result]:
         """As `call`, without waiting: `close` cancels it if it has not ended."""
-        self._check()
+        self.check()
         return self._loop.start(function(*arguments))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises UsedAfterFork, and InvalidRequest once it is closed."""
         forking.check(self._forked_from)
         if self._closed:
             raise InvalidRequest("the client was closed: connect again")
@@ -253,7 +259,8 @@ class PlainStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None or not self._plain.inherited:
+            self.close()
 
 
 class PlainCursors:

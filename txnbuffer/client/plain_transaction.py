@@ -88,6 +88,7 @@ class PlainTransaction:
 
     def abort(self) -> None:
         """Abort; returns when that is durable."""
+        self._plain.check()
         self._transaction.check_own()
         self._held.clear()
         if self._transaction.begun:
@@ -107,7 +108,7 @@ class PlainTransaction:
             return  # the block has ended it by itself
         if error is None:
             self.commit()
-        elif self._transaction.begun:
+        elif self._transaction.begun and not self._plain.inherited:
             self._plain.call(self._transaction.__aexit__, kind, error, trace)
 
     def _hold(self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None) -> None:
