@@ -87,6 +87,8 @@ class PulsarWriter(Handle):
             self._loose.begun += 1
             for message in messages:
                 send(message, append)
+        if self._dead is not None:  # what ended it meanwhile may have come too early for this append
+            self._give_up()
 
     def _fits_one_entry(self, messages: int, size: int) -> bool:
         """Whether an append can be an entry of its own: nothing may wait for the library's timer then."""
@@ -210,9 +212,13 @@ class PulsarWriter(Handle):
                 return
         self._ledger = ledger
 
+    def _give_up(self) -> None:
+        """Have all that is under way fail. Only what the library holds by then does: it takes more after its end."""
+        flusher.within(self._producer.close, 0.0)
+
     def given_up(self) -> Error:
         """Why an append failed; nothing behind it gets through any more."""
-        flusher.within(self._producer.close, 0.0)
+        self._give_up()
         return self._failed or AppendUnknown(f"an append to topic {self.topic!r} failed: read the log to know")
 
 

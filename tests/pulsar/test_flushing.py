@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pulsar
 import pytest
 from pulsar_cluster import Cluster
 from source_tree import ROOT
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from broker_io.errors import AppendUnknown
+from broker_io.errors import AppendUnknown, Fenced
 from broker_io.port import Broker
 from broker_io.position import Position, Positions
 from broker_io.pulsar import batching
@@ -129,6 +130,30 @@ def test_who_does_not_wait_at_the_end_flushes_nothing(cluster: Cluster, namespac
             with broker.writer("t") as writer:
                 writer._producer = Hanging(writer._producer)  # type: ignore[attr-defined]  # one that tells
         assert calls == wanted
+
+
+def test_an_append_that_the_library_takes_after_its_end_fails_like_the_others(cluster: Cluster, namespace: str) -> None:
+    """It looks whether it has ended before it waits for its lock, behind which the end then fails what it finds."""
+
+    class Late:
+        def __init__(self, writer: Any) -> None:
+            self._writer, self._producer = writer, writer._producer
+            self._under_way: list[Any] = []
+
+        def send_async(self, _: object, callback: Any) -> None:
+            self._writer.end(Fenced("another one opened the topic"))
+            self._under_way.append(callback)
+
+        def close(self) -> None:
+            while self._under_way:
+                self._under_way.pop(0)(pulsar.Result.AlreadyClosed, None)
+            self._producer.close()
+
+    with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
+        broker.create_topic("t")
+        with broker.writer("t") as writer:
+            writer._producer = Late(writer)  # type: ignore[attr-defined]  # one that takes an append when it has ended
+            assert isinstance(writer.append(values(1)).exception(SECONDS), Fenced)
 
 
 def test_who_leaves_waits_longer_than_the_library_may_take_to_close() -> None:
