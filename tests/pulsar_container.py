@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,10 @@ class StandaloneContainer(Standalone):
         self.handle["container"] = container.get_container_id()
         container.get_docker_client().client.close()
         return None
+
+    def settings(self) -> list[str]:
+        # Else it stores under its container's address, and finds nothing again once another has got that.
+        return [*super().settings(), "useHostNameAsBookieID=true"]
 
     @property
     def files_directory(self) -> str:
@@ -97,6 +102,32 @@ def with_container(handle: dict[str, Any], do: Any) -> Any:
         return do(client.containers.get(handle["container"]))
     finally:
         client.close()
+
+
+@contextlib.contextmanager
+def address_taken(broker: Standalone) -> Iterator[None]:
+    """Kill it; meanwhile another container has the address of its own, if it is one."""
+    if not isinstance(broker, StandaloneContainer):
+        broker.kill()
+        yield
+        return
+    import docker
+
+    address = with_container(broker.handle, address_of)
+    broker.kill()
+    client, others = docker.from_env(), []
+    try:
+        while address not in map(address_of, client.containers.list()):  # each gets the first that is free
+            others.append(client.containers.run(broker.image, ["sleep", "600"], detach=True))
+        yield
+    finally:
+        for other in others:
+            other.remove(force=True)
+        client.close()
+
+
+def address_of(container: Any) -> str:
+    return str(container.attrs["NetworkSettings"]["Networks"]["bridge"]["IPAddress"])
 
 
 def logged_since_its_start(container: Any) -> str:

@@ -10,6 +10,7 @@ import uuid
 import pulsar
 import pytest
 from pulsar_cluster import WAYS, Cluster
+from pulsar_container import address_taken
 
 from broker_io.testing.standalone import Standalone, ask
 
@@ -50,11 +51,11 @@ def test_a_killed_broker_comes_back_with_its_data(cluster: Cluster) -> None:
         ask(broker.admin, f"namespaces/{namespace}/retention", "POST", forever)  # or the restart trims the message
         first = write_and_read(broker.url, f"{namespace}/orders")
         assert broker.alive
-        broker.kill()
-        assert not broker.alive
-        with pytest.raises(OSError, match="refused"):
-            ask(broker.admin, "clusters")
-        broker.start()
+        with address_taken(broker):
+            assert not broker.alive
+            with pytest.raises(OSError, match="refused"):
+                ask(broker.admin, "clusters")
+            broker.start()
         assert write_and_read(broker.url, f"{namespace}/orders") == first
         ends_while_it_hangs(broker)
     assert not broker.alive
