@@ -203,7 +203,8 @@ class ExportDirectory:
                 remove_unread(os.path.join(self.path, "runs", str(number)))
 
     def _remove_written(self) -> None:
-        for one in os.scandir(os.path.dirname(self.writing)):
+        there = os.path.dirname(self.writing)
+        for one in os.scandir(there) if os.path.isdir(there) else ():
             if one.name.startswith("writing-") and (one.path.startswith(self._own) or _abandoned(one)):
                 shutil.rmtree(one.path, ignore_errors=True)
         self.writing = self._unwritten()
