@@ -11,7 +11,7 @@ from subprocess import PIPE
 
 import pytest
 from golden_files import committed
-from killed_exports import attempts
+from killed_exports import Killed, attempts
 
 from broker_io.errors import Error, InvalidAddress
 from txnbuffer.errors import InvalidRequest
@@ -39,9 +39,9 @@ with directory.locked():
     os.makedirs(directory.writing)
     if os.fork() == 0:
         signal.alarm(120)
+        print(directory.writing, flush=True)  # by the child, which has let go of what is the parent's by now
         sys.stdin.read()
         os._exit(0)
-    print(directory.writing, flush=True)
     signal.pause()
 """
 
@@ -193,6 +193,75 @@ def test_what_is_no_export_of_its_kind_is_refused(tmp_path: Path) -> None:
     for address in ("s3a://bucket/table", "hdfs://host/table", ""):
         with pytest.raises(InvalidAddress, match="export"):
             ExportDirectory(address, VERSIONS)
+
+
+def contents(path: Path) -> dict[str, str]:
+    """What stands in a directory, but for what an exporter writes of its own there."""
+    found = {str(file.relative_to(path)): file for file in path.rglob("*") if "_export" not in file.parts}
+    return {
+        name: os.readlink(file) if file.is_symlink() else file.read_text() if file.is_file() else ""
+        for name, file in found.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "told"),
+    [
+        (LATEST, ["runs/1/model", "runs/2/model"], r"runs/1/_run.json is missing"),
+        (LATEST, ["latest"], "latest is no link to a run of an export"),
+        (LATEST, ["latest/model"], r"latest/_run.json is missing"),
+        (LATEST, ["models/1", "latest -> models/1"], "latest is no link to a run of an export"),
+        (LATEST, ["latest -> gone"], "latest is no link to a run of an export"),
+        (VERSIONS, ["a.parquet"], "a.parquet is no part of an export"),
+        (VERSIONS, [".a", "_a/b", "day=1/a.parquet"], "day=1/a.parquet is no part of an export"),
+        (VERSIONS, ["run=1/model"], r"run=1/_run.json is missing"),
+    ],
+)
+def test_what_others_have_in_a_directory_stays(kind: str, files: list[str], told: str, tmp_path: Path) -> None:
+    for text in files:
+        name, _, link = text.partition(" -> ")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if link:
+            os.symlink(link, tmp_path / name)
+        else:
+            (tmp_path / name).write_text("theirs")
+    before = contents(tmp_path)
+    with pytest.raises(Error, match=told):
+        export(ExportDirectory(str(tmp_path), kind))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", [VERSIONS, LATEST])
+def test_what_readers_pass_over_may_stand_beside_an_export(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "_notes").write_text("theirs")
+    directory = ExportDirectory(str(tmp_path), kind)
+    export(directory)
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    (tmp_path / "runs" / "notes").write_text("theirs")
+    for _ in range(3):
+        export(directory)
+    assert (tmp_path / "_notes").read_text() == (tmp_path / "runs" / "notes").read_text() == "theirs"
+    assert data_of(directory) == (["1", "2", "3", "4"] if kind == VERSIONS else ["4"])
+
+
+def test_a_run_is_removed_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it removes one, an export leaves nothing that the next one would not know for its own."""
+    directory = ExportDirectory(str(tmp_path), LATEST)
+    for _ in range(2):
+        export(directory)
+
+    def killed(path: str) -> None:
+        os.remove(os.path.join(path, "_run.json"))
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(exports.shutil, "rmtree", killed)
+        export(directory)
+    export(directory)
+    assert data_of(directory) == ["3"]
+    assert sorted(os.listdir(tmp_path / "runs")) == ["2", "3"]
+    assert sorted(os.listdir(tmp_path / "_export")) == ["lock"]
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ ABANDONED = 7 * 24 * 3600.0
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_RUNS = re.compile(r"runs/[1-9][0-9]{0,17}")
 _LITERAL = str.maketrans({sign: "\\" + sign for sign in "\\*?[]{}"})
 
 
@@ -195,12 +196,23 @@ class ExportDirectory:
             yield
 
     def clear(self) -> None:
-        """Remove what runs left that never counted, and keep the next one apart from what they write still."""
-        self._remove_written()
+        """Remove what runs left that never counted, and keep the next one apart from what they write still.
+
+        Raises InvalidRequest, UnreadableExport where something else stands than an export, of which nothing is removed.
+        """
+        last = self.last()
         if self.kind == LATEST:
-            last = self.last()
-            for number in self._replaced() - ({last.number} if last else set()):
-                remove_unread(os.path.join(self.path, "runs", str(number)))
+            self._check_link(last)
+        elif last is None and (strange := foreign(self.path)):
+            raise InvalidRequest(
+                f"{strange} is no part of an export, and readers of {self.path} would take it for one: export to a "
+                f"directory that holds nothing else"
+            )
+        replaced = self._replaced(last)
+        self._remove_written()
+        with self.writable():
+            for path in replaced:
+                remove_unread(path, self.writing)
 
     def _remove_written(self) -> None:
         there = os.path.dirname(self.writing)
@@ -255,10 +267,24 @@ class ExportDirectory:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         return [int(found[1]) for found in map(_RUN.fullmatch, names) if found]
 
-    def _replaced(self) -> set[int]:
+    def _check_link(self, last: Run | None) -> None:
+        """See that what a run replaces is a link to a run. Raises InvalidRequest."""
+        ours = os.path.islink(self.table) and (last is not None or _RUNS.fullmatch(os.readlink(self.table)))
+        if os.path.lexists(self.table) and not ours:
+            raise InvalidRequest(
+                f"{self.table} is no link to a run of an export, and would be replaced: export to another directory"
+            )
+
+    def _replaced(self, last: Run | None) -> list[str]:
+        """Directories of runs of the latest values that don't count any more. Raises UnreadableExport."""
         runs = os.path.join(self.path, "runs")
-        names = os.listdir(runs) if os.path.isdir(runs) else []
-        return {int(name) for name in names if _NUMBER.fullmatch(name)}
+        if self.kind != LATEST or not os.path.isdir(runs):
+            return []
+        numbers = {int(name) for name in os.listdir(runs) if _NUMBER.fullmatch(name)}
+        found = [os.path.join(runs, str(number)) for number in numbers - ({last.number} if last else set())]
+        for path in found:  # all of them before one is removed
+            read_run(path)
+        return found
 
     def _run_path(self, number: int) -> str:
         return os.path.join(self.path, f"run={number}")
@@ -285,19 +311,24 @@ def _abandoned(written: os.DirEntry[str]) -> bool:
     return False
 
 
-def remove_unread(path: str) -> None:
-    """Remove a run, unless somebody is `reading` it."""
-    try:
-        file = open(os.path.join(path, RUN_FILE), "r+b")  # noqa: SIM115  # closed below; NFS locks only what one may write
-    except FileNotFoundError:
-        shutil.rmtree(path)
-        return
-    with file:
+def remove_unread(path: str, aside: str) -> None:
+    """Remove a run, unless somebody is `reading` it; it is whole, or `aside`, where nobody takes it for a run."""
+    with open(os.path.join(path, RUN_FILE), "r+b") as file:  # NFS locks only what one may write
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        shutil.rmtree(path)
+        os.rename(path, aside)
+        shutil.rmtree(aside)
+
+
+def foreign(directory: str) -> str | None:
+    """A file that readers of a directory see, if there is any; what begins with `_` or `.` they pass over."""
+    for place, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if name[0] not in "._")
+        if seen := sorted(name for name in files if name[0] not in "._"):
+            return os.path.join(place, seen[0])
+    return None
 
 
 def local_path(path: str) -> str:
