@@ -6,10 +6,11 @@ would stop all of it for ever. So that thread only notes what it hears, and futu
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from broker_io.position import Positions
 
@@ -21,6 +22,7 @@ class Resolver:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._stopped = False
 
     def start(self) -> None:
         with self._lock:
@@ -30,6 +32,8 @@ class Resolver:
 
     def put(self, work: Callable[[], None]) -> None:
         self._queue.put(work)
+        if self._stopped:  # of a writer that was opened meanwhile: whoever waits for its appends is told, too
+            threading.Thread(target=self._do_the_rest, name="late pulsar acknowledgements", daemon=True).start()
 
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
@@ -39,12 +43,13 @@ class Resolver:
         if self._thread is None or self.is_current():
             return
         done = threading.Event()
-        self._queue.put(done.set)
+        self.put(done.set)
         done.wait(seconds)
 
     def stop(self) -> None:
         with self._lock:
             thread = self._thread
+            self._stopped = True
         if thread is not None:
             self._queue.put(None)
             if not self.is_current():
@@ -53,6 +58,14 @@ class Resolver:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
+
+    def _do_the_rest(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        with contextlib.suppress(Empty):
+            while True:
+                if (work := self._queue.get_nowait()) is not None:
+                    work()
 
 
 def settle(future: Future[Positions], outcome: Positions | Exception) -> None:

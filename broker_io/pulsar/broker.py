@@ -261,6 +261,8 @@ class PulsarBroker:
         for handle in self._handles():
             handle.close()
         self._cluster.close()
+        for handle in self._handles():  # that were opened meanwhile
+            handle.close()
 
     def __enter__(self) -> Self:
         return self
@@ -281,6 +283,9 @@ class PulsarBroker:
         with self._lock:
             self._open.add(handle)
         forking.watch(handle)
+        if self._cluster.closed:  # while it was opened
+            handle.close()
+            self._cluster.check()
 
     def _make_safe(self, topic: str, *, exclusive: bool) -> None:
         """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.

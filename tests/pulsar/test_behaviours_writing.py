@@ -15,7 +15,16 @@ from pulsar_cluster import Cluster
 from source_tree import ROOT
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import AppendUnknown, Fenced, MessageTooLarge, NotOffered, StillHeld, TopicNotFound, UnsafePolicy
+from broker_io.errors import (
+    AppendUnknown,
+    Closed,
+    Fenced,
+    MessageTooLarge,
+    NotOffered,
+    StillHeld,
+    TopicNotFound,
+    UnsafePolicy,
+)
 from broker_io.port import Broker
 from broker_io.pulsar.state import HOLD
 from broker_io.testing.contract.base import (
@@ -137,6 +146,25 @@ def test_callbacks_of_appends_may_call_anything(broker: Broker) -> None:
         writer.append(Batch.of(numbered(1))).add_done_callback(go_on)
         assert done.wait(PATIENCE_SECONDS)
     assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
+
+
+def test_a_writer_that_is_opened_while_its_broker_is_closed_fails_its_appends(
+    opening: Opening, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library resolves them in a thread of ours, which has ended by then."""
+    closed: Any = opening()
+    opened, writers = closed._cluster.opened, []
+
+    def closed_meanwhile(*arguments: Any) -> Any:
+        writers.append(opened(*arguments))
+        closed.close()
+        return writers[-1]
+
+    monkeypatch.setattr(closed._cluster, "opened", closed_meanwhile)
+    with pytest.raises(Closed):
+        closed.writer("orders")
+    assert isinstance(append(writers[0]), Closed)
+    assert read_all(broker, "orders") == []
 
 
 def test_what_retention_would_drop_is_held(

@@ -1,0 +1,25 @@
+"""Futures of a cluster's appends are resolved also when the broker that they came by was closed meanwhile."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from broker_io.pulsar.acks import Resolver
+
+SECONDS = 120.0
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_comes_behind_the_end_is_done(started: bool) -> None:
+    resolver = Resolver()
+    if started:
+        resolver.start()
+    resolver.stop()
+    done = [threading.Event() for _ in range(3)]
+    for each in done:
+        resolver.put(each.set)
+    assert all(each.wait(SECONDS) for each in done)
+    resolver.wait(SECONDS)
+    resolver.stop()
