@@ -23,11 +23,13 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._started: set[asyncio.Task[Any]] = set()
+        self._lock = threading.Lock()
+        self._ending = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="txnbuffer-client", daemon=True)
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run it, without waiting."""
+        """Run it, without waiting. Raises InvalidRequest once this ends."""
 
         async def kept() -> Result:
             task = asyncio.ensure_future(work)
@@ -35,7 +37,11 @@ class LoopThread:
             task.add_done_callback(self._started.discard)
             return await task
 
-        return asyncio.run_coroutine_threadsafe(kept(), self._loop)
+        try:
+            return self._begin(kept())
+        except InvalidRequest:
+            work.close()
+            raise
 
     def cancel_started(self) -> None:
         """Cancel what was started and has not ended, and wait for that."""
@@ -49,8 +55,11 @@ class LoopThread:
         self.call(cancelled())
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that.
+
+        Raises InvalidRequest once this ends.
+        """
+        future = self._begin(work)
         try:
             return _result(future)
         except KeyboardInterrupt as interrupt:
@@ -102,10 +111,21 @@ class LoopThread:
             if others:
                 await asyncio.wait(others, timeout=ENDING)
 
-        self.call(cancelled())
+        with self._lock:  # what was begun before is among those that are cancelled
+            self._ending = True
+            others_end = asyncio.run_coroutine_threadsafe(cancelled(), self._loop)
+        others_end.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Nobody would run what comes behind the end, and its caller would wait for ever."""
+        with self._lock:
+            if not self._ending:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise InvalidRequest("the client was closed: connect again")
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
