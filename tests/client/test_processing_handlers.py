@@ -148,6 +148,17 @@ def test_what_is_aborted_for_ever_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
     in_world(test)
 
 
+def test_what_is_there_is_handled_however_soon_nothing_is_the_end() -> None:
+    """A process that stands still for longer than that between two steps has not been idle."""
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        assert (await client.process("source", "g", nothing, idle_timeout=1e-9)).records == 30
+
+    in_world(test)
+
+
 def test_a_topic_made_anew_is_refused_until_its_group_is_forgotten(tmp_path: Path) -> None:
     address = f"file:{tmp_path / 'log'}"
 

@@ -119,6 +119,7 @@ class _Process:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, Share] = {}
         self._paces: dict[str, Pace] = {}
+        self._beginning: set[str] = set()
         self._busy = 0
         self._idle_since = math.inf
 
@@ -154,7 +155,7 @@ class _Process:
             return WAIT
         now = asyncio.get_running_loop().time()
         ahead = any(self._followed.get(name) is not share for name, share in self._member.shares.items())
-        if ahead or self._busy or self._member.unsettled:
+        if ahead or self._beginning or self._busy or self._member.unsettled:
             self._idle_since = now
         return min(WAIT, self._idle_since + self._source.idle_timeout - now)
 
@@ -162,7 +163,7 @@ class _Process:
         for name, share in self._member.shares.items():
             if name not in self._tasks:
                 self._followed[name] = share
-                self._idle_since = asyncio.get_running_loop().time()
+                self._beginning.add(name)  # until its task has a turn, which may take longer than `idle_timeout`
                 self._tasks[name] = asyncio.create_task(self._follow(share))
 
     async def _follow(self, share: Share) -> None:
@@ -171,6 +172,7 @@ class _Process:
         handling = Handling(self._client, self._member, share, self._task, self.done, self._turn, pace)
         try:
             with self._working():
+                self._beginning.discard(share.partition)
                 reader = await self._client.reader(share.partition, start=self._start(share))
             async with reader:
                 wait = 0.0
