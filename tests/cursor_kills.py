@@ -19,8 +19,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
-from relay_kills import CLEAN, RelayProcess, T, committed, free_port
-from service_process import ServiceProcess
+from relay_kills import CLEAN, RelayProcess, T, committed
+from service_process import ServiceProcess, kept_port
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -44,7 +44,7 @@ class Rig:
         self.chance = chance
         self.written: list[Row] = []
         self.wrong: list[str] = []
-        self._port = free_port()
+        self._port = kept_port()
         self._errors: IO[str] = (directory / "errors.log").open("a")
         self.service = self.serve()
         self.relay = self.relaying()

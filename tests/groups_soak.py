@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from group_member import DONE, GROUP
-from relay_kills import free_port
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 
 from broker_io.position import Position
 from broker_io.testing.standalone import ask as ask_cluster
@@ -216,7 +215,7 @@ class Restarted:
 
     def __init__(self, *arguments: str) -> None:
         self._arguments = arguments
-        self.port = free_port()
+        self.port = kept_port()
         self._service = ServiceProcess(*arguments, *SHORT_TIMES, port=self.port).wait_serving()
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 
 from broker_io import open_broker
 from broker_io.port import Broker
@@ -19,12 +18,6 @@ from txnbuffer import PlainClient, connect
 from txnbuffer.client.reader import CommittedReader
 
 T, CLEAN = "orders", "clean"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RelayProcess:
@@ -75,7 +68,7 @@ def committed(broker: Broker, topic: str) -> list[Row]:
 def through_kills(directory: Path, kills: int, seed: int, *, same_service: bool) -> tuple[list[Row], list[Row]]:
     """What the source and the target hold after so many kills of relay and service, in turn by chance."""
     chance = random.Random(seed)
-    port = free_port()
+    port = kept_port()
     service = ServiceProcess(directory / "log", port=port).wait_serving()
     address, clean = f"txnbuf://127.0.0.1:{port}", f"file:{directory / 'clean'}"
     arguments = [address, T, CLEAN] + ([] if same_service else ["--to", clean])

@@ -11,8 +11,17 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from broker_io.testing.standalone import Port
+
 STARTING = 180.0
 """Seconds in which a service must serve, on a machine that is busy with other tests."""
+_KEPT: list[Port] = []
+
+
+def kept_port() -> int:
+    """A port to serve at, and again after a kill: until this process ends nobody else is given it meanwhile."""
+    _KEPT.append(Port())
+    return _KEPT[-1].number
 
 
 class ServiceProcess:

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from service_process import kept_port
 from source_tree import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -79,12 +79,6 @@ def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guide]:
     opened.stop()
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def expect(printed: str, told: str, what: str) -> None:
     """`...` in what the guide tells stands for anything within a line."""
     found, wanted = printed.splitlines(), told.splitlines()
@@ -95,7 +89,7 @@ def expect(printed: str, told: str, what: str) -> None:
 
 
 def test_the_guide_is_true(guide: Guide) -> None:
-    text = (ROOT / "docs" / "guide.md").read_text().replace(PORT, free_port())
+    text = (ROOT / "docs" / "guide.md").read_text().replace(PORT, str(kept_port()))
     printed, source = "", ""
     blocks = BLOCK.findall(text)
     assert {"python", "text", "console"} == {kind for kind, _ in blocks}

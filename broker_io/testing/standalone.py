@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -121,6 +122,7 @@ class Port:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", 0))
         self.number: int = self._socket.getsockname()[1]
+        weakref.finalize(self, self._socket.close)
 
     def free(self) -> None:
         self._socket.close()

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 
 from txnbuffer import connect
 from txnbuffer.errors import ProducerFenced, TransactionAborted
@@ -146,7 +146,7 @@ def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, servi
 
 
 def test_a_service_that_is_started_again_goes_on_with_what_tasks_wrote(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path) as service:
+    with ServiceProcess(tmp_path, port=kept_port()) as service:
         sink = options(f"txnbuf://127.0.0.1:{service.port}", "t")
         done = write_share(sink, "query", 1, rows("a"))
 

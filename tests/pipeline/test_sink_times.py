@@ -11,7 +11,7 @@ from threading import Event
 
 import pyarrow as pa
 import pytest
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 
 from txnbuffer import Outcome, connect
 from txnbuffer.errors import TransactionAborted
@@ -87,7 +87,7 @@ def test_shares_outlive_the_sessions_of_their_tasks(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_outlived_a_restart_for_too_long_is_aborted_whole_and_can_be_written_again(tmp_path: Path) -> None:
-    service = serve(tmp_path)
+    service = serve(tmp_path, kept_port())
     try:
         before = written(service, "a")
         service.kill()

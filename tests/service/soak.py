@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from service_process import ServiceProcess  # noqa: E402
+from service_process import ServiceProcess, kept_port  # noqa: E402
 from soak_judge import TOPICS, Verdict, judge, told, values  # noqa: E402
 
 from broker_io import open_broker  # noqa: E402
@@ -80,7 +79,7 @@ class Soak:
         self.report = Report()
         self._random = random.Random(seed)
         self._log, self._diaries = directory / "log", directory
-        self._port = free_port()
+        self._port = kept_port()
         self._count = 0
         self._service = self._start_service()
         self._service.wait_serving()
@@ -166,12 +165,6 @@ class Soak:
             self.report.live_differs += self._live.seen[topic] != final[topic]
         transactions = told(self._diaries.glob("*.diary"))
         judge(self.report, transactions, {topic: Counter(found) for topic, found in final.items()})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def soak(kills: int, seed: int, writers: int) -> Report:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from raw_session import transactional
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io import open_broker
@@ -151,9 +151,10 @@ def test_a_committed_reader_outlives_its_service(tmp_path: Path) -> None:
                 writer.append(
                     Batch.of([Message(None, b"%d" % number) for number in range(start, start + 100)])
                 ).result()
-    service = ServiceProcess(tmp_path)
+    port = kept_port()
+    service = ServiceProcess(tmp_path, port=port)
     try:
-        port = service.wait_serving().port
+        service.wait_serving()
         with open_broker(f"txnbuf://127.0.0.1:{port}") as remote, CommittedReader(remote, "free") as reader:
             while len(seen) < total:
                 batch = reader.read(limit=200, timeout=120)

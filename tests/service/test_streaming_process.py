@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 import pytest
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 from service_setup import on_a_loop_for
 from streamed import Follower, write
 
@@ -18,15 +17,9 @@ from txnbuffer.streams.client import ClientConfig
 SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @on_a_loop_for(150.0)
 async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
-    port = free_port()
+    port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}") as client:
@@ -61,7 +54,7 @@ async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
 
 @on_a_loop_for(200.0)
 async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_path):
-    port = free_port()
+    port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, patience=120.0) as client:

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from relay_kills import free_port
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 from service_setup import engine_on, on_a_loop, on_a_loop_for
 from streamed import Follower, client_of, write
 from writing import TopicWriter
@@ -30,7 +29,7 @@ def recover(directory: Path, topic: str) -> None:
 
 @on_a_loop_for(200.0)
 async def test_a_log_that_was_set_back_rolls_its_streams_back_to_where_it_ends(tmp_path: Path) -> None:
-    log, backup, port = tmp_path / "log", tmp_path / "backup", free_port()
+    log, backup, port = tmp_path / "log", tmp_path / "backup", kept_port()
     async with connect(f"file:{log}") as client:
         for number in range(5):
             await write(client, "t", {f"k{number % 3}": f"old-{number}"})

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from service_process import ServiceProcess  # noqa: E402
+from service_process import ServiceProcess, kept_port  # noqa: E402
 
 from txnbuffer import AlreadyCommitted, Error, OutcomeUnknown, ServiceUnavailable, connect  # noqa: E402
 from txnbuffer.demo.flights import TOPICS, Hour, load_hours  # noqa: E402
@@ -193,16 +192,10 @@ def look(path: Path, flights: dict[str, list[Flight]], report: Report) -> None:
                 report.wrong.append(f"{topic} holds what nobody wrote up to seqno {seqno}")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def soak(kills: int, seed: int, hours: list[Hour], directory: Path) -> Report:
     """So many kills, half of them of each side, at moments that the seed chooses."""
     chance, report = random.Random(seed), Report(seed)
-    path, port = directory / "flights.db", free_port()
+    path, port = directory / "flights.db", kept_port()
     flights = {topic: truth(hours, topic) for topic in TOPICS}
     address = f"txnbuf://127.0.0.1:{port}"
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import IO, Any
 
+from broker_io.testing.standalone import Port
 from txnbuffer.errors import ServiceUnavailable
 
 LAST_LINES = 50
@@ -18,7 +19,8 @@ class ServiceProcess:
 
     def __init__(self, directory: str, *options: str) -> None:
         self.directory = directory
-        self.port = 0
+        self._kept = Port()  # or another process could be given it between two lives
+        self.port = self._kept.number
         self.lines: list[str] = []
         self._options = options
         self._process: subprocess.Popen[str] | None = None
