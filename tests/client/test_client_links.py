@@ -47,7 +47,7 @@ def test_open_transactions_go_on_over_another_link() -> None:
             await two.send("log", b"2a")
             world.cut()
             await one.send("log", b"1b")
-            await asyncio.sleep(0.2)
+            await until(lambda: len(world.links) == 2 and client.session.core.welcomed)
             world.cut()
             await two.send("log", b"2b")
         assert sorted(values(world.broker, "log")) == [b"1a", b"1b", b"2a", b"2b"]

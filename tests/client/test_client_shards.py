@@ -75,6 +75,7 @@ async def test_a_group_consumes_topics_of_all_shards_once(group: str) -> None:
         async def handle(txn: Transaction, record: Record) -> None:
             await txn.send("copy", record.value)
 
+        await eventually(lambda: [len(one) for one in world.visible(HERE, THERE)] == [2, 2])
         for _ in range(2):
             await client.process([HERE, THERE], group, handle, idle_timeout=0.5)
         await eventually(lambda: world.visible("copy") == [Counter({b"1": 2, b"2": 2})])

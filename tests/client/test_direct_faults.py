@@ -203,6 +203,7 @@ def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
             batch = await reader.read(timeout=120)
             assert batch is not None
             assert len(batch) == 4
+        client.session.patience = 60.0
         world.reachable = True
         await until(lambda: client.session.core.welcomed)
         await commit_one(client, "log", b"4")
@@ -315,8 +316,9 @@ def test_senders_wait_while_the_cluster_takes_no_more() -> None:
 
 def test_a_commit_under_way_at_the_end_is_unknown() -> None:
     async def test(world: DirectWorld) -> None:
-        client = await world.client(patience=0.1)
+        client = await world.client()
         await commit_one(client, "log", b"1")
+        client.session.patience = 0.1
         world.before = once(has_commit)
         txn = await client.transaction().begin()
         await txn.send("log", b"2")
@@ -325,6 +327,7 @@ def test_a_commit_under_way_at_the_end_is_unknown() -> None:
         world.reachable = False
         with pytest.raises(OutcomeUnknown):
             await committing
+        client.session.patience = 60.0
         world.reachable = True
         await until(lambda: client.session.core.welcomed)
         assert await ended(client, txn) is Outcome.ABORT

@@ -24,8 +24,6 @@ from txnbuffer.service.engine import Engine
 BESIDE = Config(
     one_phase=False,
     verify_counts=False,
-    transaction_timeout=QUICK.transaction_timeout,
-    max_transaction_timeout=QUICK.max_transaction_timeout,
     session_timeout=QUICK.session_timeout,
     low_water_mark_interval=QUICK.low_water_mark_interval,
 )

@@ -12,6 +12,7 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import DiskWatermark
 from broker_io.memory import MemoryBroker
+from broker_io.testing.world import SimulatedClock
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.messages import Begin, Commit, Done, Naming
 from txnbuffer.coordinator.states import State
@@ -35,32 +36,37 @@ def plain(*values: bytes) -> Batch:
 
 @on_a_loop
 async def test_a_hung_client_holds_readers_back_no_longer_than_its_time(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
+    clock = SimulatedClock()
+    async with engine_on(broker, config=Config(transaction_timeout=100.0), clock=clock) as engine:
         hung, theirs = await session_on(engine, "a")
         lively, ids = await session_on(engine, "a")
+        hung.link.send(ClientFrame(begins=(Begin(1000, TxnId(0, theirs[0])),)))
         await hung.write(("a", transactional(theirs[:1], b"hung")))
         await lively.write(("a", transactional(ids[:1])))
         assert await lively.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
         assert visible(broker, "a") == {}
+        clock.advance(101.0)
         await eventually(lambda: visible(broker, "a") == {b"v": 1})
         assert isinstance(await hung.commit(theirs[0], ["a"], [1]), TransactionAborted)
 
 
 @on_a_loop
 async def test_begin_gives_a_transaction_its_own_time(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
+    clock = SimulatedClock()
+    async with engine_on(broker, config=QUICK, clock=clock) as engine:
         session, ids = await session_on(engine, "a")
         begins = (Begin(1000, TxnId(0, ids[0]), 5.0), Begin(1001, TxnId(0, ids[1]), 60.0))
         session.link.send(ClientFrame(begins=begins))
         await session.write(("a", transactional(ids[:1])))
-        await asyncio.sleep(0.6)
+        clock.advance(1.0)
+        engine.coordinator.tick(engine.now())
         assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT
         assert isinstance(session.answers[1001], InvalidRequest)
 
 
 @on_a_loop
 async def test_a_client_that_comes_back_goes_on_with_what_it_names(broker, quick):
-    async with engine_on(broker, config=QUICK) as engine:
+    async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a")
         kept, left = ids[:2]
         await session.write(("a", transactional([kept, left])))

@@ -10,7 +10,7 @@ import pytest
 from cluster_app import app_on, beside
 from pyroaring import BitMap64
 from raw_session import transactional
-from service_setup import QUICK, engine_on, eventually, on_a_loop, session_on, visible
+from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.errors import StillHeld
 from broker_io.file import FileBroker
@@ -19,6 +19,7 @@ from snapshots.decisions import begin_anew, hold, look
 from snapshots.verify import Level, verify
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.ended import CoordinatorState
+from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.entries import TOPIC, EndedIds, Group, Lease, Mark, Owner, Retired, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.lost import AHEAD, begun_anew, what_is_lost
@@ -213,7 +214,7 @@ def test_the_command_tells_of_a_loss_and_mends_it(tmp_path):
     @on_a_loop
     async def use():
         with FileBroker.open(str(tmp_path / "log")) as broker:
-            async with engine_on(broker, config=QUICK) as engine:
+            async with engine_on(broker, config=Config(low_water_mark_interval=0.05)) as engine:
                 session, ids = await session_on(engine, "a", ids=5)
                 assert await session.write(("a", transactional(ids[:1]))) == []
                 assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT

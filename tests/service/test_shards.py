@@ -43,7 +43,7 @@ from txnbuffer.shards import Shard, shard_of
 
 (HERE,), (THERE,) = topics_of(2)
 BOTH = (HERE, THERE)
-QUICK = replace(BESIDE, transaction_timeout=0.3, max_transaction_timeout=60.0, session_timeout=0.3)
+QUICK = replace(BESIDE, session_timeout=0.3)
 
 ONE = Counter({b"v": 1})
 NONE: Counter[bytes | None] = Counter()
