@@ -18,6 +18,7 @@ from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, 
 from txnbuffer.client import handling
 from txnbuffer.client.plain_transaction import PlainTransaction
 from txnbuffer.client.records import Record
+from txnbuffer.client.threaded import AsyncReader
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, UnfitHandler
 
@@ -145,6 +146,26 @@ def test_what_is_aborted_for_ever_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
         assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
 
     monkeypatch.setattr(handling, "PAUSE", 0.0)
+    in_world(test)
+
+
+def test_an_error_is_told_however_long_it_takes_to_close_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = AsyncReader.close
+
+    async def slowly(reader: AsyncReader) -> None:
+        await asyncio.sleep(0.2)
+        await close(reader)
+
+    async def fails(txn: Transaction, record: Record) -> None:
+        raise KeyError
+
+    async def test(world: World) -> None:
+        client = await world.client()
+        await client.send_many("source", NUMBERS)
+        monkeypatch.setattr(AsyncReader, "close", slowly)
+        with pytest.raises(KeyError):
+            await client.process("source", "g", fails, idle_timeout=0.05)
+
     in_world(test)
 
 

@@ -174,7 +174,7 @@ class _Process:
             with self._working():
                 self._beginning.discard(share.partition)
                 reader = await self._client.reader(share.partition, start=self._start(share))
-            async with reader:
+            try:
                 wait = 0.0
                 while self._member.holds(share):
                     with self._working() if wait == 0.0 else nullcontext():
@@ -184,6 +184,9 @@ class _Process:
                             await handling.handle(records)
                     # What is there already is no idleness, however long it takes to get it.
                     wait = 0.0 if records is not None else min(WAIT, self._source.idle_timeout or WAIT)
+            finally:
+                with self._working():  # an error is on its way, maybe, which being idle would hide
+                    await reader.close()
         except PositionTrimmed as error:
             if share.end == EARLIEST:
                 raise
