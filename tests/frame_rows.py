@@ -26,6 +26,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import AlreadyCommitted, TransactionAborted
 from txnbuffer.frames import (
+    SESSION_VERSION,
     Abort,
     ClientFrame,
     Deletion,
@@ -98,7 +99,7 @@ def parts(draw: st.DrawFn) -> TakePart:
 
 client_frames = st.builds(
     ClientFrame,
-    hello=st.one_of(st.none(), st.builds(Hello, longs, words, tuples(txns))),
+    hello=st.one_of(st.none(), st.builds(Hello, st.just(SESSION_VERSION), words, tuples(txns))),
     registers=tuples(st.builds(NamedRequest, requests, words)),
     leases=tuples(st.builds(LeaseRequest, requests, longs)),
     open_names=tuples(st.builds(NamedRequest, requests, words)),

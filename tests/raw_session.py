@@ -10,7 +10,17 @@ import numpy as np
 
 from broker_io.batch import Batch, Blobs, Labels, Numbers
 from txnbuffer.coordinator.messages import Commit, Leased
-from txnbuffer.frames import ClientFrame, Failure, Hello, LeaseRequest, NamedRequest, Send, ServerFrame, Welcome
+from txnbuffer.frames import (
+    SESSION_VERSION,
+    ClientFrame,
+    Failure,
+    Hello,
+    LeaseRequest,
+    NamedRequest,
+    Send,
+    ServerFrame,
+    Welcome,
+)
 from txnbuffer.model import TxnId
 
 
@@ -47,7 +57,7 @@ class RawSession:
         self.credits = 0
 
     async def hello(self, session: str = "", claims: Sequence[TxnId] = ()) -> Welcome:
-        self.link.send(ClientFrame(hello=Hello(1, session, tuple(claims))))
+        self.link.send(ClientFrame(hello=Hello(SESSION_VERSION, session, tuple(claims))))
         await self.until(lambda: self.welcome is not None)
         assert self.welcome is not None
         self.session = self.welcome.session

@@ -25,12 +25,22 @@ def encode(parsed: Schema, record: Mapping[str, Any]) -> bytes:
 def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:
     """Read one record. Raises ValueError if the payload is not exactly one."""
     source = BytesIO(payload)
+    record = _read(parsed, source)
+    if source.tell() != len(payload):
+        raise ValueError(f"{len(payload) - source.tell()} bytes too many behind the Avro record")
+    return record
+
+
+def decode_first(parsed: Schema, payload: bytes) -> dict[str, Any]:
+    """The record that a payload begins with, whatever stands behind it. Raises ValueError."""
+    return _read(parsed, BytesIO(payload))
+
+
+def _read(parsed: Schema, source: BytesIO) -> dict[str, Any]:
     try:
         record = schemaless_reader(source, parsed, None)
     except Exception as error:  # the decoder raises whatever it stumbles over
         raise ValueError(f"no Avro record of this schema: {type(error).__name__} {error}".strip()) from None
-    if source.tell() != len(payload):
-        raise ValueError(f"{len(payload) - source.tell()} bytes too many behind the Avro record")
     if not isinstance(record, dict):
         raise ValueError("the schema is not one of a record")  # noqa: TRY004
     return record

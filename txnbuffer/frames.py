@@ -18,11 +18,11 @@ from typing import NamedTuple
 from broker_io.batch import Batch
 from txnbuffer.coordinator.messages import Begin, Commit, Result, TakePart
 from txnbuffer.coordinator.states import State
-from txnbuffer.errors import Error
+from txnbuffer.errors import Error, MalformedFrame
 from txnbuffer.model import TxnId
 
-SESSION_VERSION = 1
-"""Version of the session protocol; a service refuses a client of a newer one."""
+SESSION_VERSION = 2
+"""Version of the session protocol: client and service have to speak the same."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """No frame is longer; clients begin another one long before."""
@@ -31,6 +31,22 @@ FRAME_BYTES = 8 * 1024 * 1024
 """A frame takes no more sends once it has so many bytes of records."""
 SEND_BYTES = 4 * 1024 * 1024
 """So many bytes of records a send has at most, or one record."""
+
+
+class OtherVersion(MalformedFrame):
+    """A client and a service of other versions of the session protocol met; the message says who is to be upgraded."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+def check_version(version: int) -> None:
+    """Raises OtherVersion where a client speaks another version than this service."""
+    if version != SESSION_VERSION:
+        which = "service" if version > SESSION_VERSION else "client"
+        raise OtherVersion(
+            f"the client speaks version {version} of the session protocol, the service version {SESSION_VERSION}: "
+            f"upgrade the {which}"
+        )
 
 
 class Hello(NamedTuple):

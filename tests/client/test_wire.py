@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frame_rows import client_frames, plain_client, plain_server, server_frames
-from golden_files import committed
+from golden_files import GOLDEN, committed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +40,7 @@ from txnbuffer.frames import (
     IdBlock,
     LeaseRequest,
     NamedRequest,
+    OtherVersion,
     Query,
     Send,
     ServerFrame,
@@ -125,6 +126,17 @@ def test_golden_client_frames(name: str) -> None:
     stored = committed(f"session/client-{name}.bin", encode_client_frame(CLIENT[name]))
     assert plain_client(decode_client_frame(stored)) == plain_client(CLIENT[name])
     assert encode_client_frame(decode_client_frame(stored)) == stored
+
+
+def test_a_client_of_an_older_version_is_told_to_upgrade() -> None:
+    with pytest.raises(OtherVersion, match=r"client speaks version 1 .* service version 2: upgrade the client"):
+        decode_client_frame((GOLDEN / "session/client-version-1.bin").read_bytes())
+
+
+def test_of_a_newer_version_nothing_is_read_but_that() -> None:
+    newer = b"\x02" + b"\x06" + b"whatever stands behind it then"
+    with pytest.raises(OtherVersion, match=r"client speaks version 3 .* service version 2: upgrade the service"):
+        decode_client_frame(len(newer).to_bytes(4, "little") + newer)
 
 
 @pytest.mark.parametrize("name", SERVER)

@@ -24,7 +24,7 @@ from txnbuffer.errors import (
     TransactionAborted,
     UnknownSession,
 )
-from txnbuffer.frames import ClientFrame, Deletion, Hello, LeaseRequest, NamedRequest, Query
+from txnbuffer.frames import SESSION_VERSION, ClientFrame, Deletion, Hello, LeaseRequest, NamedRequest, Query
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service import appends
 from txnbuffer.service import engine as engine_module
@@ -176,9 +176,10 @@ async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
     ("frame", "message"),
     [
         (ClientFrame(leases=(LeaseRequest(1, 1),)), "begins with hello"),
-        (ClientFrame(hello=Hello(99, "")), "newer than"),
-        (ClientFrame(hello=Hello(1, "no good")), "letters and digits"),
-        (ClientFrame(hello=Hello(1, "x" * 65)), "letters and digits"),
+        (ClientFrame(hello=Hello(1, "")), "upgrade the client"),
+        (ClientFrame(hello=Hello(99, "")), "upgrade the service"),
+        (ClientFrame(hello=Hello(SESSION_VERSION, "no good")), "letters and digits"),
+        (ClientFrame(hello=Hello(SESSION_VERSION, "x" * 65)), "letters and digits"),
     ],
 )
 @on_a_loop
@@ -196,7 +197,7 @@ async def test_a_connection_that_begins_wrongly_ends_with_one_clear_error(frame,
 async def test_hello_twice_ends_the_connection():
     async with engine_on(MemoryBroker()) as engine:
         session, _ = await session_on(engine)
-        session.link.send(ClientFrame(hello=Hello(1, "")))
+        session.link.send(ClientFrame(hello=Hello(SESSION_VERSION, "")))
         with pytest.raises(EOFError):
             await session.until(lambda: False)
         assert "hello was said before" in str(session.goodbye)

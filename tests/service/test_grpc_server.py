@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from golden_files import GOLDEN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_session import OverGrpc, RawSession, transactional
 from service_setup import engine_on, eventually, on_a_loop, visible
@@ -18,9 +19,11 @@ from service_setup import engine_on, eventually, on_a_loop, visible
 from broker_io.batch import Batch, Message
 from broker_io.errors import EnvironmentFault, InvalidAddress
 from broker_io.memory import MemoryBroker
+from txnbuffer import connect
 from txnbuffer.cli.asking import Service, ask
+from txnbuffer.client import core
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
-from txnbuffer.frames import ClientFrame, Hello
+from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, OtherVersion
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service import engine as engine_module
 from txnbuffer.service import grpc_server
@@ -71,7 +74,7 @@ async def test_a_session_over_a_socket():
 async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data):
     async with served() as (_, server):
         other, ids = await session_at(server, "a")
-        for prelude in ([], [ClientFrame(hello=Hello(1, ""))]):
+        for prelude in ([], [ClientFrame(hello=Hello(SESSION_VERSION, ""))]):
             session = RawSession(OverGrpc(server.port))
             for frame in prelude:
                 session.link.send(frame)
@@ -82,6 +85,33 @@ async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data)
             await session.link.cut()
         assert await other.write(("a", transactional(ids[:1]))) == []
         await other.link.cut()
+
+
+@pytest.mark.parametrize(
+    ("data", "upgrade"),
+    [
+        ((GOLDEN / "session/client-version-1.bin").read_bytes(), "upgrade the client"),
+        (b"\3\0\0\0\x02\x06?", "upgrade the service"),
+    ],
+)
+@on_a_loop
+async def test_a_client_of_another_version_is_told_so_by_the_status_of_its_call(data, upgrade):
+    async with served() as (_, server):
+        session = RawSession(OverGrpc(server.port))
+        session.link.send_bytes(data)
+        with pytest.raises(EOFError):
+            await session.until(lambda: False)
+        assert session.link.status.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert upgrade in session.link.status.details()
+        await session.link.cut()
+
+
+@on_a_loop
+async def test_a_client_gives_up_at_once_where_the_service_is_of_another_version(monkeypatch):
+    async with served() as (_, server):
+        monkeypatch.setattr(core, "SESSION_VERSION", SESSION_VERSION + 1)
+        with pytest.raises(OtherVersion, match=f"127.0.0.1:{server.port} refuses this client: .* upgrade the service"):
+            await connect(f"txnbuf://127.0.0.1:{server.port}", patience=10_000)
 
 
 @on_a_loop

@@ -8,7 +8,7 @@ from broker_io.errors import MessageTooLarge
 from txnbuffer.client import forking
 from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import Error, ServiceUnavailable
-from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, ServerFrame
+from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, OtherVersion, ServerFrame
 from txnbuffer.service.names import LOG_KEY
 from txnbuffer.wire import decode_server_frame, encode_client_frame
 
@@ -81,6 +81,8 @@ class GrpcLink:
         if exhausted and TOO_LONG in details:
             # It would be sent again over every other connection, and refused there too.
             return MessageTooLarge(f"{self._target} takes no frame of that length ({details}): send less at once")
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            return OtherVersion(f"{self._target} refuses this client: {details}")
         return ServiceUnavailable(f"the connection to {self._target} broke ({details})")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from broker_io.errors import EnvironmentFault, Error
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
-from txnbuffer.frames import FRAME_BYTES, SEND_BYTES
+from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, OtherVersion
 from txnbuffer.service.admin import QUESTIONS, Admin
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
@@ -167,6 +167,8 @@ class GrpcServer:
                 await context.write(encode_server_frame(frame))
             # A stream that ends while the client writes to it would fail there instead of ending.
             await asyncio.wait([reading], timeout=LAST_WORDS)
+            if reading.done() and (other := reading.result()) is not None:
+                await _refuse(context, other)
         finally:
             reading.cancel()
             connection.lost()
@@ -179,16 +181,22 @@ class GrpcServer:
                     raise ServiceUnavailable(f"nothing is served yet: {self.waits_for}")
                 return json.dumps(await method(_question(request))).encode()
             except Error as error:
-                import grpc
-
-                context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
-                await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+                await _refuse(context, error)
                 raise
 
         return answer
 
 
-async def _read(context: Any, connection: Connection) -> None:
+async def _refuse(context: Any, error: Error) -> None:
+    """End a call by an error that goes as its status."""
+    import grpc
+
+    context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
+    await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+
+
+async def _read(context: Any, connection: Connection) -> OtherVersion | None:
+    """Hand on what comes; the end is an error for who may not be able to read a frame of ours."""
     import grpc
 
     while True:
@@ -196,9 +204,12 @@ async def _read(context: Any, connection: Connection) -> None:
         data = await context.read()
         if data is grpc.aio.EOF:
             connection.lost()
-            return
+            return None
         try:
             connection.receive(decode_client_frame(data))
+        except OtherVersion as error:
+            connection.lost()
+            return error
         except Error as error:
             connection.close(error)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, TopicNotMade, UnknownSession
-from txnbuffer.frames import SESSION_VERSION, ClientFrame, Deletion, Hello, NamedRequest, Send
+from txnbuffer.frames import ClientFrame, Deletion, Hello, NamedRequest, Send, check_version
 from txnbuffer.model import TxnId
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.connection import Connection
@@ -95,10 +95,7 @@ class Intake:
     def _hello(self, connection: Connection, hello: Hello, now: float) -> None:
         if self.draining:
             raise CoordinatorStopped("the service is about to stop: connect again later")
-        if hello.version > SESSION_VERSION:
-            raise InvalidRequest(
-                f"session protocol {hello.version} is newer than {SESSION_VERSION}: upgrade the service"
-            )
+        check_version(hello.version)
         if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
             raise InvalidRequest("a session's id is what the service gave: letters and digits")
         name = hello.session or secrets.token_hex(16)

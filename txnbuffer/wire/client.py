@@ -4,7 +4,8 @@ The control record has these fields; a topic is a row of the table `topics`, a t
 halves `…_most` and `…_least`, where one `most` may stand for all rows; a column that would say the
 default in every row may be empty.
 
-    hello            null, or version, session, and the open transactions most[], least[]
+    hello            null, or version, session, and the open transactions most[], least[]; the version stands
+                     there in all versions, see `txnbuffer.wire.version`
     topics           names that the rest of the frame uses
     register_*       request, name: topics to register
     lease_*          request, size
@@ -54,6 +55,7 @@ from txnbuffer.wire.parts import (
     txn_columns,
     txns_of,
 )
+from txnbuffer.wire.version import check_hello
 
 _ID = record("Id", [("most", "long"), ("least", "long")])
 _NAMING = record("Naming", [("name", "string"), ("number", "long"), ("opening", "long")])
@@ -226,8 +228,12 @@ def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
 
 
 def decode_client_frame(frame: bytes) -> ClientFrame:
-    """The frame of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release."""
+    """The frame of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release.
+
+    Of another version than ours nothing is read but that: OtherVersion.
+    """
     try:
+        check_hello(frame)
         control, at = split(_SCHEMA, frame)
         topics = control["topics"]
         return ClientFrame(

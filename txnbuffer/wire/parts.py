@@ -39,15 +39,21 @@ def join(schema: avro.Schema, control: Fields, blocks: Sequence[bytes]) -> bytes
     return b"".join([_LENGTH.pack(len(head)), head, *blocks])
 
 
-def split(schema: avro.Schema, frame: bytes) -> tuple[Fields, int]:
-    """The control record of a frame, and where its blocks begin. Raises ValueError."""
+def control_of(frame: bytes) -> bytes:
+    """The control record of a frame. Raises ValueError."""
     if not _LENGTH.size <= len(frame) <= MAX_FRAME_BYTES:
         raise ValueError(f"it has {len(frame)} bytes")
     (size,) = _LENGTH.unpack_from(frame)
     end = _LENGTH.size + size
     if end > len(frame):
         raise ValueError(f"its control record of {size} bytes is cut off")
-    return avro.decode(schema, frame[_LENGTH.size : end]), end
+    return frame[_LENGTH.size : end]
+
+
+def split(schema: avro.Schema, frame: bytes) -> tuple[Fields, int]:
+    """The control record of a frame, decoded, and where its blocks begin. Raises ValueError."""
+    control = control_of(frame)
+    return avro.decode(schema, control), _LENGTH.size + len(control)
 
 
 def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
