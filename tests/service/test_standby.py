@@ -170,6 +170,49 @@ def test_the_end_itself_may_be_compacted_away(cluster):
     log.close()
 
 
+class CutShort:
+    """A compacted reader of a broker that has just come back: so many messages, and then silence."""
+
+    def __init__(self, reader, left):
+        self._reader, self._left = reader, left
+
+    def read(self, *, limit=65_536, timeout=0.0):
+        placed = self._reader.read(limit=min(limit, self._left)) if self._left else None
+        self._left -= 0 if placed is None else len(placed.positions)
+        return placed
+
+    def close(self):
+        self._reader.close()
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("given", [0, 1, 3])
+def test_a_silence_that_was_taken_for_the_end_is_found_out(cluster, monkeypatch, given, compacted):
+    """Else what is decided without a marker yet would be aborted by the next owner."""
+    cluster.create_topic(TOPIC)
+    leases = [encode(Lease(first, 100, "s", 0)) for first in (1, 101)]
+    with cluster.writer(TOPIC) as writer:
+        writer.append(Batch.of([encode(Owner(1, "a")), *leases, tombstone("lease-7")])).result()
+        if not compacted:
+            writer.append(Batch.of([encode(Owner(5, "b"))])).result()
+        opened, cut = cluster.reader, [given, 0]
+
+        def reader(topic, start=EARLIEST, **options):
+            made = opened(topic, start, **options)
+            return CutShort(made, cut.pop(0)) if options.get("compacted") and cut else made
+
+        if compacted:
+            cluster.compact(TOPIC)
+        monkeypatch.setattr(cluster, "reader", reader)
+        log = DecisionLog(cluster)
+        assert len(log.history.leases) == max(given - 1, 0)
+        own = writer.append(Batch.of([encode(Owner(2, "own"))])).result().first
+        highest = log.read_to(own)
+        assert (given == 3 and compacted) or highest == (1 if compacted else 5)
+        assert sorted(log.history.leases) == [1, 101]
+        log.close()
+
+
 def test_owners_are_found_among_other_entries(cluster):
     cluster.create_topic(TOPIC)
     with cluster.writer(TOPIC) as writer, cluster.reader(TOPIC, EARLIEST) as reader:
