@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,3 +79,31 @@ async def test_a_stream_whose_token_could_not_be_kept_goes_on_once_it_can(tmp_pa
             seqnos += [row.seqno for row in item]
     assert seqnos == [1, 2, 3, 4, 5, 6]
     assert ResumeToken.parse(store.load("t")).seqno == 6
+
+
+@on_a_loop
+async def test_who_has_no_time_for_a_store_that_does_not_answer_leaves_it_to_the_next():
+    broker, answering = MemoryBroker(), threading.Event()
+
+    class Slow:
+        def load(self, topic):
+            answering.wait(120.0)
+
+        def save(self, topic, token):
+            pass
+
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"k": "x"})
+        stream = client.stream("t", to="now", store=Slow(), cursor="c")
+        try:
+            with pytest.raises(TimeoutError):
+                await stream.next(timeout=0.0)
+            with pytest.raises(TimeoutError):
+                await stream.next(timeout=0.01)
+            assert not answering.is_set()
+        finally:
+            answering.set()
+        seqnos = []
+        while (item := await stream.next(timeout=120.0)) is not None:
+            seqnos += [row.seqno for row in item]
+    assert seqnos == [1]

@@ -144,17 +144,21 @@ class ChangeStream(ClosedOnExit):
 
         Tasks that ask at the same time take turns.
         """
-        async with asyncio.timeout(timeout):
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        async with asyncio.timeout_at(deadline):
             await self._turn.acquire()
         try:
-            return await self._next(timeout)
+            return await self._next(deadline)
         finally:
             self._turn.release()
 
-    async def _next(self, timeout: float | None) -> ChangeBatch | Rollback | None:
+    async def _next(self, deadline: float | None) -> ChangeBatch | Rollback | None:
+        if not self._handle and not self._closed:
+            async with asyncio.timeout_at(deadline):
+                await self._open()
         async with self._settling:
             await self._settle()
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout_at(deadline):
             while not self._waiting and not self._closed:
                 if self._ended is not None:
                     if self._ended.error is not None:
@@ -211,14 +215,17 @@ class ChangeStream(ClosedOnExit):
             *(*place, counts["stored"], self._high, max(self._high - place[0], 0)),
         )
 
-    async def _settle(self) -> None:
-        """Open the stream the first time; later, what was handed out is done with."""
-        if not self._handle and not self._closed:
-            stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
-            if self._hold is not None:
-                await self._hold.begin(self._from if stored is None else stored)
+    async def _open(self) -> None:
+        """The first time; whoever has no time for it leaves it to the next."""
+        stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
+        if self._hold is not None:
+            await self._hold.begin(self._from if stored is None else stored)
+        if not self._closed:
             self._handle = self._begin(stored)
             self._streaming.add(self._handle, self)
+
+    async def _settle(self) -> None:
+        """What was handed out is done with."""
         given = self._given
         if isinstance(given, Rollback):
             await self.rolled_back(given.seqno)
