@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -19,8 +20,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from broker_io.batch import Message
+from broker_io.batch import NO_TIME, Batch, Message, PlacedBatch
 from broker_io.errors import CallerError
+from broker_io.position import Positions
+from txnbuffer.pipeline.arrow import record_batch, schema_of
+from txnbuffer.pipeline.reading import Rows
 from txnbuffer.pipeline.spark.records import batches_of, check_schema
 from txnbuffer.pipeline.write_options import TRANSACTION_TIMEOUT, WriteOptions
 
@@ -73,6 +77,20 @@ def test_rows_become_the_records_that_they_say(rows: list[dict[str, Any]], skipp
     for row in rows[skipped:]:
         expected.setdefault(row["topic"], []).append(record(row))
     assert found == expected
+
+
+def test_the_first_millisecond_is_no_event_time() -> None:
+    """As on Pulsar; an export, which reads what is written, has null, and an audit takes both for the same."""
+    times = pa.array([0, 999, 1000, None, 1999], TYPES["event_time"][0])
+    ((topic, records),) = batches_of(
+        pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 5), "event_time": times}), "t"
+    )
+    assert [message.event_time for message in records] == [NO_TIME, NO_TIME, 1, NO_TIME, 1]
+    for written in (records, Batch(records.keys, records.values)):
+        placed = PlacedBatch(Positions.run(1, 0, 5), np.ones(5, np.int64), written)
+        rows = record_batch(Rows(topic, placed, None, None, None), schema_of(("event_time",)))
+        expected = [None, None, 1000, None, 1000] if written is records else [None] * 5
+        assert rows["event_time"].cast("int64").to_pylist() == expected
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
