@@ -82,7 +82,10 @@ class RemoteBroker:
     def ledgers(self, topic: str) -> list[Ledger]:
         numbers = iter(self._ask("Ledgers", topic).numbers)
         rows = zip(numbers, numbers, numbers, numbers, strict=True)
-        return [Ledger(ledger, entries, size, bool(closed)) for ledger, entries, size, closed in rows]
+        return [
+            Ledger(ledger, entries, size, closed=bool(state & 1), lasting=not state & 2)
+            for ledger, entries, size, state in rows
+        ]
 
     def first_position(self, topic: str) -> Position | None:
         return _position(self._ask("FirstPosition", topic))

@@ -9,7 +9,7 @@ Methods with one request and one reply. A request has `topic` and `number`, a re
     Topics                       texts: the names
     CreateTopic, DeleteTopic
     Incarnation                  texts: the one
-    Ledgers                      numbers: ledger, entries, bytes, and 1 if closed, for one ledger after the other
+    Ledgers                      numbers: ledger, entries, bytes, and 1 if closed plus 2 if not lasting of each
     FirstPosition, LastPosition  numbers: ledger, entry, batch; none for no position
     PositionAt                   number: time in milliseconds; numbers as before
     Roll, Compact

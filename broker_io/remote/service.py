@@ -244,8 +244,10 @@ def _position(position: Position | None) -> Reply:
 
 
 def _ledgers(broker: Broker, request: Request) -> Reply:
-    ledgers = broker.ledgers(request.topic)
-    return Reply((), [number for row in ledgers for number in (row.ledger, row.entries, row.bytes, int(row.closed))])
+    numbers: list[int] = []
+    for row in broker.ledgers(request.topic):
+        numbers += (row.ledger, row.entries, row.bytes, row.closed + 2 * (not row.lasting))
+    return Reply((), numbers)
 
 
 QUESTIONS: dict[str, Callable[[Broker, Request], Reply]] = {

@@ -29,6 +29,7 @@ from broker_io.errors import (
     TopicNotFound,
 )
 from broker_io.memory import MemoryBroker
+from broker_io.port import Ledger
 from broker_io.position import LATEST
 from broker_io.remote.broker import RemoteBroker
 from broker_io.testing.contract.base import (
@@ -291,6 +292,23 @@ def test_a_cancelled_future_harms_nobody(place: Place, remote: RemoteBroker) -> 
         place.broker.faults.release()
         assert len(second.result(PATIENCE_SECONDS)) == 1
         assert len(put(writer, numbered(1, 2))) == 1
+
+
+# --- what is told of a log ---
+
+
+class Emptied(MemoryBroker):
+    """Has ledgers of every kind."""
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        kinds = [(closed, lasting) for closed in (False, True) for lasting in (False, True)]
+        return [Ledger(number, 0, 7, closed, lasting) for number, (closed, lasting) in enumerate(kinds)]
+
+
+def test_ledgers_are_told_as_they_are() -> None:
+    log = Emptied()
+    with LogServer(log) as server, open_broker(server.address) as remote:
+        assert remote.ledgers(TOPIC) == log.ledgers(TOPIC)
 
 
 # --- errors ---

@@ -154,7 +154,8 @@ class TopicView:
 
     def _extents(self) -> tuple[Extent, ...]:
         return tuple(
-            Extent(ledger.ledger, ledger.entries, ledger.bytes) for ledger in self._broker.ledgers(self._topic)
+            Extent(ledger.ledger, ledger.entries, ledger.bytes, ledger.lasting)
+            for ledger in self._broker.ledgers(self._topic)
         )
 
     def close(self) -> None:

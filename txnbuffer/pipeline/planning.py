@@ -97,11 +97,11 @@ def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_los
 
 
 def begun_at(fixed: Fixed, at: Position) -> Position:
-    """A place, or where the log begins if that is behind it; not while nothing stands there.
+    """A place, or where the log begins if that is behind it: whoever waits there is told of what is gone by then.
 
-    An empty ledger gives place to another one without a word: whoever names it waits at a place that is gone.
+    Not at an empty ledger that may give place to another one without a word.
     """
-    return max(at, fixed.origin) if any(extent.entries for extent in fixed.extents) else at
+    return max(at, fixed.origin) if any(extent.lasting for extent in fixed.extents) else at
 
 
 def check_still_there(broker: Broker, fixed: Fixed, start: Position) -> None:

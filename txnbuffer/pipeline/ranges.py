@@ -18,11 +18,15 @@ from broker_io.position import EARLIEST, NO_INDEX, Position
 
 
 class Extent(NamedTuple):
-    """A ledger of a log: its number, how many entries it has, and its bytes in storage."""
+    """A ledger of a log: its number, how many entries it has, and its bytes in storage.
+
+    One that is not `lasting` is empty, and may give place to another.
+    """
 
     ledger: int
     entries: int
     bytes: int
+    lasting: bool = True
 
 
 class Anchor(NamedTuple):
@@ -135,7 +139,7 @@ class _Log(NamedTuple):
         pieces: list[_Piece] = []
         before = 0
         top = stop.entry + (stop.batch > NO_INDEX)
-        for ledger, entries, size in extents:
+        for ledger, entries, size, _ in extents:
             if not first.ledger <= ledger <= stop.ledger:
                 continue
             # The extent of a ledger that still grows may be older than what is known of its records.

@@ -1,0 +1,100 @@
+"""Streaming queries without Spark, on a log in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pipeline_world import Row, rows_of_batch
+
+from broker_io.environment import Clock, SystemClock
+from broker_io.memory import MemoryBroker
+from snapshots.keeper import BufferKeeper
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.spark import stream, tasks
+from txnbuffer.pipeline.spark.stream import StreamReader
+
+
+class Kept:
+    """A broker that readers can't close."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@contextmanager
+def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, BufferKeeper]]:
+    """A log in memory, which stream readers take for the one in files that they are told of."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        MemoryBroker(clock=clock) as broker,
+        BufferKeeper(broker, part_size=2) as keeper,
+    ):
+        keeper.recover()
+        for module in (stream, tasks):
+            patch.setattr(module, "open_for_reading", lambda options: Kept(broker))
+        yield broker, keeper
+
+
+class SetClock(SystemClock):
+    """Tells the time that a test sets."""
+
+    seconds = 1_700_000_000
+
+    def now_ms(self) -> int:
+        return self.seconds * 1000
+
+
+class Query:
+    """A streaming query without Spark: plans micro-batches, reads them, keeps its offset as JSON."""
+
+    def __init__(self, **options: str) -> None:
+        chosen = {} if "topics" in options else {"pattern": ".*"}
+        self.options = ReadOptions.of({"broker": "file:log", "partition_bytes": "300", **chosen, **options})
+        self.reader = StreamReader(self.options)
+        self.offset = through_json(self.reader.initialOffset())
+        self.rows: list[Row] = []
+
+    def restart(self) -> None:
+        self.reader.stop()
+        self.reader = StreamReader(self.options)
+
+    def trigger(self, limit: Any = None) -> bool:
+        """One micro-batch; whether there was anything to do."""
+        end = through_json(self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit()))
+        if end == self.offset:
+            return False
+        self.rows += self.read(self.offset, end)
+        self.offset = end
+        return True
+
+    def read(self, start: Any, end: Any) -> list[Row]:
+        rows = []
+        for task in self.reader.partitions(start, end):
+            for batch in self.reader.read(task):
+                rows += rows_of_batch(batch)
+        return rows
+
+    def run_out(self) -> None:
+        self.reader.prepareForTriggerAvailableNow()
+        for _ in range(1000):
+            if not self.trigger():
+                return
+        raise AssertionError("the query does not come to its end")
+
+
+def through_json(offset: Any) -> Any:
+    return json.loads(json.dumps(offset))
