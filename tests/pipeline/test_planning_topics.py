@@ -15,10 +15,11 @@ from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.fixing import Fixed, fix_all
+from txnbuffer.pipeline.jobs.running import places
 from txnbuffer.pipeline.losses import end_of_log
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import plan
-from txnbuffer.pipeline.ranges import Cut
+from txnbuffer.pipeline.ranges import Cut, behind
 from txnbuffer.pipeline.spark import stream
 from txnbuffer.pipeline.spark.stream import StreamReader
 
@@ -80,6 +81,13 @@ def test_a_position_that_the_log_has_not_come_to_is_told_apart_from_a_time(broke
     end = end_of_log(broker, TOPICS[0])
     for more in ({"start": "12:30", "fail_on_data_loss": "false"}, {"start": json.dumps({"orders-0": str(end)})}):
         assert "orders-0" not in {one.topic for task in plan(broker, options(**more)).tasks for one in task}
+
+
+def test_of_a_topic_that_was_empty_nothing_stands_below_the_place_up_to_which_it_was_read(broker: Watched) -> None:
+    """An audit reads no further than an export went that found the topic empty."""
+    ends = places({TOPICS[0]: behind(None), TOPICS[-1]: behind(None)})
+    read = {one.topic for task in plan(broker, options(end=ends)).tasks for one in task}
+    assert read == {*TOPICS[1:-1]}
 
 
 def test_topics_that_are_fixed_together_are_each_judged_by_its_own_snapshot(broker: Watched) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker_io import is_cluster
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.model import EARLIEST, Position
+from txnbuffer.model import Position
 from txnbuffer.pipeline.digests import Tally, added, cut_points
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, Run
 from txnbuffer.pipeline.jobs.latest import latest
@@ -256,7 +256,7 @@ def _sides(
 
     reached = run.offset.topics
     columns = (*COLUMNS, *(name for name in MORE if name in run.columns))
-    ends = places({topic: reached[topic].at for topic in origins if reached[topic].at > EARLIEST})
+    ends = places({topic: reached[topic].at for topic in origins})
     first_ever = 0 if is_cluster(options["broker"]) else FIRST_LEDGER
     table = directory.frame(spark, run)
     table = table.where(~f.coalesce(table["topic"].isin(sorted(reached.keys() - origins.keys())), f.lit(False)))
