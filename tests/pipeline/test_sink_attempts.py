@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from service_process import ServiceProcess, kept_port
 
 from txnbuffer import connect
-from txnbuffer.errors import ProducerFenced, TransactionAborted
+from txnbuffer.errors import InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.pipeline.spark.sink import BatchWriter, Written, abort_messages, commit_messages, write_share
 from txnbuffer.pipeline.write_options import WriteOptions
 
@@ -73,9 +73,23 @@ def test_of_two_drivers_one_commits_and_the_other_goes_on(address: str) -> None:
     zombie, other = ([write_share(sink, "twice", 1, rows("a"))] for _ in range(2))
     commit_messages(sink, other)
     commit_messages(sink, zombie)
-    commit_messages(sink, [write_share(sink, "twice", 2, rows("b"))])
-    commit_messages(sink, zombie)
-    assert read(address, "twice") == [b"a", b"b"]
+    assert read(address, "twice") == [b"a"]
+
+
+def test_numbers_below_the_last_one_are_refused(address: str) -> None:
+    """Nobody can tell whether they were ever written, and what is not written must not pass for done."""
+    sink = options(address, "below")
+    overtaken, lost = ([write_share(sink, "below", number, rows(text))] for number, text in ((2, "a"), (1, "lost")))
+    commit_messages(sink, overtaken)
+    commit_messages(sink, [write_share(sink, "below", 3, rows("b"))])
+    for number in (1, 2):
+        with pytest.raises(InvalidRequest, match=f"number {number} of 'below@below' is below 3, the last one"):
+            write_share(sink, "below", number, rows("lost"))
+    for behind in (lost, overtaken):
+        with pytest.raises(InvalidRequest, match=r"is below 3, the last one committed"):
+            commit_messages(sink, behind)
+    assert write_share(sink, "below", 3, rows("b")).committed
+    assert read(address, "below") == [b"a", b"b"]
 
 
 def test_what_is_committed_to_one_topic_is_not_done_for_another(address: str) -> None:

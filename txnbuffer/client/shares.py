@@ -123,14 +123,16 @@ async def commit_shares(client: Client, name: str, number: int, shares: Sequence
     """Commit a number of a producer with these shares; False: it was committed before, by whatever shares.
 
     Waits until it is visible on all topics, two minutes at most. Raises TransactionAborted, after which nothing of
-    it is visible, ProducerFenced, OutcomeUnknown.
+    it is visible, ProducerFenced, OutcomeUnknown, AlreadyCommitted if the last number is a higher one.
     """
     txn = client.transaction(name=name, number=number)
     try:
         await txn.begin()
         with contextlib.suppress(NotVisible):  # of a commit that stands
             await txn.commit(wait_visible=True, winners=shares)
-    except AlreadyCommitted:
+    except AlreadyCommitted as done:
+        if done.last > number:
+            raise
         return False
     except Error:
         if txn.begun and not txn.over:

@@ -113,7 +113,8 @@ def write_share(options: WriteOptions, name: str, number: int, rows: Iterator[pa
         share = Share(client.client, name, number, options.timeout)
         try:
             client.call(share.begin)
-        except AlreadyCommitted:
+        except AlreadyCommitted as done:
+            _check_again(done)
             for _ in filled:  # a task reads all that it is given
                 pass
             return Written(name, number, None, committed=True)
@@ -145,6 +146,8 @@ def commit_messages(options: WriteOptions, messages: Sequence[WriterCommitMessag
                 raise InvalidRequest(
                     f"the producer {name!r} was deleted while its number {number} was written: try again"
                 )
+        except AlreadyCommitted as done:
+            _check_again(done)
         except TransactionAborted as error:
             raise _advised(options, error) from error
 
@@ -172,6 +175,16 @@ def _check(options: WriteOptions, schema: StructType, *, overwrite: bool) -> Non
     if overwrite:
         raise InvalidRequest("what stands in a topic can't be overwritten: write with mode append")
     check_schema(schema, options.topic)
+
+
+def _check_again(done: AlreadyCommitted) -> None:
+    """See that a committed number is the last one, the only one that is ever written again. Raises InvalidRequest."""
+    if done.number < done.last:
+        raise InvalidRequest(
+            f"number {done.number} of {done.name!r} is below {done.last}, the last one committed, so nobody can tell "
+            f"whether it was ever written, and nothing of it was written now: numbers of a name grow, and an older or "
+            f"new checkpoint needs a name of its own"
+        ) from None
 
 
 def _advised(options: WriteOptions, error: TransactionAborted) -> TransactionAborted:
