@@ -9,14 +9,15 @@ those of `txnbuffer.protocol`. The records stand at `(ledger, entry, 0 ... n - 1
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Labels, Message, PlacedBatch, PropertyColumn
-from broker_io.block import BadBlock, encode_block, open_block, parse_header
+from broker_io.block import HEADER_BYTES, BadBlock, encode_block, open_block, parse_header
 from broker_io.gather import check_columns, decode_blocks
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.columns import fitted, ids, number, numbers, present
@@ -31,6 +32,8 @@ SET_ROOM = 512
 PROPERTY_ROOM = 32
 """The most that each property takes there besides its name and text."""
 MOST_BYTES = 64 * 1024 * 1024
+TOGETHER, TOGETHER_BYTES = 65_536, 32 * 1024 * 1024
+"""Sets are unpacked together until they have so many records, or bytes; a single one may have more."""
 
 
 class Stretch(NamedTuple):
@@ -119,13 +122,35 @@ def expand(placed: PlacedBatch) -> PlacedBatch:
     return PlacedBatch(positions, times, Batch.concat([piece.messages for piece in pieces]))
 
 
+def pieces(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:
+    """The same messages in order, in pieces of at most `limit` records that can be unpacked together."""
+    while len(placed):
+        count = rows_within(placed, limit)
+        yield placed.take(slice(count))
+        placed = placed.take(slice(count, None))
+
+
 def rows_within(placed: PlacedBatch, limit: int) -> int:
-    """How many of the messages, from the first, hold at most `limit` records in all; one at least."""
+    """How many of the messages, from the first, can be unpacked together, to at most `limit` records; one at least."""
     properties = placed.messages.properties
     if RECORDS not in properties:
         return min(len(placed), limit)
     sizes = np.maximum(numbers(properties[RECORDS], len(placed), MAX_SET_RECORDS), 1)
-    return min(max(int(np.searchsorted(np.cumsum(sizes), limit, side="right")), 1), len(placed))
+    count = min(max(int(np.searchsorted(np.cumsum(sizes), limit, side="right")), 1), len(placed))
+    return _rows_within_bytes(placed.take(slice(count)))
+
+
+def _rows_within_bytes(placed: PlacedBatch) -> int:
+    """Compressed sets may hold thousands of times the bytes that were read."""
+    values = placed.messages.values
+    size = 0
+    for row in set_rows(placed).tolist():
+        with contextlib.suppress(BadBlock):  # which unpacking tells
+            header = parse_header(bytes(values.data[(at := int(values.offsets[row])) : at + HEADER_BYTES]))
+            size += int(header.keys_raw + header.values_raw)
+        if size > TOGETHER_BYTES:
+            return max(int(row), 1)
+    return len(placed)
 
 
 def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:

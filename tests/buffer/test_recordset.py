@@ -12,12 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Message
+from broker_io.block import parse_header
 from broker_io.position import Position
+from txnbuffer import recordset
 from txnbuffer.buffer import TransactionBuffer, visible_counts, visible_mask
 from txnbuffer.errors import UndecodableRecordSet
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker
-from txnbuffer.recordset import MOST_BYTES, SET_ROOM, Stretch, expand, pack, pack_all, rows_within, set_rows, unpack
+from txnbuffer.recordset import (
+    MOST_BYTES,
+    SET_ROOM,
+    Stretch,
+    expand,
+    pack,
+    pack_all,
+    pieces,
+    rows_within,
+    set_rows,
+    unpack,
+)
 
 X, Y = TxnId(0, 1), TxnId(0, 2)
 THREE = [Message(b"a", b"1", {"colour": "red"}), Message(b"b", None), Message(None, b"3", {}, 77)]
@@ -170,6 +183,40 @@ def test_rows_within_a_limit_of_records(sizes: list[int | None], limit: int) -> 
     totals = [sum(size or 1 for size in sizes[:end]) for end in range(len(sizes) + 1)]
     fitting = [end for end in range(len(sizes) + 1) if totals[end] <= limit]
     assert count == min(max(*fitting, 0, 1), len(sizes))
+
+
+@given(st.lists(st.none() | st.integers(0, 3000), max_size=8), st.integers(1, 4), st.booleans())
+def test_rows_are_unpacked_together_until_they_have_many_bytes(
+    sizes: list[int | None], limit: int, compress: bool
+) -> None:
+    """However few bytes the sets themselves have."""
+    rows = [
+        record(None) if size is None else pack(Batch.of([Message(None, bytes(size))]), compress=compress)
+        for size in sizes
+    ]
+    batch = place(rows, [Position(1, entry) for entry in range(len(rows))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordset, "TOGETHER_BYTES", 4096)
+        found = [*pieces(batch, limit)]
+    assert [position for piece in found for position in piece.positions] == [*batch.positions]
+    raw = [0 if size is None else bytes_unpacked(row) for size, row in zip(sizes, rows, strict=True)]
+    for piece in found:
+        start = piece.positions.first.entry
+        fitting = [
+            end for end in range(start + 1, len(rows) + 1) if sum(raw[start:end]) <= 4096 and end - start <= limit
+        ]
+        assert len(piece) == max(fitting, default=start + 1) - start
+
+
+def bytes_unpacked(message: Message) -> int:
+    header = parse_header(message.value or b"")
+    return header.keys_raw + header.values_raw
+
+
+def test_a_set_without_a_sound_header_is_told_when_it_is_unpacked() -> None:
+    broken = pack(Batch.of(THREE))._replace(value=b"junk")
+    batch = place([broken, pack(Batch.of(THREE))], [Position(4, 7), Position(4, 8)])
+    assert rows_within(batch, 10) == 2
 
 
 def test_a_set_that_would_fill_the_memory_is_refused() -> None:

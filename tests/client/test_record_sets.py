@@ -160,7 +160,7 @@ def test_a_set_stays_under_the_limit_and_one_record_may_be_large() -> None:
 
 
 def test_who_waits_for_nobody_sees_a_log_of_large_sets_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncommitted, "UNPACKED", 25)
+    monkeypatch.setattr(uncommitted, "TOGETHER", 25)
 
     async def test(world: DirectWorld) -> None:
         client = await world.client()

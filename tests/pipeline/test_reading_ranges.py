@@ -18,6 +18,7 @@ from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from snapshots.keeper import BufferKeeper
 from snapshots.loading import Loaded, Snapshots, load
+from txnbuffer import recordset
 from txnbuffer.errors import LogShortened
 from txnbuffer.model import Position
 from txnbuffer.pipeline import reading
@@ -46,9 +47,14 @@ def cuts() -> st.SearchStrategy[int]:
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), target=cuts(), numbered=st.booleans())
-def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: bool) -> None:
-    with MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
+@given(seed=st.integers(0, 2**32), target=cuts(), numbered=st.booleans(), together=st.sampled_from([1, 10**6]))
+def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: bool, together: int) -> None:
+    with (
+        MemoryBroker() as broker,
+        BufferKeeper(broker, part_size=2) as keeper,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(recordset, "TOGETHER_BYTES", together)
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(40)
         fixed = fix(broker, TOPIC)

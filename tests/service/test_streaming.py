@@ -24,7 +24,6 @@ from txnbuffer.config import StreamsConfig
 from txnbuffer.errors import InvalidRequest, UndecodableRecordSet
 from txnbuffer.frames import Abort
 from txnbuffer.model import TxnId
-from txnbuffer.recordset import pack
 from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.streaming import backfills, streams
@@ -247,25 +246,6 @@ async def test_readers_that_are_far_behind_get_everything_in_little_memory(monke
         await resumed.until(60 * 40)
         assert resumed.table == truth
         await stalled.stream._streaming.close()
-
-
-@on_a_loop
-async def test_a_read_may_begin_in_the_middle_of_a_record_set(monkeypatch):
-    broker = MemoryBroker()
-    broker.create_topic("t")
-    with broker.writer("t") as writer:
-        for first in (0, 5, 10):
-            members = Batch.of([Message(b"%d" % number, b"v") for number in range(first, first + 5)])
-            writer.append(Batch.of([pack(members)])).result()
-    monkeypatch.setattr(backfills, "ANSWER_BYTES", 6)
-    async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        whole = Follower(client.stream("t", to="now"))
-        await whole.to_end()
-        assert whole.seqnos == list(range(1, 16))
-        assert list(whole.table) == [b"%d" % number for number in range(15)]
-        rest = Follower(client.stream("t", from_=ResumeToken("t", *_place(whole, 7))))
-        await rest.until(15)
-        assert list(rest.table) == [b"%d" % number for number in range(7, 15)]
 
 
 @on_a_loop

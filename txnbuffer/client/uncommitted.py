@@ -11,10 +11,7 @@ from txnbuffer.client.records import RecordBatch
 from txnbuffer.columns import present
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.protocol import MARKER
-from txnbuffer.recordset import rows_within
-
-UNPACKED = 65_536
-"""Records that are unpacked together, about."""
+from txnbuffer.recordset import TOGETHER, rows_within
 
 
 class UncommittedFollower:
@@ -64,7 +61,7 @@ class UncommittedFollower:
 
     def _unpack(self, messages: PlacedBatch) -> None:
         """Hold the records of some messages, and keep the others."""
-        count = rows_within(messages, UNPACKED)
+        count = rows_within(messages, TOGETHER)
         self._messages = messages.take(slice(count, None)) if count < len(messages) else None
         records, self._stopped = unpacked(messages.take(slice(count)))
         records = records.take(slice(self._beginning.first_of(records), None))

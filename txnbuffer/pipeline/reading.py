@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from txnbuffer.pipeline.fixing import PATIENCE
 from txnbuffer.pipeline.losses import check_as_long, check_same
 from txnbuffer.pipeline.ranges import Range, behind
 from txnbuffer.protocol import MARKER, RECORDS, TXN
-from txnbuffer.recordset import expand
+from txnbuffer.recordset import expand, pieces
 
 Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 
@@ -106,7 +105,7 @@ def read_range(broker: Broker, one: Range, judge: Judge, *, fail_on_data_loss: b
         if placed is None:
             return
         at = placed.positions.last
-        for piece in _pieces(placed, judge):
+        for piece in pieces(placed, BATCH_ROWS):
             rows, visible = _judged(piece, judge, seqno)
             seqno = None if seqno is None else seqno + visible
             rows = _between(rows, one.first, one.stop)
@@ -150,18 +149,6 @@ def _next(broker: Broker, reader: Reader, one: Range, at: Position) -> PlacedBat
             return placed
         check_as_long(broker, one.topic, one.stop)
     raise TailStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
-
-
-def _pieces(placed: PlacedBatch, judge: Judge) -> Iterator[PlacedBatch]:
-    """The same messages, with record sets in pieces of not too many records."""
-    if RECORDS not in placed.messages.properties:
-        yield placed
-        return
-    ends = np.cumsum(np.maximum(visible_counts(placed, judge.verdicts), 1))
-    cuts = np.searchsorted(ends, np.arange(BATCH_ROWS, int(ends[-1]), BATCH_ROWS)).tolist()
-    borders = [0, *dict.fromkeys(cut for cut in cuts if cut > 0), len(placed)]
-    for low, high in pairwise(borders):
-        yield placed.take(slice(low, high))
 
 
 def _judged(placed: PlacedBatch, judge: Judge, seqno: int | None) -> tuple[Rows, int]:

@@ -13,6 +13,7 @@ from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Reader
 from txnbuffer.errors import MutationsTrimmed, SeqnoGap
 from txnbuffer.mutations import MutationBatch, ReadLog
+from txnbuffer.recordset import pieces
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.streaming.feed import Feed, Place, whole
 from txnbuffer.service.topics import Topics
@@ -97,15 +98,18 @@ class Backfills:
                 placed = await self._in_thread(lambda: reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS))
                 if placed is None:
                     raise BackfillFailed(f"topic {feed.name}: nothing was read behind {place.position}; try again")
-                rows = await self._topics.apart([feed.name], feed.judged, placed, place)
-                place = Place(place.seqno, placed.positions.last, inclusive=False)
-                if rows is None:
-                    continue
-                place = place._replace(seqno=rows.last + 1)
-                if (rows := _within(rows, request)) is not None:
-                    found.append(rows)
-                    width.add(rows.messages.properties, len(rows))
-                    wanted -= rows.payload()
+                for piece in pieces(placed):
+                    rows = await self._topics.apart([feed.name], feed.judged, piece, place)
+                    place = Place(place.seqno, piece.positions.last, inclusive=False)
+                    if rows is None:
+                        continue
+                    place = place._replace(seqno=rows.last + 1)
+                    if (rows := _within(rows, request)) is not None:
+                        found.append(rows)
+                        width.add(rows.messages.properties, len(rows))
+                        wanted -= rows.payload()
+                    if wanted <= 0 or width.full:
+                        break
         finally:
             self._threads.submit(reader.close)
         return MutationBatch.concat(found)

@@ -7,7 +7,7 @@ the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from txnbuffer.buffer.visibility import visible_counts
 from txnbuffer.errors import MutationsTrimmed, SeqnoGap
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
 from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
-from txnbuffer.recordset import expand
+from txnbuffer.recordset import expand, pieces
 
 RESERVED = "tb."
 INDEX_ENTRIES = 1024
@@ -81,12 +81,12 @@ class Feed:
             return
         try:
             rows = placed if (start, stop) == (0, len(placed)) else placed.take(slice(start, stop))
-            mutations = mutations_of(rows, counts, first, self.tail.buffer)
+            mutations = [*mutations_in(rows, counts, first, self.tail.buffer)]
         except Error as error:  # the numbers stand all the same, and the topic's transactions go on
             self.problem = error
         else:
             with self._lock:
-                self._came.append(mutations)
+                self._came += mutations
         self._news()
 
     def take(self) -> bool:
@@ -168,6 +168,17 @@ def oldest_seqno(tail: Tail, first_ledger: int) -> int:
 def whole(position: Position) -> Position:
     """The message in which a record stands."""
     return position._replace(batch=NO_INDEX)
+
+
+def mutations_in(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> Iterator[MutationBatch]:
+    """As `mutations_of`, in batches of what can be unpacked together."""
+    done = 0
+    for piece in pieces(placed):
+        told = counts[done : done + len(piece)]
+        done += len(piece)
+        if told.any():
+            yield mutations_of(piece, told, first, buffer)
+            first += int(told.sum())
 
 
 def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> MutationBatch:
