@@ -14,7 +14,7 @@ from txnbuffer.client.checks import check_done, check_plain
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import At
 from txnbuffer.client.loop_thread import LoopThread
-from txnbuffer.client.plain_transaction import PlainTransaction
+from txnbuffer.client.plain_transaction import RETURNED, PlainTransaction
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.rows import Key
@@ -189,7 +189,7 @@ class PlainClient:
             async def handle(txn: Transaction, records: Record | RecordBatch) -> None:
                 plain = PlainTransaction(self, txn, None)
                 await in_caller(lambda: check_done(handler(plain, records)))
-                await plain.hand_over()
+                await plain.hand_over(RETURNED)
 
             return process(source, group, handle, **options)
 

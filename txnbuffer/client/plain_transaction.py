@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from txnbuffer.client import forking
 from txnbuffer.client.outbox import Rows
@@ -22,15 +24,30 @@ HELD_BYTES = 256 * 1024
 """A plain transaction hands its records over when it has so many, and when it ends."""
 
 
+Held: TypeAlias = tuple[str, Rows, Batching | None, int | None]
+
+ENDED = "the transaction has ended: begin another one"
+RETURNED = (
+    "the handler that was given this transaction has returned: send in the one that it is given now, and let it wait "
+    "for what it has others do"
+)
+
+
 class PlainTransaction:
-    """As Transaction. Records are held until there are many, or the transaction ends."""
+    """As Transaction. Records are held until there are many, or the transaction ends; no more are taken from then on.
+
+    It belongs to one thread. Where several use it nonetheless, each record is in it or is refused.
+    """
 
     def __init__(self, plain: PlainClient, transaction: Transaction, name: str | None) -> None:
         self._plain = plain
         self._transaction = transaction
         self._named = name is not None
         self._aborted = False  # before it was begun
-        self._held: list[tuple[str, Rows, Batching | None, int | None]] = []
+        self._closed = ""  # why it takes no more
+        self._lock = threading.RLock()  # of what is held; a signal's handler may send, too
+        self._turn = asyncio.Lock()  # of who begins it and hands over
+        self._held: list[Held] = []
         self._bytes = 0
         self._count = 0
 
@@ -39,7 +56,7 @@ class PlainTransaction:
         """The id of the transaction."""
         self._check()
         if not self._transaction.begun:
-            self._plain.call(self._transaction.begin)
+            self._plain.call(self._begin)
         return self._transaction.id
 
     def send(
@@ -88,13 +105,8 @@ class PlainTransaction:
 
     def abort(self) -> None:
         """Abort; returns when that is durable."""
-        self._plain.check()
         self._transaction.check_own()
-        self._held.clear()
-        if self._transaction.begun:
-            self._plain.call(self._transaction.abort)
-        else:
-            self._aborted = True
+        self._plain.call(self._abort)
 
     def __enter__(self) -> Self:
         if self._named:
@@ -119,28 +131,65 @@ class PlainTransaction:
         check_size(client.batched(topic, rows, batching), client.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
-        self._held.append((topic, rows, batching, partition))
-        self._bytes += rows.size
-        self._count += len(rows.values)
-        if self._bytes > HELD_BYTES or self._count > HELD_RECORDS:
-            self._plain.call(self.hand_over)
+        item = topic, rows, batching, partition
+        with self._lock:
+            if self._closed:
+                raise InvalidRequest(self._closed)  # no hand-over follows that would take it
+            self._held.append(item)
+            self._bytes += rows.size
+            self._count += len(rows.values)
+            full = self._bytes > HELD_BYTES or self._count > HELD_RECORDS
+        if full:
+            try:
+                self._plain.call(self.hand_over)
+            except BaseException:
+                self._take_back(item)
+                raise
 
-    async def hand_over(self) -> None:
-        """Give what is held to the asyncio client."""
+    def _take_back(self, item: Held) -> None:
+        """What its caller is told to have failed is not sent with what comes next."""
+        with self._lock:
+            self._held = [other for other in self._held if other is not item]
+
+    async def hand_over(self, closing: str = "") -> None:
+        """Give what is held to the asyncio client; `closing`: why nothing more is taken from then on."""
+        async with self._turn:
+            await self._begin_missing()
+            if self._transaction.over:
+                raise InvalidRequest(ENDED)  # what was held is gone if it was aborted meanwhile
+            with self._lock:
+                held, self._held = self._held, []
+                self._bytes = self._count = 0
+                self._closed = self._closed or closing
+            try:
+                for topic, rows, batching, partition in held:
+                    await self._transaction.send_rows(topic, rows, batching, partition)
+            except BaseException as error:
+                self._transaction.fail(error)  # those behind it, which were taken before, are not in it
+                raise
+
+    async def _begin(self) -> None:
+        async with self._turn:
+            await self._begin_missing()
+
+    async def _begin_missing(self) -> None:
         if not self._transaction.begun:
             await self._transaction.begin()
-        held, self._held = self._held, []
-        self._bytes = self._count = 0
-        try:
-            for topic, rows, batching, partition in held:
-                await self._transaction.send_rows(topic, rows, batching, partition)
-        except BaseException as error:
-            self._transaction.fail(error)  # those behind it, which were taken before, are not in it
-            raise
+            if self._aborted:  # meanwhile, by another thread
+                await self._transaction.abort()
+                self._check()
+
+    async def _abort(self) -> None:
+        self._closed = ENDED
+        self._held = []
+        if self._transaction.begun:
+            await self._transaction.abort()
+        else:
+            self._aborted = True
 
     async def _commit(self, wait_visible: bool) -> None:
         try:
-            await self.hand_over()
+            await self.hand_over(ENDED)
         except BaseException as error:
             if self._transaction.begun:
                 await self._transaction.__aexit__(type(error), error, None)
@@ -150,4 +199,4 @@ class PlainTransaction:
     def _check(self) -> None:
         """Raises InvalidRequest if it was aborted before there was anything to abort."""
         if self._aborted:
-            raise InvalidRequest("the transaction has ended: begin another one")
+            raise InvalidRequest(ENDED)

@@ -1,0 +1,156 @@
+"""What a plain transaction takes is in it, whoever uses it when; what comes too late for that is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from txnbuffer import Outcome, PlainClient, PlainTransaction, ServiceUnavailable, connect
+from txnbuffer.client import pace, plain_transaction
+from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.transaction import Transaction
+from txnbuffer.errors import InvalidRequest
+
+NUMBERS = [str(number).encode() for number in range(30)]
+
+
+@pytest.fixture
+def client() -> Iterator[PlainClient]:
+    with connect("memory:") as opened:
+        yield opened
+
+
+def found(client: PlainClient, count: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    client.send("target", b"last")
+    with client.reader("target") as reader:
+        while b"last" not in values:
+            batch = reader.read(timeout=60)
+            assert batch is not None
+            values += [record.value for record in batch]
+    assert len(values) == count + 1
+    return values[:-1]
+
+
+def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
+    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "LONGEST", 600.0)  # the first transaction takes ten records, however slow the machine is
+    given: list[PlainTransaction] = []
+    told: list[str] = []
+    taken: list[bytes | None] = []
+
+    def keeps_the_first(txn: PlainTransaction, record: Record) -> None:
+        given.append(txn)
+        for send in (lambda: given[0].send("target", record.value), lambda: given[0].delete("target", "k")):
+            try:
+                send()
+            except InvalidRequest as error:
+                told.append(str(error))
+            else:
+                taken.append(record.value)
+
+    client.send_many("source", NUMBERS)
+    assert client.process("source", "g", keeps_the_first, batch=10, idle_timeout=0.05).records == 30
+    assert taken == [b"0", b"0"]
+    assert len(told) == 58
+    assert told[0] == plain_transaction.RETURNED
+    assert found(client, 2) == [b"0", None]
+
+
+def test_nor_does_that_of_a_handler_of_batches(client: PlainClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[PlainTransaction] = []
+    commit = Transaction.commit
+
+    async def late(txn: Transaction, **options: Any) -> None:
+        with pytest.raises(InvalidRequest, match="the handler that was given this transaction has returned"):
+            await asyncio.to_thread(given[-1].send_many, "target", [b"late"])
+        await commit(txn, **options)
+
+    def copies(txn: PlainTransaction, records: RecordBatch) -> None:
+        given.append(txn)
+        txn.send_many("target", records.messages.values.to_list())
+
+    client.send_many("source", NUMBERS)
+    monkeypatch.setattr(Transaction, "commit", late)
+    assert client.process_batches("source", "g", copies, batch=10, idle_timeout=0.05).records == 30
+    assert found(client, 30) == NUMBERS
+
+
+def test_a_send_that_comes_once_it_commits_is_refused(client: PlainClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = Transaction.commit
+    told = []
+
+    async def late(committing: Transaction, **options: Any) -> None:
+        with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one") as error:
+            await asyncio.to_thread(txn.send, "target", b"late")
+        told.append(error)
+        await commit(committing, **options)
+
+    monkeypatch.setattr(Transaction, "commit", late)
+    with client.transaction() as txn:
+        txn.send("target", b"in time")
+    assert told
+    assert found(client, 1) == [b"in time"]
+
+
+def test_a_commit_waits_for_what_another_thread_hands_over(
+    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = client.client.routes.parts
+    commits: list[asyncio.Task[None]] = []
+
+    async def commits_meanwhile(topic: str, rows: Any, partition: int | None) -> Sequence[Any]:
+        if not commits:
+            commits.append(asyncio.ensure_future(txn._commit(False)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        return await parts(topic, rows, partition)
+
+    async def committed() -> None:
+        await commits[0]
+
+    monkeypatch.setattr(client.client.routes, "parts", commits_meanwhile)
+    txn = client.transaction()
+    txn.send("target", b"taken")
+    txn.send("target", b"as well")
+    client.call(txn.hand_over)
+    client.call(committed)
+    assert found(client, 2) == [b"taken", b"as well"]
+
+
+def test_what_is_aborted_while_it_begins_does_not_commit(client: PlainClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Transaction.begin
+
+    async def aborted_meanwhile(beginning: Transaction) -> Transaction:
+        await txn._abort()
+        return await begin(beginning)
+
+    txn = client.transaction()
+    txn.send("target", b"never")
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "begin", aborted_meanwhile)
+        with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one"):
+            txn.commit()
+    assert client.outcome(txn._transaction.id) is Outcome.ABORT
+    assert found(client, 0) == []
+
+
+def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
+    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_: Transaction) -> None:
+        raise ServiceUnavailable("no service")
+
+    monkeypatch.setattr(plain_transaction, "HELD_RECORDS", 1)
+    with client.transaction() as txn:
+        txn.send("target", b"taken")
+        with monkeypatch.context() as patch:
+            patch.setattr(Transaction, "begin", away)
+            with pytest.raises(ServiceUnavailable):
+                txn.send("target", b"again")
+        txn.send("target", b"again")
+    assert found(client, 2) == [b"taken", b"again"]
