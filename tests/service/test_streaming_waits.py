@@ -6,12 +6,13 @@ import pytest
 from service_setup import engine_on, on_a_loop
 from streamed import client_of, write
 
-from broker_io.errors import InvalidTopicName
+from broker_io.errors import InvalidTopicName, ServiceUnavailable
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import ResumeToken
 from txnbuffer.client.streaming import Streaming
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.streams.client import ClientConfig
+from txnbuffer.errors import ClientBroken
+from txnbuffer.streams.client import ClientConfig, StreamClient
 
 
 @on_a_loop
@@ -32,3 +33,30 @@ async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(b
         token = ResumeToken("t", seqno=2, snapshot_start=2, snapshot_end=2)
         assert await client.stream("t", from_=token, to=1).next() is None
         assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"
+
+
+@on_a_loop
+async def test_a_stream_that_begins_when_its_client_was_closed_is_told(broker):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        await write(client, "t", {"a": "1"})
+        open_one, late = client.stream("t"), client.stream("t")
+        assert await open_one.next() is not None
+        await client._streaming.close()
+        assert await open_one.next() is None
+        for _ in range(2):
+            with pytest.raises(ServiceUnavailable, match="was closed"):
+                await late.next()
+
+
+@on_a_loop
+async def test_a_stream_that_a_defect_ended_says_so_each_time(broker, monkeypatch):
+    async with engine_on(broker) as engine, client_of(engine, broker) as client:
+        stream = client.stream("t")
+
+        def broken(*_: object) -> None:
+            raise OverflowError("some defect")
+
+        monkeypatch.setattr(StreamClient, "connected", broken)
+        for _ in range(2):
+            with pytest.raises(ClientBroken, match="some defect"):
+                await stream.next()

@@ -167,6 +167,7 @@ class ChangeStream(ClosedOnExit):
                 if self._impatient is not None:
                     error, self._impatient = self._impatient, None
                     raise error
+                self._check()
                 self._something.clear()
                 await self._something.wait()
         if self._closed:
@@ -175,6 +176,10 @@ class ChangeStream(ClosedOnExit):
         self.caught_up = isinstance(item, ChangeBatch) and item.caught_up
         self.token = item.token
         return item
+
+    def _check(self) -> None:
+        if self._streaming.broken is not None:
+            raise self._streaming.broken
 
     async def rolled_back(self, seqno: int) -> None:
         """The data is what it was at a seqno at which it was complete, at or below that of the rollback just given.
@@ -217,6 +222,7 @@ class ChangeStream(ClosedOnExit):
 
     async def _open(self) -> None:
         """The first time; whoever has no time for it leaves it to the next."""
+        self._check()
         stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
         if self._hold is not None:
             await self._hold.begin(self._from if stored is None else stored)

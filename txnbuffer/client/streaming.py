@@ -35,7 +35,8 @@ class Streaming:
         self._task: asyncio.Task[None] | None = None
         self._lost_at = 0.0
         self._hung_up: Error | None = None
-        self._broken: Error | None = None
+        self.broken: Error | None = None
+        """Why nothing comes any more."""
 
     def stream(
         self,
@@ -57,7 +58,8 @@ class Streaming:
         return ChangeStream(self, topic, store, partial(self._open, topic, start, flags, end), hold, from_)
 
     async def close(self) -> None:
-        """End all streams and the connection."""
+        """End all streams and the connection; one that begins later is told."""
+        self.broken = self.broken or ServiceUnavailable("the client was closed")
         for stream in [*self._streams.values()]:
             await stream.close()
         if self._task is not None:
@@ -68,8 +70,8 @@ class Streaming:
 
     def add(self, handle: int, stream: ChangeStream) -> None:
         self._streams[handle] = stream
-        if self._broken is not None:
-            stream.lose_patience(self._broken)
+        if self.broken is not None:
+            stream.lose_patience(self.broken)
         self._poke()
 
     def close_stream(self, handle: int) -> None:
@@ -122,7 +124,7 @@ class Streaming:
                 for stream in self._streams.values():
                     stream.lose_patience(told)
             if isinstance(error, ClientBroken):
-                self._broken = error
+                self.broken = error
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
