@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from txnbuffer import connect
 from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.errors import InvalidRequest
 
@@ -43,3 +44,30 @@ def test_nothing_begins_while_it_ends_or_later() -> None:
         go.set()
         ending.join(SECONDS)
     assert_refused(loop)
+
+
+def test_what_runs_in_the_clients_own_thread_can_not_wait_for_it() -> None:
+    told = []
+
+    class Nested:
+        def dumps(self, value: str) -> bytes:
+            for use in (
+                lambda: client.send("other", b"nested"),
+                lambda: client.process("other", "g", lambda txn, record: None, idle_timeout=0.05),
+                client.close,
+            ):
+                with pytest.raises(InvalidRequest, match="was called in the client's own thread") as error:
+                    use()
+                told.append(error)
+            return value.encode()
+
+        def loads(self, data: bytes) -> str:
+            return data.decode()
+
+    with connect("memory:", serializer=Nested()) as client:
+        client.send("log", "value")
+        assert len(told) == 3
+        with client.reader("log") as reader:
+            batch = reader.read(timeout=60)
+            assert batch is not None
+            assert [record.value for record in batch] == [b"value"]

@@ -57,8 +57,13 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that.
 
-        Raises InvalidRequest once this ends.
+        Raises InvalidRequest once this ends, and in this thread itself.
         """
+        try:
+            self.check_other()
+        except InvalidRequest:
+            work.close()
+            raise
         future = self._begin(work)
         try:
             return _result(future)
@@ -69,6 +74,7 @@ class LoopThread:
 
     def call_with_callbacks(self, work: Callable[[Callback], Coroutine[Any, Any, Result]]) -> Result:
         """Run it and wait; it gets a function by which it can have calls made in the waiting thread."""
+        self.check_other()
         waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
         async def in_caller(function: Callable[[], Any]) -> Any:
@@ -100,6 +106,14 @@ class LoopThread:
             ended.wait(ENDING)
             raise
         return _result(future)
+
+    def check_other(self) -> None:
+        """Raises InvalidRequest in this thread, which would wait for itself for ever, and all others for it."""
+        if threading.current_thread() is self._thread:
+            raise InvalidRequest(
+                "a serializer, or a handler of the log, was called in the client's own thread, which can't wait for "
+                "the client: hand it to a thread of your own, or use another client"
+            )
 
     def stop(self) -> None:
         """Cancel what is under way still, and end the loop and its thread."""

@@ -57,6 +57,7 @@ class PlainClient:
     def close(self) -> None:
         """End the session; transactions that are open abort."""
         forking.check(self._forked_from)
+        self._loop.check_other()
         if not self._closed:
             self._closed = True
             self._loop.cancel_started()
