@@ -6,13 +6,14 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import pytest
 from group_rig import CONFIG, GROUP, MEMBERS, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.assigning import assign
-from txnbuffer.coordinator.members import AWAY_TIMEOUT, STEPS, Stage
+from txnbuffer.coordinator.members import AWAY_TIMEOUT, STEPS, Members, Stage
 from txnbuffer.coordinator.messages import ConsumerPosition, Done, TakePart
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import Outcome
@@ -260,3 +261,26 @@ def test_a_crowd_is_refused() -> None:
 
 def test_the_table_leaves_no_stage_without_a_way() -> None:
     assert {step.before for step in STEPS} == {step.after for step in STEPS} == set(Stage)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_a_partition_is_shared_by_who_names_it_and_who_names_its_topic(order: tuple[int, ...]) -> None:
+    """Whoever comes last; the member that wants a single partition can have that one alone."""
+    parts = [
+        TakePart(0, GROUP, "whole", ("t", "t", "t"), ("t-0", "t-1", "t-2")),
+        TakePart(0, GROUP, "one", ("t-1",), ("t-1",)),
+        TakePart(0, GROUP, "both", ("t", "t", "t-2"), ("t-0", "t-1", "t-2")),
+    ]
+    members = Members(0)
+    for number in order:
+        members.hear(parts[number], "session", 0.0)
+        members.rebalance(1)
+    assert members.holders["t-1"] == "one"
+    assert sorted(members.holders) == ["t-0", "t-1", "t-2"]
+    assert Counter(members.holders.values()) == {"whole": 1, "one": 1, "both": 1}
+    members.leave("one")
+    members.rebalance(2)
+    assert sorted(Counter(members.holders.values()).values()) == [1, 2]
+    members.leave("both")
+    members.rebalance(3)
+    assert members.holders == {"t-0": "whole", "t-1": "whole", "t-2": "whole"}

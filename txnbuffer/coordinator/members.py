@@ -12,6 +12,7 @@ members have under way can commit until the first of them comes again, which beg
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ AWAY_TIMEOUT = 2.0
 """Seconds after which a member is given up whose connection broke and that did not come again."""
 SILENCE = 3.0
 """Seconds after which a member that nothing was heard of may be gone."""
+BETWEEN = "\n"
+"""No name of a topic holds it."""
 
 
 class Stage(enum.Enum):
@@ -141,13 +144,27 @@ class Members:
         if not self._changed:
             return False
         self._changed = False
-        partitions = {name: topic for member in self.by_name.values() for name, topic in member.partitions.items()}
-        wanted = {name: member.topics for name, member in self.by_name.items()}
-        holders = assign(partitions, wanted, self.holders)
+        holders = assign(*self._wanted(), self.holders)
         moved = [name for name in {**self.holders, **holders} if self.holders.get(name) != holders.get(name)]
         self._since |= dict.fromkeys(moved, generation)
         self.holders = holders
         return bool(moved)
+
+    def _wanted(self) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+        """The names by which each partition is wanted, as one text, and which such texts each member wants.
+
+        One may want a topic, and another a single partition of it by its own name.
+        """
+        names: dict[str, set[str]] = defaultdict(set)
+        for listed in {id(member.partitions): member.partitions for member in self.by_name.values()}.values():
+            for partition, topic in listed.items():
+                names[partition].add(topic)
+        partitions = {partition: BETWEEN.join(sorted(topics)) for partition, topics in names.items()}
+        texts = {text: {*text.split(BETWEEN)} for text in partitions.values()}
+        return partitions, {
+            name: frozenset(text for text, topics in texts.items() if not member.topics.isdisjoint(topics))
+            for name, member in self.by_name.items()
+        }
 
     def shares(self, member: str) -> Iterator[tuple[str, int]]:
         """What a member holds, and since which generation."""
