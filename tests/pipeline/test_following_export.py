@@ -46,3 +46,18 @@ def test_what_spark_says_becomes_one_line() -> None:
     assert (str(found), found.exit_code, found.retryable) == ("no service answers", 3, True)
     assert str(as_ours("\n  Job aborted. \n at x")) == "Spark failed: Job aborted."
     assert as_ours("txnbuffer.errors.Nothing: x").exit_code == 5
+
+
+def test_the_cause_of_what_fails_in_the_jvm_is_named() -> None:
+    text = (
+        "An error occurred while calling o59.parquet.\n: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task "
+        "failed while writing rows to file:/x.\n\tat a\nCaused by: java.lang.B: b\n\tat c\nCaused by: "
+        "java.io.IOException: No space left on device\n\tat d\n"
+    )
+    assert str(as_ours(text)) == (
+        "Spark failed: org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/x. "
+        "(java.io.IOException: No space left on device)"
+    )
+    assert str(as_ours("An error occurred while calling o1.x", "Spark does not start")).startswith(
+        "Spark does not start: An"
+    )

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from broker_io.errors import Error, MissingDependency
@@ -33,6 +33,8 @@ SETTINGS = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+_CALL = re.compile(r"\A\s*An error occurred while calling \S+\s*: (?=\S)")
+_CAUSES = re.compile(r"^\s*Caused by: (.+?)\s*$", re.MULTILINE)
 _OURS = re.compile(r"^((?:broker_io|snapshots|txnbuffer)[\w.]*\.(\w+)): (.*)", re.MULTILINE)
 
 
@@ -67,20 +69,39 @@ def session(master: str | None = None, settings: Mapping[str, str] | None = None
     Raises MissingDependency without PySpark or Java.
     """
     try:
-        from pyspark.errors import PySparkException
-
         from txnbuffer.pipeline.spark.session import open_session
     except ImportError as error:
         raise _missing(error) from None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and not (os.environ.get("JAVA_HOME") or shutil.which("java")):
         raise MissingDependency("jobs need Java 17 for Spark: install it, or set JAVA_HOME")
-    try:
+    with spark_errors("Spark does not start"):
         spark = open_session(master or (None if submitted else "local[*]"), settings={**SETTINGS, **(settings or {})})
-    except PySparkException as error:
-        raise JobFailed(f"Spark does not start: {first_line(str(error))}") from None
-    with _ending(spark):
+    with _ending(spark), spark_errors():
         yield spark
+
+
+@contextmanager
+def spark_errors(what: str = "Spark failed") -> Iterator[None]:
+    """Raise what Spark raises, or the way to its JVM, as JobFailed: one sentence, and an exit code of failures."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+    from pyspark.errors import PySparkException
+
+    try:
+        try:
+            yield
+        except (PySparkException, Py4JError) as error:
+            if isinstance(error, Py4JNetworkError):
+                raise
+            failed = as_ours(str(error), what)  # of an exception in the JVM asks the JVM
+        else:
+            return
+    except (ConnectionError, EOFError, Py4JNetworkError) as error:
+        failed = JobFailed(
+            f"{what}: its JVM has ended, or does not answer ({first_line(str(error))}); if it was killed "
+            f"for its memory, give it another bound by --conf spark.driver.memory"
+        )
+    raise failed from None
 
 
 @contextmanager
@@ -102,7 +123,8 @@ def _ending(spark: SparkSession) -> Iterator[None]:
     finally:
         for thread in ending:
             thread.join()
-        spark.stop()
+        with suppress(Exception):  # a JVM that has ended needs no end, and what failed is told already
+            spark.stop()
         signal.signal(signal.SIGTERM, before)
     if ending:
         raise SystemExit(128 + signal.SIGTERM)
@@ -116,33 +138,33 @@ def _stop(spark: SparkSession) -> None:
 @contextmanager
 def told(spark: SparkSession, what: str, tell: Tell) -> Iterator[None]:
     """Tell how far Spark has come while something runs; raise its errors as ours."""
-    from pyspark.errors import PySparkException
-
     ended = threading.Event()
     teller = threading.Thread(target=_tell, args=(spark, what, tell, ended), daemon=True)
     teller.start()
     try:
-        yield
-    except PySparkException as error:
-        raise as_ours(str(error)) from None
+        with spark_errors():
+            yield
     finally:
         ended.set()
         teller.join()
 
 
 def _tell(spark: SparkSession, what: str, tell: Tell, ended: threading.Event) -> None:
-    tracker, began = spark.sparkContext.statusTracker(), time.monotonic()
-    while not ended.wait(TELL_EVERY):
-        stages = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number))]
-        tasks = ", ".join(f"{info.numCompletedTasks} of {info.numTasks} tasks done" for info in stages)
-        tell(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
+    with suppress(JobFailed), spark_errors():  # whoever waits for Spark is told
+        tracker, began = spark.sparkContext.statusTracker(), time.monotonic()
+        while not ended.wait(TELL_EVERY):
+            stages = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number))]
+            tasks = ", ".join(f"{info.numCompletedTasks} of {info.numTasks} tasks done" for info in stages)
+            tell(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
 
 
-def as_ours(text: str) -> JobFailed:
+def as_ours(text: str, failed: str = "Spark failed") -> JobFailed:
     """What Spark says of an error in a task or while planning, as one line."""
     found = _OURS.findall(text)
     if not found:
-        return JobFailed(f"Spark failed: {first_line(text)}")
+        said = _CALL.sub("", text)
+        cause = _CAUSES.findall(said)[-1:]
+        return JobFailed(f"{failed}: {first_line(said)}{''.join(f' ({one})' for one in cause)}")
     dotted, name, what = found[-1]
     kind = getattr(importlib.import_module(dotted.rpartition(".")[0]), name, None)
     if isinstance(kind, type) and issubclass(kind, Error):
