@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -140,8 +141,20 @@ def test_a_run_that_is_removed_before_it_is_held_is_not_read(tmp_path: Path, mon
             assert (run.number, len(found)) == (4, 2)
     os.remove(tmp_path / "latest")
     os.symlink(os.path.join("..", "elsewhere"), tmp_path / "latest")
-    with directory.reading() as run:
-        assert run is None
+    with pytest.raises(UnreadableExport, match="latest leads to no run"), directory.reading():
+        pass
+
+
+def test_a_table_that_lost_its_runs_is_not_begun_anew(tmp_path: Path) -> None:
+    """What was trimmed from the log by now stood nowhere else."""
+    directory = ExportDirectory(str(tmp_path / "table"), LATEST)
+    export(directory)
+    shutil.copytree(tmp_path / "table", tmp_path / "copy")
+    with pytest.raises(InvalidRequest, match="latest is no link to one of the runs"):
+        export(ExportDirectory(str(tmp_path / "copy"), LATEST))
+    shutil.rmtree(tmp_path / "table" / "runs")
+    with pytest.raises(UnreadableExport, match="latest leads to no run of an export: put that back"):
+        export(directory)
 
 
 def test_one_process_exports_at_a_time(tmp_path: Path) -> None:
@@ -208,10 +221,11 @@ def contents(path: Path) -> dict[str, str]:
     ("kind", "files", "told"),
     [
         (LATEST, ["runs/1/model", "runs/2/model"], r"runs/1/_run.json is missing"),
-        (LATEST, ["latest"], "latest is no link to a run of an export"),
+        (LATEST, ["latest"], "latest leads to no run of an export"),
         (LATEST, ["latest/model"], r"latest/_run.json is missing"),
-        (LATEST, ["models/1", "latest -> models/1"], "latest is no link to a run of an export"),
-        (LATEST, ["latest -> gone"], "latest is no link to a run of an export"),
+        (LATEST, ["models/1", "latest -> models/1"], "latest leads to no run of an export"),
+        (LATEST, ["models/1", "latest -> models"], r"latest/_run.json is missing"),
+        (LATEST, ["latest -> gone"], "latest leads to no run of an export"),
         (VERSIONS, ["a.parquet"], "a.parquet is no part of an export"),
         (VERSIONS, [".a", "_a/b", "day=1/a.parquet"], "day=1/a.parquet is no part of an export"),
         (VERSIONS, ["run=1/model"], r"run=1/_run.json is missing"),

@@ -62,7 +62,6 @@ ABANDONED = 7 * 24 * 3600.0
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
-_RUNS = re.compile(r"runs/[1-9][0-9]{0,17}")
 _LITERAL = str.maketrans({sign: "\\" + sign for sign in "\\*?[]{}"})
 
 
@@ -139,6 +138,8 @@ class ExportDirectory:
         if self.kind == LATEST and numbers:
             raise InvalidRequest(f"{self.path} holds all versions: export latest values to another directory")
         where = self.table if self.kind == LATEST else self._run_path(max(numbers, default=1))
+        if self.kind == LATEST and os.path.lexists(where) and not os.path.isdir(where):
+            raise UnreadableExport(f"{where} leads to no run of an export: put that back, or export elsewhere")
         run = read_run(where) if os.path.isdir(where) else None
         if run is not None and run.kind != self.kind:
             raise UnreadableExport(f"{where} is no export of {self.kind}, which its place says")
@@ -201,9 +202,12 @@ class ExportDirectory:
         Raises InvalidRequest, UnreadableExport where something else stands than an export, of which nothing is removed.
         """
         last = self.last()
-        if self.kind == LATEST:
-            self._check_link(last)
-        elif last is None and (strange := foreign(self.path)):
+        if self.kind == LATEST and last is not None and not os.path.islink(self.table):
+            raise InvalidRequest(
+                f"{self.table} is no link to one of the runs, as in a copy that followed it: copy links as such, or "
+                f"export to another directory"
+            )
+        if self.kind == VERSIONS and last is None and (strange := foreign(self.path)):
             raise InvalidRequest(
                 f"{strange} is no part of an export, and readers of {self.path} would take it for one: export to a "
                 f"directory that holds nothing else"
@@ -266,14 +270,6 @@ class ExportDirectory:
     def _numbers(self) -> list[int]:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         return [int(found[1]) for found in map(_RUN.fullmatch, names) if found]
-
-    def _check_link(self, last: Run | None) -> None:
-        """See that what a run replaces is a link to a run. Raises InvalidRequest."""
-        ours = os.path.islink(self.table) and (last is not None or _RUNS.fullmatch(os.readlink(self.table)))
-        if os.path.lexists(self.table) and not ours:
-            raise InvalidRequest(
-                f"{self.table} is no link to a run of an export, and would be replaced: export to another directory"
-            )
 
     def _replaced(self, last: Run | None) -> list[str]:
         """Directories of runs of the latest values that don't count any more. Raises UnreadableExport."""

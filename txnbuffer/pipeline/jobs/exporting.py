@@ -11,18 +11,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, LogReplaced
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import LATEST, ExportDirectory, Run
-from txnbuffer.pipeline.fixing import fix_all
+from txnbuffer.pipeline.fixing import Fixed, fix_all
 from txnbuffer.pipeline.jobs.exported import thinned_files
 from txnbuffer.pipeline.jobs.latest import latest
-from txnbuffer.pipeline.jobs.running import Tell, places, source, told
+from txnbuffer.pipeline.jobs.running import SETTINGS, Tell, places, source, told
 from txnbuffer.pipeline.losses import check_same, end_below, gone
 from txnbuffer.pipeline.marks import check_mark, mark_below
 from txnbuffer.pipeline.offsets import Offset, Reached, Stretch, limited
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ALWAYS = ("topic", "position")
+TIME_UNIT = "spark.sql.parquet.outputTimestampType"
 NO_TOPIC = "(?!)"
 """A pattern that matches nothing."""
 MOST_BYTES = 1024 * 1024 * 1024
@@ -73,6 +75,7 @@ class Export:
         self._messages = messages
         self._tell = tell
         self._share = PARTITION_BYTES
+        self._anew: dict[str, Position] = {}
 
     def run(self) -> Run | None:
         """Export what is new; None if nothing is. The directory is locked by whoever calls.
@@ -121,6 +124,7 @@ class Export:
         begun = {} if last is None else last.topics
         careful = self._wanted.fail_on_data_loss
         stretches, looked = [], {}
+        self._anew = {}
         topics = names(broker, self._wanted, all_there=careful)
         gone(self._wanted, begun, topics)
         isolated = self._wanted.isolation == READ_COMMITTED
@@ -131,9 +135,12 @@ class Export:
                     f"topic {topic} was deleted and made anew since it was exported: export it to another directory"
                 )
             start = self._wanted.start_of(topic) if before is None else before.at
-            if before is not None:
-                start = end_below(broker, one, before.at, fail_on_data_loss=careful) or start
+            lost = None if before is None else self._lost(broker, one, before)
+            if lost is not None:
+                start = self._wanted.start_of(topic) if self._directory.kind == LATEST else lost
             first = first_wanted(broker, one, start, fail_on_data_loss=careful)
+            if lost is not None:
+                self._anew[topic] = first
             stretches.append(Stretch(topic, one.extents, first, max(first, one.stop)))
             looked[topic] = one
         ends = limited(stretches, self._messages)
@@ -142,25 +149,50 @@ class Export:
         reached = dict(begun)
         for topic, one in looked.items():
             if topic in firsts or topic not in begun or ends[topic] < begun[topic].at:
-                known = begun[topic].mark if topic in begun else None
+                known = begun[topic].mark if topic in begun and topic not in self._anew else None
                 if careful and known is not None:
                     check_mark(broker, topic, known)
                 mark = mark_below(broker, one, ends[topic], known)
                 reached[topic] = Reached(ends[topic], one.incarnation, mark=mark)
         return Offset(reached), firsts
 
+    def _lost(self, broker: Broker, one: Fixed, before: Reached) -> Position | None:
+        """Where a log goes on that lost what was exported of it, and may have grown since; else None.
+
+        Raises LogShortened, unless what is gone may be; to tell an older copy that has grown takes a mark.
+        """
+        careful = self._wanted.fail_on_data_loss
+        end = end_below(broker, one, before.at, fail_on_data_loss=careful)
+        if end is None and self._directory.kind == LATEST and not careful and before.mark and one.stop > before.at:
+            try:
+                check_mark(broker, one.topic, before.mark)
+            except LogReplaced:
+                return before.at
+        return end
+
     @property
     def _cores(self) -> int:
         return int(self._spark.sparkContext.defaultParallelism)
 
     def _write(self, offset: Offset, firsts: Mapping[str, Position], last: Run | None) -> int:
-        frame = self._news(offset, firsts)
-        if self._directory.kind == LATEST:
-            kept = None if last is None else thinned_files(self._spark, self._directory.files(last), last.columns)
-            frame = latest(frame if kept is None else kept.unionByName(frame), thinned=True)
-        with told(self._spark, "exporting", self._tell):
+        with told(self._spark, "exporting", self._tell), microseconds(self._spark):
+            frame = self._news(offset, firsts)
+            if self._directory.kind == LATEST:
+                frame = latest(frame if last is None else self._kept(last).unionByName(frame), thinned=True)
             frame.write.mode("overwrite").options(**PARQUET).parquet(self._directory.writing)
         return rows_in(self._directory.writing)
+
+    def _kept(self, last: Run) -> DataFrame:
+        """The latest values of the last run, but for what topics that are read anew may not hold any more."""
+        from pyspark.sql import functions as f
+
+        from txnbuffer.pipeline.spark.source import POSITION
+
+        kept = thinned_files(self._spark, self._directory.files(last), last.columns)
+        for topic, first in self._anew.items():
+            place = f.struct(*(f.lit(axis).alias(name) for name, axis in first._asdict().items())).cast(POSITION)
+            kept = kept.where((f.col("topic") != topic) | (f.col("position") < place))
+        return kept
 
     def _news(self, offset: Offset, firsts: Mapping[str, Position]) -> DataFrame:
         options = {name: text for name, text in self._options.items() if name not in ("topics", "pattern")}
@@ -173,6 +205,17 @@ class Export:
         return source(
             self._spark, options, topics=json.dumps([*firsts]), columns=columns, start=places(firsts), end=ends
         )
+
+
+@contextmanager
+def microseconds(spark: SparkSession) -> Iterator[None]:
+    """Write times as readers of Parquet and Delta expect them, whatever a session is told."""
+    before = str(spark.conf.get(TIME_UNIT))
+    spark.conf.set(TIME_UNIT, SETTINGS[TIME_UNIT])
+    try:
+        yield
+    finally:
+        spark.conf.set(TIME_UNIT, before)
 
 
 def share_of(stretches: Iterable[Stretch], cores: int) -> int:

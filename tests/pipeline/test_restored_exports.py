@@ -1,0 +1,110 @@
+"""Latest values of a log that was restored from an older copy, which its export goes on with when told to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from writing import TopicWriter
+
+from broker_io import open_broker
+from txnbuffer.errors import LogReplaced, LogShortened
+from txnbuffer.pipeline.exports import LATEST
+from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.pipeline.targets import DELTA, PARQUET, target
+
+
+class Exported:
+    """The latest values of a log in files that can be saved and restored."""
+
+    def __init__(self, spark: Any, path: Path, form: str) -> None:
+        self.spark = spark
+        self.path = path
+        self.address = f"file:{path}/log"
+        self.directory = target(str(path / "table"), LATEST, form)
+
+    def send(self, **values: str) -> None:
+        with open_broker(self.address) as broker:
+            for key, value in values.items():
+                TopicWriter(broker, "orders").plain(value, key=key)
+            TopicWriter(broker, "stock").plain("other", key=str(values))
+
+    def save(self) -> None:
+        shutil.copytree(self.path / "log", self.path / "saved")
+
+    def restore(self) -> None:
+        shutil.rmtree(self.path / "log")
+        shutil.copytree(self.path / "saved", self.path / "log")
+
+    def run(self, *, go_on: bool = False) -> None:
+        options = reading_options(self.address) | {"fail_on_data_loss": "false" if go_on else "true"}
+        with self.directory.locked():
+            Export(self.spark, options, self.directory, tell=lambda _: None).run()
+
+    def files(self) -> list[str]:
+        run = self.directory.last()
+        assert run is not None
+        return self.directory.files(run)
+
+    def values(self) -> dict[str, str]:
+        rows = [row for file in self.files() for row in pq.read_table(file).to_pylist() if row["topic"] == "orders"]
+        return {row["key"].decode(): row["value"].decode() for row in rows}
+
+
+@pytest.fixture
+def made(spark: Any, tmp_path: Path) -> Callable[[str], Exported]:
+    return lambda form: Exported(spark, tmp_path, form)
+
+
+def test_what_was_lost_supersedes_nothing(made: Callable[[str], Exported]) -> None:
+    export = made(PARQUET)
+    export.send(a="1", b="1", c="1")
+    export.save()
+    export.send(a="lost")
+    export.send(b="lost", d="lost")
+    export.run()
+    export.restore()
+    with pytest.raises(LogShortened):
+        export.run()
+    export.run(go_on=True)
+    assert export.values() == {"a": "1", "b": "1", "c": "1"}
+    export.send(a="2")
+    export.run()
+    assert export.values() == {"a": "2", "b": "1", "c": "1"}
+
+
+def test_nor_where_the_log_has_grown_since(made: Callable[[str], Exported]) -> None:
+    export = made(DELTA)
+    export.send(a="1", b="1")
+    export.save()
+    export.send(a="lost", b="lost")
+    export.run()
+    export.restore()
+    export.send(a="2")
+    export.send(c="2", d="2")
+    with pytest.raises(LogReplaced):
+        export.run()
+    export.run(go_on=True)
+    assert export.values() == {"a": "2", "b": "1", "c": "2", "d": "2"}
+
+
+def test_times_are_written_as_their_readers_expect_them(made: Callable[[str], Exported]) -> None:
+    """Whatever the session says of them: by what Spark writes else `deltalake` finds nothing."""
+    export = made(PARQUET)
+    unit = "spark.sql.parquet.outputTimestampType"
+    before = export.spark.conf.get(unit)
+    export.send(a="1")
+    try:
+        export.spark.conf.set(unit, "TIMESTAMP_MILLIS")
+        export.run()
+        assert export.spark.conf.get(unit) == "TIMESTAMP_MILLIS"
+    finally:
+        export.spark.conf.set(unit, before)
+    assert {str(pq.read_schema(path).field("publish_time").type) for path in export.files()} == {
+        "timestamp[us, tz=UTC]"
+    }
