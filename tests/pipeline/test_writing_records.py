@@ -102,6 +102,21 @@ def test_one_topic_for_all_and_no_more_than_a_value() -> None:
     assert (topic, [*records]) == ("t", [Message(None, b"v")])
 
 
+def test_rows_with_properties_of_their_own_are_written_fewer_at_a_time() -> None:
+    """The limit is a record's: together rows may have any number of names."""
+    count = 1200
+    cells = [[(f"trace-{number}", "1")] for number in range(count)]
+    columns = {"value": pa.array([b"v"] * count), "properties": pa.array(cells, TYPES["properties"][0])}
+    topics = pa.array([("one", "two")[number % 2] for number in range(count)])
+    for rows in (pa.RecordBatch.from_pydict(columns), pa.RecordBatch.from_pydict({**columns, "topic": topics})):
+        found: dict[str, list[str]] = {}
+        for topic, records in batches_of(rows, None if "topic" in rows.schema.names else "t"):
+            assert len(records.properties) <= 500
+            found.setdefault(topic, []).extend(name for record in records for name in record.properties)
+        names = [f"trace-{number}" for number in range(count)]
+        assert found == ({"one": names[::2], "two": names[1::2]} if "topic" in rows.schema.names else {"t": names})
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

@@ -54,13 +54,22 @@ def check_schema(schema: StructType, topic: str | None) -> None:
 
 
 def batches_of(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, Batch]]:
-    """The records by topic, each topic's in their order. Raises InvalidMessage."""
+    """The records by topic, each topic's in their order; fewer at a time where many have properties of their own.
+
+    Raises InvalidMessage.
+    """
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     values = _blobs(columns["value"])
     keys = _blobs(columns["key"]) if "key" in columns else Blobs.none(len(values))
     if (keys.absent_mask() & values.absent_mask()).any():
         raise InvalidMessage("a row has neither key nor value: a value that is null deletes a key")
-    properties = _properties(columns["properties"]) if "properties" in columns else {}
+    named = _Named(columns["properties"]) if "properties" in columns else None
+    if named is not None and len(named.names) > MAX_PROPERTIES and len(rows) > 1:
+        half = len(rows) // 2
+        yield from batches_of(rows[:half], topic)
+        yield from batches_of(rows[half:], topic)
+        return
+    properties = {} if named is None else _properties(named)
     times = _times(columns["event_time"]) if "event_time" in columns else None
     records = Batch(keys, values, properties, times)
     if topic is not None:
@@ -95,24 +104,30 @@ def _times(column: Column) -> Int64s | None:
     return times
 
 
-def _properties(column: Column) -> dict[str, PropertyColumn]:
-    count = len(column)
-    offsets = column.offsets.to_numpy()
-    rows = np.repeat(np.arange(count), np.diff(offsets))
-    wanted = slice(int(offsets[0]), int(offsets[-1])) if count else slice(0, 0)
-    names = column.keys[wanted].dictionary_encode()
-    texts = column.items[wanted]
-    codes = names.indices.to_numpy()
-    known = names.dictionary.to_pylist()
-    if len(known) > MAX_PROPERTIES:
-        raise InvalidMessage(f"rows have {len(known)} different properties: {MAX_PROPERTIES} may be")
-    for name in known:
+class _Named:
+    """The entries of a column of properties: which row each is of, its name by number, and its text."""
+
+    def __init__(self, column: Column) -> None:
+        self.count = len(column)
+        offsets = column.offsets.to_numpy()
+        self.rows: Int64s = np.repeat(np.arange(self.count), np.diff(offsets))
+        wanted = slice(int(offsets[0]), int(offsets[-1])) if self.count else slice(0, 0)
+        names = column.keys[wanted].dictionary_encode()
+        self.texts: Column = column.items[wanted]
+        self.codes: Int64s = names.indices.to_numpy()
+        self.names: list[str] = names.dictionary.to_pylist()
+
+
+def _properties(named: _Named) -> dict[str, PropertyColumn]:
+    if len(named.names) > MAX_PROPERTIES:
+        raise InvalidMessage(f"a row has {len(named.names)} different properties: {MAX_PROPERTIES} may be")
+    for name in named.names:
         if name.startswith(RESERVED):
             raise InvalidMessage(f"property {name!r} is under {RESERVED!r}, which is the log's own: use another name")
     columns = {}
-    for code, name in enumerate(known):
-        which = np.flatnonzero(codes == code)
-        columns[name] = _property(count, rows[which], texts.take(pa.array(which)))
+    for code, name in enumerate(named.names):
+        which = np.flatnonzero(named.codes == code)
+        columns[name] = _property(named.count, named.rows[which], named.texts.take(pa.array(which)))
     return columns
 
 
