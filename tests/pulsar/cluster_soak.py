@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -297,7 +298,8 @@ class Soak:
             self.report.live_differs += [value.encode() for name, value in lines if name == topic] != final[topic]
 
     def _stop_services(self) -> None:
-        for service in self._services:
+        for service in self._services:  # one that has only just been started dies of a signal
+            wait_until(partial(has_begun, service), "a service does not begin")
             service.terminate()
         for service in self._services:
             if code := service.finish(SECONDS):
@@ -305,6 +307,10 @@ class Soak:
         for service in (*self._old_services, *self._services):
             told_of = [event for event in service.events if event["event"] in ("damage", "topic stopped")]
             self.report.surprises += [str(event) for event in told_of]
+
+
+def has_begun(service: ServiceProcess) -> bool:
+    return bool(service.events) or service.process.poll() is not None
 
 
 def wait_until(found: Callable[[], object], failure: str) -> object:
