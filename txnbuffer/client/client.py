@@ -17,6 +17,7 @@ from txnbuffer.client.checks import check_name, check_number, check_timeout, che
 from txnbuffer.client.closing import close_all, to_the_end
 from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
+from txnbuffer.client.names import Names
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Source, process
@@ -44,7 +45,7 @@ from txnbuffer.client.threaded import AsyncReader
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.coordinator.messages import Joined, NameOpened, Naming, Shares, TakePart
-from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recordset import SET_BYTES
 from txnbuffer.streams.token import ResumeToken
@@ -79,7 +80,7 @@ class Client:
         self.shard_streams: ShardStreams | None = None  # where there are several shards
         self._ordinary = ordinary
         self._streaming: Streaming | None = None
-        self._names: dict[str, NameOpened] = {}
+        self.names = Names()
         self._topics: set[str] = set()
 
     async def close(self) -> None:
@@ -146,12 +147,12 @@ class Client:
     async def committed_number(self, name: str) -> int:
         """Open a producer's name, which fences whoever had it, and tell its last committed number; 0 for none."""
         opened: NameOpened = await self._ask("open_names", check_name(name, "a producer"))
-        self._names[name] = opened
+        self.names.opened(name, opened)
         return opened.committed
 
     async def delete_name(self, name: str, *, over: int = 0) -> None:
         """Forget a producer's name; for an hour numbers up to `over` are over, and shares of them refused."""
-        self._names.pop(check_name(name, "a producer"), None)
+        self.names.forget(check_name(name, "a producer"))
         await self.sessions.ask(name, lambda core, future: core.delete_name(name, over, future))
 
     # Ordinary sends
@@ -299,23 +300,7 @@ class Client:
 
     async def naming(self, name: str, number: int) -> Naming:
         """The name as this client holds it, opened at its first use. Raises AlreadyCommitted."""
-        opened = self._names.get(name)
-        if opened is None:
-            await self.committed_number(name)
-            opened = self._names[name]
-        if number <= opened.committed:
-            raise AlreadyCommitted(name, number, opened.committed)
-        return Naming(name, number, opened.opening)
-
-    def number_committed(self, naming: Naming) -> None:
-        """A transaction of a name has committed."""
-        opened = self._names.get(naming.name)
-        if opened is not None and opened.opening == naming.opening:
-            self._names[naming.name] = opened._replace(committed=naming.number)
-
-    def name_lost(self, name: str) -> None:
-        """Another producer opened the name; its next use opens it anew."""
-        self._names.pop(name, None)
+        return await self.names.naming(name, number, self.committed_number)
 
     def check(self) -> None:
         """Raises what makes anything vain that needs no transaction."""

@@ -211,7 +211,7 @@ class Transaction:
             self._lost_name()
             raise
         if opened.naming is not None:
-            self._client.number_committed(opened.naming)
+            self._client.names.committed(opened.naming)
 
     async def abort(self) -> None:
         """Abort; returns when that is durable. After a commit, or another abort, this does nothing."""
@@ -257,8 +257,8 @@ class Transaction:
 
     def _lost_name(self) -> None:
         """The next transaction of the name opens it anew."""
-        if self._naming is not None:
-            self._client.name_lost(self._naming[0])
+        if self._open is not None and self._open.naming is not None:
+            self._client.names.lost(self._open.naming)
 
     def _over(self, opened: OpenTransaction) -> InvalidRequest:
         return InvalidRequest(f"transaction {opened.txn} has ended: begin another one")

@@ -1,0 +1,77 @@
+"""A client opens a producer's name once, however many of its tasks use it: opening it again would fence the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from service_setup import on_a_loop_for
+
+from txnbuffer import connect
+from txnbuffer.client.names import Names
+from txnbuffer.coordinator.messages import NameOpened
+from txnbuffer.errors import AlreadyCommitted, ServiceUnavailable
+
+
+class Opening:
+    """Counts; `held` opens it, unless it is to fail so many times."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.names = Names()
+        self.count = 0
+        self._failures = failures
+
+    async def open(self, name: str) -> None:
+        self.count += 1
+        await asyncio.sleep(0)
+        if self.count <= self._failures:
+            raise ServiceUnavailable("away")
+        self.names.opened(name, NameOpened(committed=3, opening=self.count))
+
+
+def test_who_uses_a_name_while_it_is_opened_waits_for_that() -> None:
+    async def test() -> None:
+        opening = Opening()
+        namings = await asyncio.gather(*(opening.names.naming("n", number, opening.open) for number in range(4, 24)))
+        assert {naming.opening for naming in namings} == {1}
+        with pytest.raises(AlreadyCommitted):
+            await opening.names.naming("n", 3, opening.open)
+        await opening.names.naming("other", 4, opening.open)
+        assert opening.count == 2
+
+    asyncio.run(test())
+
+
+def test_what_could_not_be_opened_is_opened_by_the_next_that_waits() -> None:
+    async def test() -> None:
+        opening = Opening(failures=1)
+        uses = (opening.names.naming("n", number, opening.open) for number in (4, 5, 6))
+        first, *others = await asyncio.gather(*uses, return_exceptions=True)
+        assert isinstance(first, ServiceUnavailable)
+        assert [getattr(naming, "opening", naming) for naming in others] == [2, 2]
+
+    asyncio.run(test())
+
+
+def test_only_the_opening_that_is_lost_is_given_up() -> None:
+    async def test() -> None:
+        opening = Opening()
+        old = await opening.names.naming("n", 4, opening.open)
+        opening.names.lost(old)
+        new = await opening.names.naming("n", 4, opening.open)
+        opening.names.lost(old)  # an older transaction is told of it later
+        assert await opening.names.naming("n", 4, opening.open) == new
+        assert opening.count == 2
+
+    asyncio.run(test())
+
+
+@on_a_loop_for(120.0)
+async def test_tasks_of_one_client_do_not_fence_each_other() -> None:
+    async with connect("memory:") as client:
+        transactions = [client.transaction(name="n", number=number) for number in range(1, 6)]
+        await asyncio.gather(*(txn.begin() for txn in transactions))
+        for txn in transactions:
+            await txn.send("log", b"v")
+            await txn.commit()
+        assert await client.committed_number("n") == 5
