@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from writing import TopicWriter
 
+from broker_io import open_broker
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.exporting import Export
@@ -38,6 +40,36 @@ def test_it_goes_on_until_it_is_told_to_stop_or_nothing_can_help(
     ways[:] = [PositionTrimmed("gone"), None]
     with pytest.raises(PositionTrimmed):
         job.follow(stop, 0.001)
+
+
+def test_it_goes_on_at_once_while_there_is_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    with open_broker(f"file:{tmp_path}/log") as broker:
+        for _ in range(5):
+            TopicWriter(broker, "a").plain("value")
+    directory = ExportDirectory(str(tmp_path / "table"), VERSIONS)
+    stop = threading.Event()
+    waits: list[float] = []
+
+    def write(*_: object) -> int:
+        Path(directory.writing).mkdir(parents=True)
+        return 1
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if seconds:
+            stop.set()
+
+    monkeypatch.setattr(Export, "_cores", 2)
+    monkeypatch.setattr(Export, "_write", write)
+    monkeypatch.setattr(stop, "wait", wait)
+    options = reading_options(f"file:{tmp_path}/log")
+    with directory.locked():
+        job = Export(None, options, directory, messages=2, tell=said.append)  # type: ignore[arg-type]  # not used
+        run = job.follow(stop, 60.0)
+    assert run is not None
+    assert (run.number, waits) == (3, [0.0, 0.0, 60.0])
+    assert [text.endswith("; there is more, for the next run") for text in said] == [True, True, False]
 
 
 def test_what_spark_says_becomes_one_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from txnbuffer.cli.opening import address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, Run
-from txnbuffer.pipeline.targets import DELTA, PARQUET, find
+from txnbuffer.pipeline.targets import DELTA, PARQUET, check_apart, find
 from txnbuffer.pipeline.targets import target as target_of
 
 
@@ -109,6 +110,7 @@ def export(
     options = reading_options(address, topics, pattern, job.source)
     options["fail_on_data_loss"] = "false" if go_on else "true"
     target = target_of(directory, LATEST if latest else VERSIONS, form)
+    check_apart(target, address)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
     columns_of(wanted, target.kind)
     if not continuous:
@@ -150,6 +152,7 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
     from txnbuffer.pipeline.jobs.auditing import audit as compare
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
+    _check_page(html)
     target = find(directory)
     options = reading_options(address, (), None, job.source)
     check_reading(options)
@@ -165,6 +168,17 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
         show_rows(report["topics"], output, title=target.path)
         show_rows(report["differences"], output, title="first different keys", empty="none")
     sys.exit(0 if found.same else 1)
+
+
+def _check_page(path: str | None) -> None:
+    """Raises InvalidRequest, at once and not behind a long job, where the report can't be written."""
+    if path is None:
+        return
+    place = path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path) or not os.access(place, os.W_OK):
+        raise InvalidRequest(
+            f"the report can't be written to {path}: name a file that can be, in a directory that is there"
+        )
 
 
 def _write(path: str | None, page: str) -> None:
@@ -192,6 +206,7 @@ def profile(
     from txnbuffer.pipeline.jobs.profiling import profile as look
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
+    _check_page(html)
     options = reading_options(address, topics, pattern, job.source)
     check_reading(options)
     with session(job.master, job.settings) as spark:

@@ -16,6 +16,14 @@ def target(path: str, kind: str, form: str) -> ExportDirectory:
     return DeltaDirectory(path, kind) if form == DELTA else ExportDirectory(path, kind)
 
 
+def check_apart(export: ExportDirectory, address: str) -> None:
+    """Raises InvalidRequest for an export into the directory of the log that it reads, which is the log's own."""
+    if address.startswith("file:"):
+        log, place = (os.path.realpath(path) for path in (local_path(address), export.path))
+        if os.path.commonpath([log, place]) == log:
+            raise InvalidRequest(f"{export.path} is in the directory of the log {address}: export to another directory")
+
+
 def find(path: str) -> ExportDirectory:
     """The export at a path, of whichever kind and format. Raises InvalidRequest if there is none."""
     path = local_path(path)

@@ -76,6 +76,7 @@ class Export:
         self._tell = tell
         self._share = PARTITION_BYTES
         self._anew: dict[str, Position] = {}
+        self._cut = False
 
     def run(self) -> Run | None:
         """Export what is new; None if nothing is. The directory is locked by whoever calls.
@@ -83,7 +84,7 @@ class Export:
         Raises PositionTrimmed, LogShortened or LogReplaced if some of it is gone, TopicNotFound if a topic is gone or
         another one now, JobFailed.
         """
-        began = time.monotonic()
+        began, self._cut = time.monotonic(), False
         self._directory.clear()
         last = self._directory.last()
         if last is not None and last.columns != self.columns:
@@ -100,23 +101,26 @@ class Export:
                 check_same(broker, topic, offset.topics[topic].incarnation)
         run = Run(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
         run = self._directory.publish(run)
-        self._tell(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s")
+        more = "; there is more, for the next run" if self._cut else ""
+        self._tell(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s{more}")
         return run
 
     def follow(self, stop: threading.Event, every: float) -> Run | None:
-        """Export what is new every so many seconds until told to stop; the last run of all.
+        """Export what is new every so many seconds, at once while there is more, until told to stop; the last run.
 
         What trying again can help with is told and tried again. Raises as `run` else.
         """
         last = None
         while not stop.is_set():
+            pause = every
             try:
                 last = self.run() or last
+                pause = 0.0 if self._cut else every
             except Error as error:
                 if not error.retryable:
                     raise
                 self._tell(f"trying again in {every:g} s: {error}")
-            stop.wait(every)
+            stop.wait(pause)
         return last
 
     def _next(self, broker: Broker, last: Offset | None) -> tuple[Offset, dict[str, Position]]:
@@ -144,6 +148,7 @@ class Export:
             stretches.append(Stretch(topic, one.extents, first, max(first, one.stop)))
             looked[topic] = one
         ends = limited(stretches, self._messages)
+        self._cut = any(ends[one.topic] < one.stop for one in stretches)
         self._share = share_of(stretches, self._cores)
         firsts = {one.topic: one.first for one in stretches if ends[one.topic] > one.first}
         reached = dict(begun)
