@@ -120,7 +120,8 @@ class PulsarBroker:
             if error.status != 404:
                 raise
             raise InvalidAddress(
-                f"{address!r}: {error.reason}; run `pulsar-admin namespaces create {self._cluster.namespace}`"
+                f"{address!r}: {error.reason}, says the admin interface at {self._cluster.admin.url}; if that is not "
+                f"the cluster's, give admin_url, else run `pulsar-admin namespaces create {self._cluster.namespace}`"
             ) from None
 
     @property

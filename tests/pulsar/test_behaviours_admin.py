@@ -260,3 +260,15 @@ def test_credentials_are_not_printed() -> None:
 def test_an_admin_address_is_looked_at() -> None:
     with pytest.raises(InvalidAddress, match="http://HOST:PORT"):
         Admin("host:8080", Credentials(), Patience(0.0, nothing))
+
+
+def test_who_says_that_a_namespace_is_missing_is_named(interface: Interface) -> None:
+    """It may be another cluster's."""
+    interface.will_answer(404, {"reason": "Namespace does not exist"})
+    with pytest.raises(InvalidAddress) as error:
+        open_broker("pulsar://127.0.0.1:1/tenant/namespace", admin_url=interface.url)
+    assert str(error.value) == (
+        "'pulsar://127.0.0.1:1/tenant/namespace': Namespace does not exist, says the admin interface at "
+        f"{interface.url}; if that is not the cluster's, give admin_url, else run `pulsar-admin namespaces create "
+        "tenant/namespace`"
+    )
