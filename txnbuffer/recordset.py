@@ -34,6 +34,8 @@ PROPERTY_ROOM = 32
 MOST_BYTES = 64 * 1024 * 1024
 TOGETHER, TOGETHER_BYTES = 65_536, 32 * 1024 * 1024
 """Sets are unpacked together until they have so many records, or bytes; a single one may have more."""
+TOGETHER_CELLS = 16 * 1024 * 1024
+"""The same of records times columns, as if no two sets had properties in common."""
 
 
 class Stretch(NamedTuple):
@@ -137,18 +139,20 @@ def rows_within(placed: PlacedBatch, limit: int) -> int:
         return min(len(placed), limit)
     sizes = np.maximum(numbers(properties[RECORDS], len(placed), MAX_SET_RECORDS), 1)
     count = min(max(int(np.searchsorted(np.cumsum(sizes), limit, side="right")), 1), len(placed))
-    return _rows_within_bytes(placed.take(slice(count)))
+    return _rows_within_memory(placed.take(slice(count)))
 
 
-def _rows_within_bytes(placed: PlacedBatch) -> int:
-    """Compressed sets may hold thousands of times the bytes that were read."""
+def _rows_within_memory(placed: PlacedBatch) -> int:
+    """Compressed sets may hold thousands of times the bytes that were read, and properties that no other set has."""
     values = placed.messages.values
-    size = 0
+    size = columns = records = 0
     for row in set_rows(placed).tolist():
         with contextlib.suppress(BadBlock):  # which unpacking tells
             header = parse_header(bytes(values.data[(at := int(values.offsets[row])) : at + HEADER_BYTES]))
             size += int(header.keys_raw + header.values_raw)
-        if size > TOGETHER_BYTES:
+            columns += header.sections
+            records += header.rows
+        if size > TOGETHER_BYTES or columns * records > TOGETHER_CELLS:
             return max(int(row), 1)
     return len(placed)
 

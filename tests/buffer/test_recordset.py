@@ -213,6 +213,17 @@ def bytes_unpacked(message: Message) -> int:
     return header.keys_raw + header.values_raw
 
 
+def test_sets_with_properties_of_their_own_are_unpacked_fewer_together() -> None:
+    """Together each property is a column as long as all of them."""
+    sets = [pack(Batch.of([Message(None, b"v", {f"{number}-{at}": "x"}) for at in range(50)])) for number in range(70)]
+    batch = place(sets, [Position(1, entry) for entry in range(len(sets))])
+    assert rows_within(batch, 10_000) == 70
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordset, "TOGETHER_CELLS", 1_000_000)
+        count = rows_within(batch, 10_000)
+    assert 500_000 < (50 * count) ** 2 <= 1_000_000
+
+
 def test_a_set_without_a_sound_header_is_told_when_it_is_unpacked() -> None:
     broken = pack(Batch.of(THREE))._replace(value=b"junk")
     batch = place([broken, pack(Batch.of(THREE))], [Position(4, 7), Position(4, 8)])
