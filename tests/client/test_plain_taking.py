@@ -154,3 +154,24 @@ def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
                 txn.send("target", b"again")
         txn.send("target", b"again")
     assert found(client, 2) == [b"taken", b"again"]
+
+
+def test_a_send_whose_record_another_thread_commits_is_not_refused(
+    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = client.call
+
+    def committed_first(function: Any, *arguments: Any, **options: Any) -> Any:
+        if function == txn.hand_over:
+            call(txn._commit, False)
+        return call(function, *arguments, **options)
+
+    monkeypatch.setattr(plain_transaction, "HELD_RECORDS", 1)
+    txn = client.transaction()
+    txn.send("target", b"taken")
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "call", committed_first)
+        txn.send("target", b"as well")
+    assert found(client, 2) == [b"taken", b"as well"]
+    with pytest.raises(InvalidRequest, match="has ended"):
+        txn.commit()

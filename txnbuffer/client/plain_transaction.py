@@ -156,7 +156,7 @@ class PlainTransaction:
         async with self._turn:
             await self._begin_missing()
             if self._transaction.over:
-                raise InvalidRequest(ENDED)  # what was held is gone if it was aborted meanwhile
+                return  # whoever ended it meanwhile took what was held, or dropped it with all else
             with self._lock:
                 held, self._held = self._held, []
                 self._bytes = self._count = 0
