@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from client_world import run
+from cut_readers import cut_short
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, TopicNotFound
@@ -150,6 +151,18 @@ class NotedLog(Log):
         self.dialled.clear()
         await finding(self.finder, self.dial)()
         return [*self.dialled]
+
+
+def test_what_a_slow_broker_kept_back_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the log got nothing more: its owner may be one that nobody asks for anything."""
+    log = Log()
+    log.owner(1, "a:1")
+    log.owner(2, "b:2")
+    log.finder = Finder(log.broker, "public/default")
+    with monkeypatch.context() as patched:
+        cut_short(patched, log.broker, 1)
+        assert log.finder.look() == "a:1"
+    assert log.finder.look() == "b:2"
 
 
 def test_a_note_has_epoch_and_address() -> None:

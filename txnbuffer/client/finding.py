@@ -57,7 +57,6 @@ class Finder:
         self._namespace = namespace
         self._owner: Owner | None = None
         self._read_to = EARLIEST
-        self._end = EARLIEST
         self._followed = 0
 
     def noted(self) -> str | None:
@@ -102,7 +101,7 @@ class Finder:
     def _read_on(self) -> None:
         try:
             end = self._broker.last_position(self._topic)
-            if end is None or end <= self._end:
+            if end is None or end <= self._read_to:
                 return
             try:
                 self._read_to_end(end)
@@ -111,10 +110,9 @@ class Finder:
                 self._read_to_end(end)
         except TopicNotFound:
             return
-        self._end = end
 
     def _read_to_end(self, end: Position) -> None:
-        """Read up to an end that may be compacted away: then nobody finds anything more."""
+        """Read up to an end that may be compacted away: then nobody finds anything more, nor while a broker is slow."""
         found = True
         while found and self._read_to < end:
             found = False

@@ -1,0 +1,47 @@
+"""Readers of a broker that has just come back: they give so many messages, and then nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker_io.batch import PlacedBatch
+from broker_io.memory import MemoryBroker
+from broker_io.port import Reader
+from broker_io.position import EARLIEST, Position
+
+
+class CutShort:
+    def __init__(self, reader: Reader, left: int) -> None:
+        self._reader, self._left = reader, left
+
+    def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
+        placed = self._reader.read(limit=min(limit, self._left)) if self._left else None
+        self._left -= 0 if placed is None else len(placed)
+        return placed
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def __enter__(self) -> CutShort:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def cut_short(
+    patch: pytest.MonkeyPatch, broker: MemoryBroker, given: int, *, which: Callable[[bool], bool] = bool
+) -> None:
+    """The first reader of those that `which` picks by whether they are compacted gives so many, the others none."""
+    opened, left = broker.reader, [given]
+
+    def reader(topic: str, start: Position = EARLIEST, **options: Any) -> Any:
+        made = opened(topic, start, **options)
+        if not which(options.get("compacted", False)):
+            return made
+        return CutShort(made, left.pop() if left else 0)
+
+    patch.setattr(broker, "reader", reader)
