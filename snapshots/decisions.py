@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from broker_io.batch import Batch
+from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import PositionTrimmed, StillHeld, TopicNotFound
 from broker_io.port import Broker, Writer
+from broker_io.position import EARLIEST
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.loading import load
 from snapshots.recovery import restored_topics
+from snapshots.silence import behind_silence
 from snapshots.table import scan
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
@@ -115,22 +117,33 @@ def folded(broker: Broker, shards: int) -> Buffers:
 
 
 def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
-    """What a decision log says, and why its end can't be read if it can't. Raises UnreadableDecision."""
-    history = History()
+    """What a decision log says, and why its end can't be read if it can't.
+
+    Raises UnreadableDecision, and ServiceUnavailable where what stands before the end does not come.
+    """
+    history, at = History(), EARLIEST
     try:
         with broker.reader(decisions, compacted=True) as reader:
             while (placed := reader.read()) is not None:
-                for message in placed.messages:
-                    history.apply(message)
+                at = placed.positions.last
+                _apply(history, placed)
         end = broker.last_position(decisions)
     except TopicNotFound:
         return history, None
+    if end is None:
+        return history, None
+    for placed in behind_silence(broker, decisions, at, end):
+        _apply(history, placed)
     try:
-        if end is not None:
-            broker.reader(decisions, end, inclusive=False).close()
+        broker.reader(decisions, end, inclusive=False).close()
     except PositionTrimmed as error:
         return history, str(error)
     return history, None
+
+
+def _apply(history: History, placed: PlacedBatch) -> None:
+    for message in placed.messages:
+        history.apply(message)
 
 
 def _buffers(broker: Broker, shard: Shard) -> Buffers:

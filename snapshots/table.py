@@ -16,6 +16,7 @@ from broker_io.port import Broker, Reader
 from broker_io.position import EARLIEST, Position
 from snapshots.envelope import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, Stored
 from snapshots.keys import OWNER_KEY, SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.silence import behind_silence
 
 PATIENCE = 0.25
 """Seconds without a message after which a reader takes it that the rest was compacted away."""
@@ -136,10 +137,12 @@ class Scan:
         self.table = SnapshotTable(only, history={} if raw else None)
 
     def read_to_end(self) -> None:
-        """Read on to a fresh end, or to where neither this reader nor a new one finds anything more in time."""
+        """Read on to a fresh end. Raises ServiceUnavailable where what stands before it does not come."""
         end = self._broker.last_position(self._topic)
         while not self._read(lambda: end is None or self.table.position >= end, PATIENCE):
-            if not self._read_anew():
+            if end is not None and not self._read_anew():
+                for placed in behind_silence(self._broker, self._topic, self.table.position, end):
+                    self.table.feed(placed)
                 return
 
     def _read_anew(self) -> bool:
@@ -181,7 +184,7 @@ def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *
 
     `raw`: with the history that the raw log still holds.
 
-    Raises TopicNotFound.
+    Raises TopicNotFound, and ServiceUnavailable where what stands before the end does not come.
     """
     running = Scan(broker, topic, None if only is None else frozenset({only}), raw=raw)
     try:
