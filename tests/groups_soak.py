@@ -90,6 +90,8 @@ class Members:
         else:
             self.running.sort(key=lambda member: member.pid in joined)
             member = self.running.pop() if self._chance.random() < 0.8 else self._take(self.running)
+            if way == "send home" and member.pid not in joined:
+                way = "kill"  # it may not listen yet, and started by a shell in the background would never hear it
             signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "send home": signal.SIGINT}
             member.send_signal(signals[way])
             if way == "stop":
