@@ -98,8 +98,12 @@ class Groups(RuleBasedStateMachine):
 
     @rule(landed=st.integers(0, 3))
     def take_over(self, landed: int) -> None:
-        """What was asked and not answered is asked again, as clients do."""
+        """What was asked and not answered is asked again, as clients do: who aborted goes back to where it began."""
         self.rig.take_over(landed)
+        for member, move in self.commits.values():
+            ends = self.beliefs[member].ends
+            if ends.get(move.topic) == move.end.entry and self.position(move.topic) < move.end.entry:
+                ends[move.topic] = move.start.entry
         for partition in {move.topic for _, move in self.commits.values()}:
             come_to = self.position(partition) + 1
             assert come_to >= len(self.consumed.get(partition, ()))
