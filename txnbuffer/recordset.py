@@ -126,10 +126,11 @@ def expand(placed: PlacedBatch) -> PlacedBatch:
 
 def pieces(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:
     """The same messages in order, in pieces of at most `limit` records that can be unpacked together."""
-    while len(placed):
-        count = rows_within(placed, limit)
+    while (count := rows_within(placed, limit)) < len(placed):
         yield placed.take(slice(count))
         placed = placed.take(slice(count, None))
+    if len(placed):
+        yield placed
 
 
 def rows_within(placed: PlacedBatch, limit: int) -> int:
