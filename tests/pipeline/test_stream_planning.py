@@ -144,6 +144,16 @@ def test_a_ledger_that_is_read_to_its_end_is_left() -> None:
         assert query.rows == [row_of(record) for record in records_of(broker, "orders")]
 
 
+def write_and_trim(broker: MemoryBroker, life: Life) -> None:
+    """Three ordinary records, of which only the last stays."""
+    for _ in range(2):
+        life.plain()
+        broker.roll("orders")
+    life.plain()
+    life.snapshot()
+    broker.trim("orders", broker.ledgers("orders")[-1].ledger)
+
+
 @pytest.mark.parametrize("start", ["beginning", "end"])
 def test_what_was_written_and_trimmed_between_two_looks_at_a_topic_that_was_empty_is_missed(start: str) -> None:
     with world() as (broker, keeper):
@@ -151,12 +161,7 @@ def test_what_was_written_and_trimmed_between_two_looks_at_a_topic_that_was_empt
         query, careless = Query(start=start), Query(start=start, fail_on_data_loss="false")
         assert not query.trigger()
         life = Life(broker, keeper, "orders", 1)
-        for _ in range(2):
-            life.plain()
-            broker.roll("orders")
-        life.plain()
-        life.snapshot()
-        broker.trim("orders", broker.ledgers("orders")[-1].ledger)
+        write_and_trim(broker, life)
         with pytest.raises(PositionTrimmed, match="orders begins with ledger"):
             query.trigger()
         careless.run_out()
@@ -276,12 +281,7 @@ def test_records_of_the_awaited_time_that_are_gone_are_missed() -> None:
         life.plain()
         query = Query(start=datetime.fromtimestamp(clock.seconds + 3600, UTC).isoformat())
         clock.seconds += 3600
-        for _ in range(2):
-            life.plain()
-            broker.roll("orders")
-        life.plain()
-        life.snapshot()
-        broker.trim("orders", broker.ledgers("orders")[-1].ledger)
+        write_and_trim(broker, life)
         with pytest.raises(PositionTrimmed, match="orders begins with ledger"):
             query.trigger()
 
