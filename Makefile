@@ -58,8 +58,8 @@ typecheck: $(STAMP) ## types
 explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one says how to play it again
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
 
-mutants: $(STAMP) ## plant each known bug and see the tests catch it; ONLY=text for some
-	$(BIN)/python tests/mutants/run.py $(ONLY)
+mutants: $(STAMP) ## plant each known bug and see the tests catch it; SECONDS=3000 for a slice, ONLY=text for some
+	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(ONLY)
 
 soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that may be open at once, 5,000 examples a property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))

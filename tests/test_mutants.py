@@ -1,5 +1,6 @@
-"""The mutants can be planted, and their runner tells caught from survived from broken."""
+"""The mutants can be planted, and their runner distinguishes caught, survived and broken ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,31 @@ def mutant(old: str, new: str, **other: str | tuple[str, ...]) -> run.Mutant:
     )
 
 
-def test_verdicts(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outcomes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     caught, survived, unparsable = mutant("x + x", "x * x"), mutant("x + x", "x * 2"), mutant("return y", "return y)")
-    assert run.unchanged_passes([caught], tree)
-    assert [run.try_mutant(one, tree)[0] for one in (caught, survived, unparsable)] == ["caught", "survived", "broken"]
-    assert not run.run([caught, survived], tree)
+    assert run.unchanged_passes(caught.tests, tree)
+    tried = [run.try_mutant(one, tree) for one in (caught, survived, unparsable)]
+    assert [one.outcome for one in tried] == ["caught", "survived", "broken"]
+    assert tried[0].detail == "tests/test_sums.py::test_double"
+    both = [replace(caught, name="a"), replace(survived, name="b")]
+    assert not run.run(both, run.Results(tree / "results"), tree)
     assert capsys.readouterr().out == "1 caught, 1 survived\n"
     assert (tree / "bench" / "sums.py").read_text().count("x + x") == 1
+
+
+def test_a_run_continues_where_the_last_one_stopped(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mutants = [replace(mutant("x + x", "x * x"), name="a"), replace(mutant("return y", "return 0"), name="b")]
+    assert not run.run(mutants, run.Results(tree / "results"), tree, seconds=-1)
+    assert capsys.readouterr().out == "2 not tried\n"
+    assert run.run(mutants[:1], run.Results(tree / "results"), tree)
+    (tree / "tests" / "test_sums.py").touch()
+    capsys.readouterr()
+    assert not run.run(mutants, run.Results(tree / "results"), tree, seconds=-1)
+    assert capsys.readouterr().out == "1 caught, 1 not tried\n"
+    with (tree / "tests" / "test_sums.py").open("a") as file:
+        file.write("\n# another test file now\n")
+    assert not run.run(mutants, run.Results(tree / "results"), tree, seconds=-1)
+    assert capsys.readouterr().out == "2 not tried\n"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +81,8 @@ def test_what_cannot_be_planted_is_told(tree: Path, bad: run.Mutant, word: str) 
     assert any(word in problem for problem in run.problems(bad, tree))
 
 
-def test_failing_tests_of_an_unchanged_tree_are_told(tree: Path) -> None:
+def test_a_mutant_is_broken_where_its_tests_fail_without_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "tests" / "test_sums.py").write_text("def test_no():\n    assert False\n")
-    assert not run.unchanged_passes([mutant("x + x", "x")], tree)
+    assert not run.unchanged_passes(["tests/test_sums.py"], tree)
+    assert not run.run([mutant("x + x", "x")], run.Results(tree / "results"), tree)
+    assert capsys.readouterr().out == "1 broken\n"

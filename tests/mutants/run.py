@@ -1,4 +1,4 @@
-"""Plants known bugs one at a time and sees the tests catch each: `make mutants`.
+"""Plant known bugs one at a time and check that the tests catch each: `make mutants`.
 
 Each `*.toml` beside this file holds tables
 
@@ -12,19 +12,29 @@ Each `*.toml` beside this file holds tables
 The working tree is copied, the copy changed, the tests run there with a fixed seed. Only failing tests
 count as caught: a copy whose tests can't be collected is an error of the mutant. The same tests have
 to pass in an unchanged copy first, since otherwise their failing would say nothing.
+
+All of them take hours, so a run can stop after some time and the next one continues: `.mutants.jsonl` in the
+root of the repository has a line for each mutant that was tried, with the test that failed and the seconds. A result
+counts as long as the mutant, the file that it changes and the test files that it names are the same.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,22 +102,48 @@ def run_tests(tree: Path, tests: Iterable[str], timeout: int = TIMEOUT_S) -> tup
     return done.returncode, done.stdout + done.stderr
 
 
-def try_mutant(mutant: Mutant, root: Path = ROOT) -> tuple[str, str]:
-    """`caught`, `survived` or `broken`, and what there is to say about it."""
+@dataclass(frozen=True)
+class Result:
+    """`outcome` is `caught`, `survived` or `broken`; `detail` is the failed test, or why the mutant is broken."""
+
+    name: str
+    key: str
+    outcome: str
+    detail: str
+    seconds: float
+
+
+def key_of(mutant: Mutant, root: Path = ROOT) -> str:
+    """A digest of everything that the result of a mutant depends on directly."""
+    digest = hashlib.sha256(json.dumps(asdict(mutant)).encode())
+    for name in [mutant.file, *(test.partition("::")[0] for test in mutant.tests)]:
+        path = root / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes() if file.is_file() else b"")
+    return digest.hexdigest()[:32]
+
+
+def try_mutant(mutant: Mutant, root: Path = ROOT) -> Result:
+    started = time.monotonic()
+
+    def result(outcome: str, detail: str = "") -> Result:
+        return Result(mutant.name, key_of(mutant, root), outcome, detail, round(time.monotonic() - started, 1))
+
     if found := problems(mutant, root):
-        return "broken", "; ".join(found)
+        return result("broken", "; ".join(found))
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         copy_tree(Path(scratch), root)
         target = Path(scratch, mutant.file)
         target.write_text(target.read_text().replace(mutant.old, mutant.new))
         code, output = run_tests(Path(scratch), mutant.tests)
     if code == FAILED:
-        return "caught", ""
-    return ("survived", "") if code == PASSED else ("broken", output[-2000:])
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        return result("caught", failed[1] if failed else output.strip()[-200:])
+    return result("survived") if code == PASSED else result("broken", output[-2000:])
 
 
-def unchanged_passes(mutants: Iterable[Mutant], root: Path = ROOT) -> bool:
-    tests = dict.fromkeys(test for mutant in mutants for test in mutant.tests)
+def unchanged_passes(tests: Iterable[str], root: Path = ROOT) -> bool:
+    """Whether tests pass in a copy without any bug."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         copy_tree(Path(scratch), root)
         code, output = run_tests(Path(scratch), tests, ALL_TIMEOUT_S)
@@ -116,28 +152,74 @@ def unchanged_passes(mutants: Iterable[Mutant], root: Path = ROOT) -> bool:
     return code == PASSED
 
 
-def run(mutants: list[Mutant], root: Path = ROOT) -> bool:
-    """Try all, tell about each on stderr, print the summary; whether all were caught."""
-    counts = dict.fromkeys(("caught", "survived", "broken"), 0)
+class Results:
+    """The results so far, in a file of one JSON object a line; the last line of a name counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._by_name = {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
+
+    def of(self, mutant: Mutant, root: Path = ROOT) -> Result | None:
+        """The result of a mutant, if it still counts."""
+        found = self._by_name.get(mutant.name)
+        return found if found is not None and found.key == key_of(mutant, root) else None
+
+    def add(self, result: Result) -> None:
+        self._by_name[result.name] = result
+        with self._path.open("a") as file:
+            print(json.dumps(asdict(result)), file=file)
+
+
+def run(mutants: list[Mutant], results: Results, root: Path = ROOT, seconds: float = float("inf")) -> bool:
+    """Try those that were not caught yet until the time is over; print a summary. Whether all are caught."""
+    deadline = time.monotonic() + seconds
+    passes: dict[str, bool] = {}
+
+    def attempt(mutant: Mutant) -> Result | None:
+        known = results.of(mutant, root)
+        if known is not None and known.outcome == "caught":
+            return None
+        if time.monotonic() > deadline:
+            return None
+        untested = [test for test in mutant.tests if test not in passes]
+        if not problems(mutant, root) and untested:
+            passes.update(dict.fromkeys(untested, unchanged_passes(untested, root)))
+        if not all(passes.get(test, True) for test in mutant.tests):
+            return Result(mutant.name, key_of(mutant, root), "broken", "its tests fail without the bug", 0.0)
+        return try_mutant(mutant, root)
+
     with ThreadPoolExecutor(PARALLEL) as pool:
-        for mutant, (verdict, detail) in zip(
-            mutants, pool.map(lambda one: try_mutant(one, root), mutants), strict=True
-        ):
-            counts[verdict] += 1
-            print(f"{verdict:9}{mutant.name}  ({mutant.file})", detail, file=sys.stderr)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count or verdict != "broken"))
+        for mutant, result in zip(mutants, pool.map(attempt, mutants), strict=True):
+            if result is not None:
+                results.add(result)
+                print(f"{result.outcome:9}{result.seconds:7.1f} s  {mutant.name}", file=sys.stderr)
+                print(f"{'':19}{result.detail}", file=sys.stderr)
+    found = [results.of(mutant, root) for mutant in mutants]
+    counts = Counter("not tried" if result is None else result.outcome for result in found)
+    print(", ".join(f"{counts[word]} {word}" for word in ("caught", "survived", "broken", "not tried") if counts[word]))
     return counts["caught"] == len(mutants)
 
 
 def main() -> None:
-    only = sys.argv[1] if len(sys.argv) > 1 else ""
-    mutants = [mutant for mutant in load() if only in mutant.name or only in mutant.file]
+    parser = argparse.ArgumentParser(description="Plant known bugs and check that the tests catch each.")
+    parser.add_argument("only", nargs="?", default="", help="text in the name or the file of the mutants to try")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after that time")
+    parser.add_argument("--list", action="store_true", help="print the results so far as a table and try nothing")
+    options = parser.parse_args()
+    mutants = [one for one in load() if options.only in one.name or options.only in one.file]
     if not mutants:
-        sys.exit(f"no mutant has {only!r} in its name or its file")
-    plantable = [mutant for mutant in mutants if not problems(mutant)]
-    if not unchanged_passes(plantable):
-        sys.exit("the tests fail without any bug planted: mend that first")
-    sys.exit(0 if run(mutants) else 1)
+        sys.exit(f"no mutant has {options.only!r} in its name or its file")
+    results = Results(ROOT / ".mutants.jsonl")
+    if options.list:
+        for mutant in mutants:
+            result = results.of(mutant)
+            outcome, seconds, detail = (
+                (result.outcome, result.seconds, result.detail) if result else ("not tried", 0, "")
+            )
+            print(f"{outcome}\t{seconds}\t{mutant.file}\t{mutant.name}\t{detail.splitlines()[0] if detail else ''}")
+        return
+    sys.exit(0 if run(mutants, results, seconds=options.seconds) else 1)
 
 
 if __name__ == "__main__":
