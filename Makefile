@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench golden lock clean
+.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden lock clean
 
 help: ## show this list
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that 
 
 bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some
 	$(BIN)/python -m bench $(ONLY)
+
+compare: $(STAMP) ## compare figures with another tree by turns; OTHER=DIR, ONLY=prefix for some
+	$(BIN)/python -m bench.compare $(OTHER) $(ONLY)
 
 golden: $(STAMP) ## write the golden files anew; ONLY when a format changed on purpose
 	echo "Golden files pin formats that others have on disk. A diff here is a new format version." >&2
