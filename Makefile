@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --requir
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 2 --dist worksteal
 SOURCES := txnbuffer snapshots broker_io bench tests requirements
 
-.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden lock clean
+.PHONY: help setup demo test test-fast pulsar explore soak lint typecheck mutants bench compare golden docs lock clean
 
 help: ## show this list
 	awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,9 +88,13 @@ golden: $(STAMP) ## write the golden files anew; ONLY when a format changed on p
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k golden
 	git status --short tests/golden >&2
 
+docs: $(STAMP) ## build the documentation site in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	echo "open site/index.html" >&2
+
 lock: ## resolve the lock files anew (Python 3.11)
 	$(PYTHON) requirements/lock.py
 
 clean: ## remove everything that was made here
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

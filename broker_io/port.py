@@ -4,6 +4,7 @@ Four backends stand behind it and pass one contract suite (`broker_io.testing.co
 knows nothing of transactions.
 
 Rules that every backend keeps:
+
 - An append is acknowledged once it is durable, in order; what a failed append leaves behind is a
   prefix of it, and its fate is unknown to the writer until the log is read.
 - Opening an exclusive writer fences every older writer of that topic: each later append of theirs

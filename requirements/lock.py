@@ -3,7 +3,7 @@
 build.txt    what builds the package, installed first
 runtime.txt  what the package needs, for those who deploy it
 pulsar.txt   what it needs on a Pulsar cluster, for its container
-dev.txt      all of that, the demo's data, tests and linters: the environment of this repository
+dev.txt      all of that, the demo's data, tests, linters and the documentation site: the environment of this repository
 
 Every version is pinned with the hashes of all its files, so one lock serves each supported Python and
 processor. It is resolved by the oldest supported Python: run this with that one. Nothing in the files

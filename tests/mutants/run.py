@@ -39,7 +39,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = Path(__file__).resolve().parent
-COPIED = ("broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "pyproject.toml", "README.md", "LICENSE")
+COPIED = (
+    "broker_io", "snapshots", "txnbuffer", "tests", "bench", "docker", "docs", "mkdocs.yml", "pyproject.toml",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md",
+)  # fmt: skip
 PARALLEL = 2
 TIMEOUT_S = 300
 ALL_TIMEOUT_S = 1800
