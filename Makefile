@@ -88,7 +88,8 @@ golden: $(STAMP) ## write the golden files anew; ONLY when a format changed on p
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q -p no:cacheprovider -k golden
 	git status --short tests/golden >&2
 
-docs: $(STAMP) ## build the documentation site in site/
+docs: $(STAMP) ## build the documentation site in site/, refresh the diagram in docs/architecture.md
+	$(BIN)/python tests/layers.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	echo "open site/index.html" >&2
 

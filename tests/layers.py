@@ -1,0 +1,123 @@
+"""Writes the diagram and the table of docs/architecture.md from the imports: `make docs`.
+
+A part is a package without sub-packages, or else each module and sub-package directly in it. Its layer is above those
+of all parts that it imports, at run time or for types. Parts that import each other share a layer.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+
+from source_tree import PACKAGES, ROOT, Module, modules
+
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN = "<!-- Made by tests/layers.py from the imports: run `make docs`, don't edit. -->\n"
+END = "<!-- End of what tests/layers.py makes. -->\n"
+CAPTION = """\
+A part imports only parts in the lines below its own; parts joined by `<->` import each other. Imports inside functions
+and imports for types count too. Where a part imports another one only in these ways, the table has it in brackets.
+"""
+
+
+class Layers:
+    """The parts of some modules and what each imports; not `split`: the packages as parts."""
+
+    def __init__(self, source: Sequence[Module], *, split: bool = True) -> None:
+        self.modules = {module.name: module for module in source}
+        self._split = {name.partition(".")[0] for name in self.modules if split and name.count(".") > 1}
+        self.imports: dict[str, dict[str, bool]] = {self.part(name): {} for name in self.modules}
+        """Part → each part that it imports → whether only inside functions or for types."""
+        for module in source:
+            self._add(self.imports[self.part(module.name)], module)
+
+    def part(self, name: str) -> str:
+        """Return the part that a module belongs to."""
+        package, *inner = name.split(".")
+        return f"{package}.{inner[0]}" if inner and package in self._split else package
+
+    def _add(self, found: dict[str, bool], module: Module) -> None:
+        for each in module.imports():
+            name = each.dotted if each.dotted in self.modules else each.module
+            if name in self.modules and (target := self.part(name)) != self.part(module.name):
+                found[target] = found.get(target, True) and each.lazy
+
+    def rows(self) -> list[list[list[str]]]:
+        """Return the layers, highest first: lists of circles, which are lists of parts that import each other."""
+        reached = {part: self._reached(part) for part in self.imports}
+        circles = {part: frozenset(each for each in reached[part] if part in reached[each]) for part in reached}
+
+        @cache
+        def level(circle: frozenset[str]) -> int:
+            below = {circles[target] for part in circle for target in self.imports[part]} - {circle}
+            return max(map(level, below), default=0) + 1
+
+        rows: dict[int, list[list[str]]] = defaultdict(list)
+        for circle in set(circles.values()):
+            rows[level(circle)].append(sorted(circle))
+        return [sorted(rows[each]) for each in sorted(rows, reverse=True)]
+
+    def _reached(self, part: str) -> set[str]:
+        """Return the part and all that it imports, directly or not."""
+        reached, waiting = {part}, [part]
+        while waiting:
+            new = self.imports[waiting.pop()].keys() - reached
+            reached |= new
+            waiting += new
+        return reached
+
+    def summary(self, part: str) -> str:
+        """Return the first sentence of the docstring of a part."""
+        text = " ".join((ast.get_docstring(self.modules[part].tree) or "").split())
+        return re.split(r"(?<=\.)\s", text)[0].removesuffix(".")
+
+
+def diagram(source: Sequence[Module]) -> str:
+    """Return a box for each package, with a line for each layer; packages that import each other share a box."""
+    layers = Layers(source).rows()
+    boxes = []
+    for packages in [circle for row in Layers(source, split=False).rows() for circle in row]:
+        lines = []
+        for row in layers:
+            inside = [circle for circle in row if circle[0].partition(".")[0] in packages]
+            lines += ["    ".join(" <-> ".join(map(_short, circle)) for circle in inside)] if inside else []
+        boxes.append((f" {', '.join(packages)} ", lines))
+    width = max(len(line) for title, lines in boxes for line in [title, *lines]) + 4
+    text = []
+    for title, lines in boxes:
+        text += [f"┌{title:─^{width}}┐", *(f"│{line:^{width}}│" for line in lines), f"└{'':─^{width}}┘"]
+    return "\n".join(["```", *text, "```", ""])
+
+
+def table(source: Sequence[Module]) -> str:
+    """Return a table of the parts: what each is, and what it imports, of other packages only the package."""
+    layers = Layers(source)
+    lines = ["| part | what it is | imports |", "|---|---|---|"]
+    for part, imports in sorted(layers.imports.items()):
+        names: dict[str, bool] = {}
+        for target, lazy in imports.items():
+            package = target.partition(".")[0]
+            name = _short(target) if package == part.partition(".")[0] else package
+            names[name] = names.get(name, True) and lazy
+        listed = ", ".join(f"({name})" if lazy else name for name, lazy in sorted(names.items()))
+        lines.append(f"| `{part}` | {layers.summary(part)} | {listed} |".replace("|  |", "| |"))
+    return "\n".join([*lines, ""])
+
+
+def _short(part: str) -> str:
+    return part.partition(".")[2] or part
+
+
+def refreshed(page: str) -> str:
+    """Return the text of the page with the diagram and the table as the imports are now."""
+    source = modules(*PACKAGES)
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + "\n".join([BEGIN, diagram(source), CAPTION, table(source), END]) + after
+
+
+if __name__ == "__main__":
+    PAGE.write_text(refreshed(PAGE.read_text()))
