@@ -59,12 +59,13 @@ explore: $(STAMP) ## play histories of coordinators; N=20000 SEED=1, a bad one s
 	$(BIN)/python tests/coordinator/explore.py $(or $(N),1000) $(or $(SEED),0)
 
 mutants: $(STAMP) ## plant each known bug and see the tests catch it; SECONDS=3000 for a slice, ONLY=text for some
-	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(ONLY)
+	$(BIN)/python tests/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),"$(ONLY)")
 
 soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that may be open at once, 5,000 examples a property
 	$(BIN)/python tests/service/soak.py --kills $(or $(KILLS),200) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --brokers $(or $(BROKERS),20) --services $(or $(SERVICES),50) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/cluster_soak.py --shards 2 --brokers $(or $(BROKERS),5) --services $(or $(SERVICES),40) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/pulsar/unload_soak.py --unloads $(or $(UNLOADS),50) --restarts $(or $(RESTARTS),5) $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/relay_kills.py --kills 20 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/cursor_kills.py $(if $(SEED),--seed $(SEED))
 	$(BIN)/python tests/pulsar/sink_kills.py $(if $(SEED),--seed $(SEED))

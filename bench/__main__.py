@@ -1,8 +1,10 @@
 """`python -m bench [PREFIX…]`: run the figures whose names start with a prefix, or all; `--help` tells more."""
 
+import signal
 import sys
 
 from bench.harness import main
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
     sys.exit(main(sys.argv[1:]))

@@ -116,3 +116,44 @@ def commit_time() -> float:
     with service() as address:
         result: dict[str, Any] = fresh("bench.figures_embedded", "run_paced", address, 1000, SECONDS)
     return float(result["p99"]) * 1000
+
+
+NEW_TOPICS = 200
+MANY_TOPICS = 4_000
+
+
+async def make_topics(address: str, prefix: str, count: int) -> float:
+    """Topics a second, each made and registered by a transaction of its own, all at the same time."""
+    from txnbuffer import connect
+
+    async with connect(address) as client:
+
+        async def one(topic: str) -> None:
+            async with client.transaction() as txn:
+                await txn.send(topic, VALUE)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(one(f"{prefix}-{number}") for number in range(count)))
+        return count / (time.perf_counter() - began)
+
+
+def run_topics(address: str, prefix: str, count: int) -> float:
+    return asyncio.run(make_topics(address, prefix, count))
+
+
+def topics_per_second(before: int) -> float:
+    with service() as address:
+        for number in range(0, before, NEW_TOPICS):
+            fresh("bench.figures_embedded", "run_topics", address, f"before-{number}", min(NEW_TOPICS, before - number))
+        return float(fresh("bench.figures_embedded", "run_topics", address, "new", NEW_TOPICS))
+
+
+@figure("embedded.topics_per_s.0", unit="topics/s")
+def first_topics() -> float:
+    return topics_per_second(0)
+
+
+@figure("embedded.topics_per_s.4k", unit="topics/s")
+def topics_beside_many() -> float:
+    """Where the log has 4,000 topics already."""
+    return topics_per_second(MANY_TOPICS)

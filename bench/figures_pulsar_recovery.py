@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bench.fresh import fresh
 from bench.harness import Pair, figure
-from bench.pulsar_broker import broker, native, native_buffer, service
+from bench.pulsar_broker import broker, native, native_buffer, once_per_broker, service
 from broker_io.testing.standalone import ask
 
 ABORTS = 800_000
@@ -32,7 +31,7 @@ class Aborted(NamedTuple):
     native: str
 
 
-@functools.cache
+@once_per_broker
 def aborted(count: int) -> Aborted:
     """Make them by transactions that abort. All of their data is kept, or aborts would go with their ledgers."""
     space = broker().namespace()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ from typing import Any
 
 from bench.fresh import fresh
 from bench.harness import Pair, figure
-from bench.pulsar_broker import PATIENCE, broker, home, service
+from bench.pulsar_broker import PATIENCE, broker, home, once_per_broker, service
 
 TOPIC, CHANGED = "records", "changed"
 RECORDS = 1000
@@ -90,7 +89,7 @@ def run_process(address: str, options: Options) -> float:
     return asyncio.run(process_all(address, options))
 
 
-@functools.cache
+@once_per_broker
 def written() -> tuple[str, float]:
     """A namespace with records, and how many."""
     address = f"{broker().url}/{broker().namespace()}"

@@ -51,6 +51,7 @@ class Figure:
 
 
 _registry: dict[str, Figure] = {}
+_if_it_fails: dict[Callable[[TextIO], None], None] = {}
 
 
 def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = None) -> Callable[[Measure], Measure]:
@@ -70,6 +71,11 @@ def figure(name: str, *, unit: str, goal: str | None = None, peer: str | None = 
         return measure
 
     return register
+
+
+def if_it_fails(explain: Callable[[TextIO], None]) -> None:
+    """Have `explain` called with stderr if the figure that is being measured fails, after its traceback."""
+    _if_it_fails[explain] = None
 
 
 def figures(only: str = "") -> list[Figure]:
@@ -122,10 +128,13 @@ def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None
     complete = True
     for one in chosen:
         print(f"{one.name}  (a synced write takes {synced_write_ms():.2f} ms here now)", file=err, flush=True)
+        _if_it_fails.clear()
         try:
             line = measured(one, runs, err)
         except Exception:  # one figure that can't be measured leaves the others standing
             traceback.print_exc(file=err)
+            for explain in list(_if_it_fails):
+                explain(err)
             complete = False
             continue
         if one.goal is not None:

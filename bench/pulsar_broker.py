@@ -1,4 +1,4 @@
-"""One real broker for all Pulsar figures of a run, with its own transactions switched on for the native peer."""
+"""A real broker for the Pulsar figures of a run, with its own transactions switched on for the native peer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import atexit
 import contextlib
 import functools
 import json
+import os
 import subprocess
 import sys
-import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from bench.brokers import Brokers
 from bench.service_process import started
-from broker_io.testing.standalone import Standalone, StandaloneProcess, ask
+from broker_io.testing.standalone import ENVIRONMENT, Standalone, StandaloneProcess, ask
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PATIENCE = 3600.0
+LEAST_DIRECT, MOST_DIRECT = 1024, 4096
+"""MiB of direct memory: a broker runs with the first, and aborts the transactions of the figures with the second."""
 SETTINGS = ["transactionCoordinatorEnabled=true"]
 DRIVER = Path(__file__).parent / "native" / "NativeTransactions.java"
 DISTRIBUTION = Path(__file__).parents[1] / "docker" / "distribution.sh"
@@ -31,15 +37,42 @@ def home() -> Path:
     return Path(done.stdout.strip())
 
 
+def memory(megabytes: int) -> str:
+    """What a broker gets of a machine that has so many: what many native aborts take, a quarter of it at most."""
+    direct = max(LEAST_DIRECT, min(MOST_DIRECT, megabytes // 4))
+    return f"-Xms256m -Xmx1g -XX:MaxDirectMemorySize={direct}m"
+
+
+def make(directory: Path) -> StandaloneProcess:
+    megabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return StandaloneProcess(home(), directory, SETTINGS, {**ENVIRONMENT, "PULSAR_MEM": memory(megabytes)})
+
+
 @functools.cache
-def broker() -> Standalone:
-    """A standalone that runs until this process ends."""
-    directory = tempfile.TemporaryDirectory(prefix="txnbuffer-bench-")
-    made = StandaloneProcess(home(), Path(directory.name), SETTINGS)
-    atexit.register(directory.cleanup)
-    atexit.register(made.remove)
-    made.start()
+def brokers() -> Brokers:
+    """The brokers of this process, the last of which ends with it."""
+    made = Brokers(make)
+    atexit.register(made.end)
     return made
+
+
+def broker() -> Standalone:
+    """A standalone for the figure that is being measured."""
+    return brokers().current()
+
+
+def once_per_broker(prepare: Callable[P, T]) -> Callable[P, T]:
+    """Prepare something on the broker once, and anew on a fresh one."""
+    prepared: dict[tuple[object, ...], T] = {}
+
+    @functools.wraps(prepare)
+    def found(*arguments: P.args, **named: P.kwargs) -> T:
+        key = (broker().url, *arguments, *named.items())
+        if key not in prepared:
+            prepared[key] = prepare(*arguments, **named)
+        return prepared[key]
+
+    return found
 
 
 @contextmanager

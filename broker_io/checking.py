@@ -1,15 +1,28 @@
-"""What every backend refuses of a batch before anything of it is appended."""
+"""What every backend refuses before it does anything: batches that can't be stored, compaction of data."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from broker_io.batch import Batch, Blobs, Labels, PropertyColumn
-from broker_io.errors import InvalidMessage, MessageTooLarge
+from broker_io.errors import InvalidMessage, MessageTooLarge, NotOffered
 from broker_io.port import MAX_PROPERTIES
 
 NUMBER_DIGITS = 20
 """What a property that is a number takes at most."""
+
+
+OWN_PREFIX = "__txnbuffer"
+"""What the names of topics begin with that hold no transactions, and so may be compacted."""
+
+
+def check_compaction(topic: str, prefix: str) -> None:
+    """Raises NotOffered for a topic of records: the newest of a key may be one that was aborted."""
+    if not topic.startswith(prefix):
+        raise NotOffered(
+            f"topic {topic!r} can't be compacted, for compaction knows no transactions and could drop committed "
+            f"records: only topics that begin with {prefix!r} are; to free space, trim it"
+        )
 
 
 def check_batch(batch: Batch, limit: int) -> int:

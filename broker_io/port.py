@@ -19,11 +19,13 @@ Rules that every backend keeps:
 - Compaction keeps at least the newest message of each key, at its own position, unless that is a
   delete; what it keeps besides is the backend's business, so whoever reads a compacted topic keeps a
   map of its own. Messages without a key don't survive compaction.
+- Compaction knows no transactions, so a topic of records, whose name does not begin with `__txnbuffer`, is
+  not compacted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -102,6 +104,14 @@ class Writer(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
+class ReservingWriter(Protocol):
+    """A writer to storage of which a part is kept free for what ends transactions."""
+
+    def append_reserved(self, batch: Batch) -> Future[Positions]:
+        """As `Writer.append`, also where records fail with DiskWatermark, until that part is used up, too."""
+
+
 class Reader(Protocol):
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         """The next messages, at least one and at most about `limit`; None if none came in `timeout` seconds.
@@ -120,11 +130,31 @@ class Reader(Protocol):
 
 
 @runtime_checkable
+class TellingReader(Protocol):
+    """A reader that tells when there is more, so that no thread has to wait for that."""
+
+    def when_more(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called once, in any thread, when `read` may give something or fail; at once if it may now.
+
+        It must neither wait nor read. It takes the place of one that was not called yet. Where a reader is dead without
+        knowing it nobody is told: read now and then, too.
+        """
+
+
+@runtime_checkable
 class GuardedBroker(Protocol):
     """A broker where others' policies may drop or stop what is needed, also those that come later."""
 
     def check_topic(self, topic: str) -> None:
         """Raises UnsafePolicy that names what endangers a topic, NotAuthorized to who may not see policies."""
+
+
+@runtime_checkable
+class LookingBroker(Protocol):
+    """A broker that asks many questions about policies before it opens a writer."""
+
+    def writer_of_new(self, topic: str) -> Writer:
+        """A shared writer to a topic for which `create_topic` was called just now: it asked them."""
 
 
 @runtime_checkable
@@ -144,6 +174,22 @@ class StoredBroker(Protocol):
 
     def damages(self) -> dict[str, Error]:
         """Topic → why an owner would refuse to open the log for it; internal topics too."""
+
+
+@runtime_checkable
+class VerifyingBroker(Protocol):
+    """A broker that has the log itself, so that it alone can find out whether what is stored is what was written."""
+
+    def check_stored(self, topic: str, ledger: int) -> None:
+        """Read all that a ledger holds, if it still exists. Raises Damaged or TopicNotFound."""
+
+
+@runtime_checkable
+class BulkBroker(Protocol):
+    """A broker that makes many topics for about the cost of one."""
+
+    def create_topics(self, topics: Iterable[str]) -> None:
+        """Make topics, all of them or none; those that exist are left as they are."""
 
 
 @runtime_checkable
@@ -226,7 +272,10 @@ class Broker(Protocol):
         """Drop all closed ledgers below `first_ledger`; the newest always stays."""
 
     def compact(self, topic: str) -> None:
-        """Keep the newest message of each key of all closed ledgers, and of the newest where the backend can."""
+        """Keep the newest message of each key of all closed ledgers, and of the newest where the backend can.
+
+        Raises NotOffered for a topic of records.
+        """
 
     def close(self) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_io.errors import CallerError, Fenced, StorageError
+from broker_io.errors import CallerError, Damaged, Error, Fenced, StorageError
 from broker_io.position import Position
 
 
@@ -85,3 +85,22 @@ class NotRegistered(CallerError):
     """A topic that this owner doesn't tail; register it first."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class TopicDamaged(Damaged):
+    """A topic whose log is not what was written; `needed` where the service can't do without it."""
+
+    def __init__(self, topic: str, error: Error, *, needed: bool = False) -> None:
+        found = (error.path, error.offset, error.what) if isinstance(error, Damaged) else ("", 0, str(error))
+        super().__init__(*found)
+        what = "the service can't do without it" if needed else "nothing more is written to it, other topics go on"
+        told = f"topic {topic!r} is damaged: {error}; {what}. `txnbuf verify ADDRESS` shows all that is wrong: stop"
+        todo = "the service, put the whole directory back from its newest copy, and start it again"
+        self.args = (f"{told} {todo}",)
+        self.topic = topic
+
+
+def stopped_by(topic: str, error: Error) -> Error:
+    """The error that stands for what stopped a topic: one that says which topic it is, and what to do."""
+    known = isinstance(error, TopicDamaged) or not isinstance(error, Damaged)
+    return error if known else TopicDamaged(topic, error)

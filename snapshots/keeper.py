@@ -18,7 +18,7 @@ from broker_io.errors import Error
 from broker_io.port import Broker
 from snapshots.deleting import deleted_whole, exists, incarnation_written
 from snapshots.dropping import drop_parts
-from snapshots.errors import LOST, NotRegistered, OwnershipLost, SnapshotMissing
+from snapshots.errors import LOST, NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
 from snapshots.keys import SNAPSHOT_TOPIC, check_data_topic
 from snapshots.losing import holds_transactions, was_deleted
 from snapshots.owner import Ownership, acquire
@@ -41,7 +41,6 @@ Floor = Callable[[str], "int | None"]
 
 READS_IN_A_ROW = 64
 """So often one topic is read before the next one's turn comes."""
-
 WAIT_STEP = 0.005
 """Seconds that a waiting `pump` gives one topic before it looks at the next."""
 
@@ -97,12 +96,13 @@ class BufferKeeper:
 
     # What is done
 
-    def recover(self) -> dict[str, list[Effect]]:
+    def recover(self, owner: str = "") -> dict[str, list[Effect]]:
         """Become the owner, restore every topic that has a snapshot, and apply its log up to its end.
 
         Returns the effects of what was replayed, by topic. Topics that failed stand in `problems`, what was
-        unusual in `notes`; a topic that had to fall back has a new snapshot at once. Raises OwnershipLost if
-        another owner came at the same time and is the later one, and what the write of a snapshot raises.
+        unusual in `notes`; a topic that had to fall back has a new snapshot at once. With `owner`, a text that no other
+        has, all have one, in which a version of their histories begins. Raises OwnershipLost if another owner came at
+        the same time and is the later one, and what the write of a snapshot raises.
         """
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
@@ -111,7 +111,10 @@ class BufferKeeper:
         for topic, state in zip(topics, self._each(read, topics), strict=True):
             if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
                 effects[topic] = found
-        self._write([self._tails[topic] for topic in self._fallen_back if topic in self._tails])
+        for tail in self._tails.values() if owner else ():
+            tail.taken_over(owner)
+        changed = self._tails if owner else self._fallen_back
+        self._write([self._tails[topic] for topic in changed if topic in self._tails])
         return effects
 
     def expect(self, topics: Iterable[str]) -> None:
@@ -120,7 +123,7 @@ class BufferKeeper:
         So does one that was made anew and holds transactions again, with TopicNotFound: `remake` it.
         """
         for topic in {*topics} - {*self._tails, *self.problems, *self._deleted}:
-            if holds_transactions(self._broker, topic):
+            if self._guarded(topic, partial(holds_transactions, self._broker, topic)):
                 self.problems[topic] = was_deleted(topic) if topic in self._remade else SnapshotMissing(topic, LOST)
 
     def register(self, topic: str, prepared: Tail | None = None) -> None:
@@ -132,7 +135,6 @@ class BufferKeeper:
         if topic in self._tails or topic in self.problems:
             self._tail(topic)
             return
-        self._owned()
         tail = prepared or self.prepare(topic)
         try:
             self._write([tail])
@@ -204,7 +206,7 @@ class BufferKeeper:
 
     def stop(self, topic: str, error: Error) -> None:
         """A topic can't be followed any further: its error stands in `problems`."""
-        self.problems[topic] = error
+        self.problems[topic] = stopped_by(topic, error)
         if (tail := self._tails.pop(topic, None)) is not None:
             tail.close()
 
@@ -335,8 +337,7 @@ class BufferKeeper:
 
     def begin(self, topics: Iterable[str]) -> list[Captured]:
         """Capture the state of topics as it is now."""
-        epoch = self._owned().epoch
-        return [self._tails[topic].capture(epoch) for topic in topics if topic in self._tails]
+        return [self._tails[topic].capture(self._owned().epoch) for topic in topics if topic in self._tails]
 
     def write(self, captured: Sequence[Captured]) -> None:
         """Write what was captured. Raises as `pump`."""
@@ -346,7 +347,8 @@ class BufferKeeper:
         """What was captured is durable."""
         for tail, _, state, messages, changes in captured:
             tail.written(state, messages, changes)
-            self._drop_parts(tail)
+            if tail.buffer.applied is not None:
+                self._drop_parts(tail)
 
     def _write(self, tails: Sequence[Tail]) -> None:
         if not tails:
@@ -354,8 +356,7 @@ class BufferKeeper:
         self.settle()
         for tail in tails:
             tail.numbering.advance()
-        epoch = self._owned().epoch
-        captured = [tail.capture(epoch) for tail in tails]
+        captured = [tail.capture(self._owned().epoch) for tail in tails]
         self.write(captured)
         self.finish(captured)
 

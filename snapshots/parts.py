@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker_io.position import Position
-from snapshots.columns import BadColumn
+from snapshots.columns import MAX_LONG_BYTES, BadColumn
 from snapshots.entries import checked, sealed, unsealed
 from snapshots.envelope import PART, Stored
 from snapshots.errors import SnapshotDamaged
@@ -19,6 +19,15 @@ from snapshots.keys import EntryKey, KeyKind
 from snapshots.layout import get_items, get_position, put_items, put_position
 from snapshots.records import BadRecord, record
 from txnbuffer.buffer.items import Items, Part
+
+REST_BYTES = 2048
+"""What an entry takes besides its items: key, properties, the topic's name, ends of columns."""
+ITEM_BYTES = 6 * MAX_LONG_BYTES
+
+
+def part_items(limit: int) -> int:
+    """So many items fit into an entry of at most `limit` bytes, whatever they are."""
+    return (limit - REST_BYTES) // ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

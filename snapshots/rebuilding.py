@@ -27,7 +27,7 @@ from snapshots.recovery import before_ledger, fresh, kept_history
 from snapshots.states import TopicState, decode_state, encode_state
 from snapshots.table import SnapshotTable, TopicEntries
 from snapshots.verify import diff_states, rebuild
-from snapshots.writer import SnapshotWriter, commit
+from snapshots.writer import MAX_ENTRY_BYTES, SnapshotWriter, commit
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.items import Part
 from txnbuffer.buffer.sequencer import Sequencer
@@ -172,7 +172,7 @@ def write(broker: Broker, ownership: Ownership, table: SnapshotTable, found: Fol
     if kept is not None:
         failover, cursors = kept
     state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
-    writer = SnapshotWriter(topic, found.incarnation)
+    writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
     writer.found(entries)
     writer.add(_decoded(topic, number, part) for number, part in enumerate(found.parts, 1))
     commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])

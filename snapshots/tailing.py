@@ -13,7 +13,7 @@ from broker_io.port import Broker, Ledger, Reader
 from broker_io.position import NO_INDEX, Position
 from snapshots.numbering import Numbering
 from snapshots.policy import SnapshotDue, SnapshotPolicy
-from snapshots.recovery import Restored
+from snapshots.recovery import Restored, version_of
 from snapshots.states import UNKNOWN_LEDGER, TopicState, encode_state
 from snapshots.writer import Plan, SnapshotWriter
 from txnbuffer.buffer.buffer import TransactionBuffer
@@ -91,6 +91,11 @@ class Tail:
         self.numbering.advance()
         return effects
 
+    def taken_over(self, owner: str) -> None:
+        """Begin a version of the topic's history: `owner`, another text for each, goes on from what is numbered."""
+        uuid = version_of(self.topic, self.writer.incarnation, owner)
+        self.failover = self.failover.taken_over(uuid, self.numbering.sequencer.next_seqno - 1)
+
     def read(self, timeout: float = 0.0) -> list[Effect] | None:
         """Apply the next messages; None if none came in `timeout` seconds.
 
@@ -116,7 +121,7 @@ class Tail:
 
     def state(self) -> TopicState:
         """The state at this moment. Sealed parts have to be taken first."""
-        following = self._following_ledger(self._broker.ledgers(self.topic))
+        following = self._following_ledger()
         if following != UNKNOWN_LEDGER:
             self.numbering.goes_on(following)
         return TopicState(
@@ -129,11 +134,11 @@ class Tail:
             tuple(sorted(self.cursors.items())),
         )
 
-    def _following_ledger(self, ledgers: list[Ledger]) -> int:
+    def _following_ledger(self) -> int:
         """The ledger in which the log goes on, if that can be told; what was told once of a position stays true."""
         applied = self.buffer.applied
-        if self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER:
-            self._following = (applied, _following(applied, ledgers))
+        if applied is not None and (self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER):
+            self._following = (applied, _following(applied, self._broker.ledgers(self.topic)))
         return self._following[1]
 
     def plan(self, epoch: int) -> tuple[Plan, TopicState]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_io.environment import Clock
 from broker_io.errors import Error
-from broker_io.port import Broker
+from broker_io.port import Broker, Ledger
 from snapshots.errors import LOST, SnapshotMissing
 from snapshots.policy import SnapshotPolicy
 from snapshots.recovery import Restored, fresh, kept_history
@@ -27,9 +27,7 @@ class TailMaker:
 
     def whole(self, topic: str, entries: TopicEntries, epoch: int) -> Tail:
         """From the start of the log. Raises TopicNotFound."""
-        incarnation, ledgers = self._broker.incarnation(topic), self._broker.ledgers(topic)
-        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
-        return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
+        return self._whole(topic, entries, epoch, self._broker.ledgers(topic))
 
     def begun(self, topic: str, epoch: int, deleted: str | None) -> Tail:
         """Up to the end of the log of a topic that has no snapshot, made if missing.
@@ -37,15 +35,22 @@ class TailMaker:
         Raises SnapshotMissing if it holds transactions, unless it is the incarnation that was `deleted`.
         """
         self._broker.create_topic(topic)
-        tail = self.whole(topic, TopicEntries(), epoch)
+        ledgers = self._broker.ledgers(topic)
+        tail = self._whole(topic, TopicEntries(), epoch, ledgers)
         try:
-            tail.replay()
+            if any(ledger.entries for ledger in ledgers):
+                tail.replay()
             if tail.buffer.transactional and deleted != tail.writer.incarnation:
                 raise SnapshotMissing(topic, LOST)
         except Error:
             tail.close()
             raise
         return tail
+
+    def _whole(self, topic: str, entries: TopicEntries, epoch: int, ledgers: list[Ledger]) -> Tail:
+        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
+        incarnation = self._broker.incarnation(topic)
+        return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
 
     def keep_history(self, tail: Tail, former: TopicEntries) -> None:
         """Let readers of a topic whose log was folded anew go on from what it still has of its history."""

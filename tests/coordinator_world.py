@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import md5
 
 from pyroaring import BitMap64
 
@@ -85,9 +86,12 @@ class World:
     def take_over(self, config: Config | None = None, *, name: str = "owner", compact: bool = False) -> Owner:
         """A new owner: fences the log, writes its entry, reads it all."""
         seen = max((entry.epoch for entry in map(decode, self.decisions) if isinstance(entry, OwnerEntry)), default=0)
-        acquisition = Acquisition(name, seen)
+        drawn = md5(f"{name}{seen}".encode()).hexdigest()
+        before = History.read(self.decisions)
+        last = before.highest_id if seen else None  # as on an embedded log
+        acquisition = Acquisition(name, seen, drawn=drawn, owners=before.owners, last=last)
         self.decisions.append(acquisition.entry())
-        assert acquisition.read(seen)
+        assert acquisition.read(seen, before.owners, last)
         messages = self.compacted() if compact else self.decisions
         owner = Owner(self, acquisition.epoch, config or Config(), History.read(messages))
         self.writer = owner

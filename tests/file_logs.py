@@ -24,7 +24,7 @@ class World:
         self.environment = Environment(self.clock, self.disk, SeededRandomness(1), "4711")
 
     def own(self, **options: Any) -> FileBroker:
-        return FileBroker.open(DIRECTORY, self.environment, **{"committer": False, **options})
+        return FileBroker.open(DIRECTORY, self.environment, **{"committer": False, "compacted_prefix": "", **options})
 
     def follow(self) -> FollowingBroker:
         return FileBroker.open(DIRECTORY, self.environment, read_only=True)

@@ -15,7 +15,7 @@ from broker_io.position import Position
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk, Unsynced
 
 DIRECTORY = "/log"
-OPTIONS: dict[str, Any] = {"committer": False, "segment_bytes": 700, "journal_bytes": 2_500}
+OPTIONS: dict[str, Any] = {"committer": False, "segment_bytes": 700, "journal_bytes": 2_500, "compacted_prefix": ""}
 
 Row = tuple[Position | None, Message]
 """A message and where it stands; None: not known, for its append was never answered."""

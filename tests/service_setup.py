@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 from raw_session import InProcess, RawSession
 
+from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.coordinator.config import Config
+from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.grpc_server import GrpcServer
 
 QUICK = Config(transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05)
 
@@ -45,6 +48,18 @@ async def engine_on(broker: Broker, **options: Any) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.stop()
+
+
+@asynccontextmanager
+async def starting_service(port: int = 0) -> AsyncIterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    """The address of a service that listens, and what lets clients in."""
+    async with engine_on(MemoryBroker()) as engine:
+        server = GrpcServer(engine.limits, max_clients=10)
+        await server.start(f"127.0.0.1:{port}")
+        try:
+            yield f"txnbuf://127.0.0.1:{server.port}", functools.partial(server.serve, engine, Admin(engine))
+        finally:
+            await server.stop()
 
 
 async def session_on(engine: Engine, *topics: str, ids: int = 100) -> tuple[RawSession, range]:

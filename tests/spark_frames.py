@@ -30,7 +30,10 @@ def failing(attempts: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
-        yield next(batches)
+        first = next(batches, None)
+        if first is None:
+            return
+        yield first
         context = TaskContext.get()
         if context is not None and context.attemptNumber() < attempts:
             raise ArithmeticError("planned")

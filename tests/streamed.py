@@ -11,6 +11,7 @@ from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, Questions
 from txnbuffer.client.link import EngineLink, Link
 from txnbuffer.client.session import Session
 from txnbuffer.client.stream_link import EngineStreamLink, StreamLink
+from txnbuffer.model import TxnId
 from txnbuffer.service.engine import Engine
 
 Table = dict[bytes | None, bytes]
@@ -38,8 +39,8 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def write(client: Client, topic: str, rows: dict[str, str | None]) -> None:
-    """One transaction; None deletes a key."""
+async def write(client: Client, topic: str, rows: dict[str, str | None]) -> TxnId:
+    """One transaction, whose id it returns; None deletes a key."""
     async with client.transaction() as txn:
         for key, value in rows.items():
             if value is None:
@@ -47,6 +48,7 @@ async def write(client: Client, topic: str, rows: dict[str, str | None]) -> None
             else:
                 await txn.send(topic, value, key=key)
         await txn.commit(wait_visible=True)
+        return txn.id
 
 
 class Follower:

@@ -30,6 +30,8 @@ AGREED = {
     "pipeline.read_records_per_s.pulsar",
     "pulsar.load_seconds.800k",
     "pulsar.takeover_seconds",
+    "pulsar.topics_per_s",
+    "pulsar.topics_threads",
     "pulsar.txn_per_s.1",
     "pulsar.txn_per_s.512",
     "pulsar.txn_per_s.64",

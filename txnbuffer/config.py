@@ -30,7 +30,8 @@
     advertise = ""              # HOST:PORT where clients of a cluster find it; listen, or this host by its name
     shard = -1                  # beside a cluster: which of the namespace's shards it serves; -1: the only one
     shards = 1                  # and how many there are, which is fixed when a namespace is first served
-    standby = false             # beside a cluster: serve once whoever serves is gone, instead of fencing it
+    standby = false             # beside a cluster: serve once whoever serves is gone, instead of ending where one does
+    fence = false               # beside a cluster: take the log from whoever serves, which ends; for one that hangs
     http = "127.0.0.1:7712"     # metrics and health; "" for none
     tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
     tls_key = ""
@@ -150,6 +151,7 @@ class ServiceConfig:
     shard: int = -1
     shards: int = 1
     standby: bool = False
+    fence: bool = False
     http: str = "127.0.0.1:7712"
     tls_cert: str = ""
     tls_key: str = ""

@@ -36,6 +36,7 @@ __all__ = [
     "InvalidRequest",
     "LogDeleted",
     "LogReplaced",
+    "LogRestored",
     "LogShortened",
     "MalformedFrame",
     "MutationsTrimmed",
@@ -135,6 +136,10 @@ class LogShortened(StorageError):
 
 class LogReplaced(StorageError):
     """A log that holds other messages than those that were read of it."""
+
+
+class LogRestored(CallerError):
+    """The service's log is an older copy that was put back: it never had what this client has seen of it."""
 
 
 class PartMismatch(StorageError):

@@ -10,12 +10,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Literal, overload
 
 from broker_io.batch import Batch
+from broker_io.checking import OWN_PREFIX, check_compaction
 from broker_io.environment import Environment
 from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
+from broker_io.file import layout
 from broker_io.file.compaction import Rewrite, compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.manifest import TopicEntry
@@ -23,6 +27,7 @@ from broker_io.file.opening import open_log
 from broker_io.file.options import MIB, Options, disk_error, milliseconds
 from broker_io.file.owned import Owned
 from broker_io.file.reading import ReadingBroker
+from broker_io.file.segment import check_blocks
 from broker_io.file.writer import Fence, FileWriter, done, failed
 from broker_io.port import MAX_MESSAGE_BYTES, check_topic_name
 from broker_io.position import Positions
@@ -72,6 +77,7 @@ class FileBroker(ReadingBroker):
         compression: str | None = ...,
         watermark_bytes: int = ...,
         max_message_bytes: int = ...,
+        compacted_prefix: str = ...,
     ) -> FileBroker: ...
 
     @staticmethod
@@ -86,11 +92,13 @@ class FileBroker(ReadingBroker):
         compression: str | None = None,
         watermark_bytes: int = 256 * MIB,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        compacted_prefix: str = OWN_PREFIX,
     ) -> FileBroker | FollowingBroker:
         """Open a log, made if missing; sizes are in bytes, `compression` is "zstd" or None.
 
         `read_only` follows a log that another process may own, and writes nothing. Without `committer`
-        there is no thread: each append is written before it returns. `report` of the broker says in
+        there is no thread: each append is written before it returns. Topics whose names begin with
+        `compacted_prefix` may be compacted. `report` of the broker says in
         sentences what was found amiss and mended. Raises Locked, ForeignDirectory, UnsupportedFormat,
         Damaged, DiskFull or DiskFailed, and CallerError for an option that can't be.
         """
@@ -99,17 +107,22 @@ class FileBroker(ReadingBroker):
             return FollowingBroker(environment, directory)
         if compression not in (None, "zstd"):
             raise CallerError(f"compression {compression!r} is unknown: use 'zstd' or None")
-        options = Options(segment_bytes, journal_bytes, compression == "zstd", watermark_bytes, max_message_bytes)
+        compress = compression == "zstd"
+        options = Options(segment_bytes, journal_bytes, compress, watermark_bytes, max_message_bytes, compacted_prefix)
         options.check()
         return FileBroker(environment, directory, options, committer=committer)
 
     # --- structure ---
 
     def create_topic(self, topic: str) -> None:
-        check_topic_name(topic)
+        self.create_topics([topic])
+
+    def create_topics(self, topics: Iterable[str]) -> None:
+        """As `BulkBroker` says."""
+        names = [check_topic_name(topic) for topic in topics]
         with self._work:
             self._owned.check()
-            self._log.create_topic(topic)
+            self._log.create_topics(names)
 
     def delete_topic(self, topic: str) -> None:
         with self._compacting, self._work:
@@ -138,6 +151,8 @@ class FileBroker(ReadingBroker):
         """
         grace_ms = milliseconds(tombstone_grace)
         with self._compacting:
+            self._owned.named(topic)
+            check_compaction(topic, self._options.compacted_prefix)
             self.roll(topic)
             entry = self._owned.named(topic)
             rewrites = self._rewrite(entry, grace_ms)
@@ -168,6 +183,16 @@ class FileBroker(ReadingBroker):
             ledgers = tuple(news.get(ledger, ledger) for ledger in topic.entry.ledgers)
             self._log.change(topic, topic.entry._replace(ledgers=ledgers), news)
         self._owned.tell()
+
+    def check_stored(self, topic: str, ledger: int) -> None:
+        """As `VerifyingBroker` says."""
+        self._ask(topic, partial(self._check_stored, ledger))
+
+    def _check_stored(self, number: int, topic: TopicEntry) -> None:
+        for ledger in topic.ledgers:
+            if ledger.ledger == number:
+                path = layout.segment_path(self._directory, topic.number, number, ledger.generation)
+                check_blocks(self._environment.disk, path, ledger.bytes, topic.place(ledger))
 
     # --- writing ---
 
@@ -200,7 +225,7 @@ class FileBroker(ReadingBroker):
                     raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait on")
                 self._queue.wait(min(missing, LOOK_SECONDS))
 
-    def _append(self, writer: FileWriter, batch: Batch) -> Future[Positions]:
+    def _append(self, writer: FileWriter, batch: Batch, reserved: bool) -> Future[Positions]:
         try:
             with self._queue:
                 self._check_writer(writer)
@@ -209,7 +234,7 @@ class FileBroker(ReadingBroker):
                     self._check_writer(writer)
                 if not len(batch):
                     return done(Positions.of([]))
-                future = self._log.submit(writer.topic, batch)
+                future = self._log.submit(writer.topic, batch, reserved=reserved)
                 if self._idle:
                     self._queue.notify_all()
         except (Closed, Fenced, TopicNotFound) as error:

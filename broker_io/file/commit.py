@@ -36,12 +36,13 @@ class Topic:
 
 @dataclass(slots=True, eq=False)
 class Append:
-    """A batch that waits to be written; `size` is about its bytes."""
+    """A batch that waits to be written; `size` is about its bytes. `reserved`: it may use what records leave free."""
 
     topic: Topic
     batch: Batch
     size: int
     future: Future[Positions]
+    reserved: bool = False
 
 
 class Commit(NamedTuple):

@@ -26,7 +26,7 @@ from broker_io.file import layout
 from broker_io.file.commit import Append, Commit, Topic, build_commit
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
 from broker_io.file.lock import Lock
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, replace_manifest
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, empty_topic, replace_manifest
 from broker_io.file.options import MIB, Options, disk_error, disk_failure, out_of_files
 from broker_io.file.segment import Segment
 from broker_io.file.watermark import Watermark
@@ -38,7 +38,6 @@ APPEND_BYTES = 1024
 """What one more append costs in memory, whatever is in it."""
 OPEN_SEGMENTS = 256
 """Files of open segments that stay open."""
-
 
 _STOPPED = "the log has stopped; nothing acknowledged is lost: mend the disk or free space, then open the log again"
 _UNLOCKED = "its lock file was removed, so the log has stopped: see that nobody else owns it, then open it again"
@@ -96,24 +95,26 @@ class FileLog:
     def by_number(self, number: int) -> Topic | None:
         return self._topics.get(number)
 
-    def create_topic(self, name: str) -> None:
-        """Make a topic with one empty ledger; one that exists is left as it is."""
-        if name in self._numbers:
+    def create_topics(self, names: Iterable[str]) -> None:
+        """Make topics with one empty ledger each, all in one step; those that exist are left as they are."""
+        missing = [name for name in dict.fromkeys(names) if name not in self._numbers]
+        if not missing:
             return
         self._check()
-        number, first = self._manifest.next_topic, self._manifest.next_ledger
-        incarnation = self._randomness.token(16).hex()
-        entry = TopicEntry(number, name, incarnation, (first, 0) if first > 1 else (0, 0), (LedgerEntry(first),))
-        directory = layout.topic_path(self._directory, number)
+        number, first, token = self._manifest.next_topic, self._manifest.next_ledger, self._randomness.token
+        entries = [empty_topic(number + place, name, token(16), first) for place, name in enumerate(missing)]
+        directory = layout.join(self._directory, layout.TOPICS)
         with self.guard(directory):
-            self._disk.make_directory(directory)
-            self._make_segment(entry)
-            self._disk.sync_directory(layout.join(self._directory, layout.TOPICS))
+            for entry in entries:
+                self._disk.make_directory(layout.topic_path(self._directory, entry.number))
+                self._make_segment(entry)
+            self._disk.sync_directory(directory)
             if number == 1:
                 self._disk.sync_directory(self._directory)
-            self._replace(next_topic=number + 1, topics=[*self._durable(), entry])
-        self._topics[number] = self._open_topic(entry)
-        self._numbers[name] = number
+            self._replace(next_topic=number + len(entries), topics=[*self._durable(), *entries])
+        for entry in entries:
+            self._topics[entry.number] = self._open_topic(entry)
+            self._numbers[entry.name] = entry.number
 
     @property
     def seed(self) -> int:
@@ -183,11 +184,11 @@ class FileLog:
 
     # --- appends ---
 
-    def submit(self, topic: Topic, batch: Batch) -> Future[Positions]:
+    def submit(self, topic: Topic, batch: Batch, *, reserved: bool = False) -> Future[Positions]:
         """Queue a batch of at least one message for the next flush. Raises MessageTooLarge or InvalidMessage."""
         future: Future[Positions] = Future()
         future.set_running_or_notify_cancel()
-        append = Append(topic, batch, check_batch(batch, self._options.max_message_bytes), future)
+        append = Append(topic, batch, check_batch(batch, self._options.max_message_bytes), future, reserved)
         if self.failure is not None:
             future.set_exception(self.failure)
         else:
@@ -228,10 +229,7 @@ class FileLog:
         try:
             self._check()
             with self.guard(self._directory):
-                refusal = self._watermark.refusal()
-            if refusal is not None:
-                _fail(live, refusal)
-                return
+                self._watermark.look()
             commits = self._plan(live)
             self._write(commits)
         except (DiskFailed, TooManyFiles) as error:
@@ -247,6 +245,9 @@ class FileLog:
     def _plan(self, live: list[Append]) -> list[Commit]:
         by_topic: dict[int, list[Append]] = {}
         for append in live:
+            if (refusal := self._watermark.refusal(append)) is not None:
+                append.future.set_exception(refusal)
+                continue
             by_topic.setdefault(append.topic.entry.number, []).append(append)
         now = self._clock.now_ms()
         compress = self._options.compress

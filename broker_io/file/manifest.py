@@ -77,6 +77,11 @@ class TopicEntry(NamedTuple):
         return self._replace(ledgers=(*self.ledgers[:-1], entry))
 
 
+def empty_topic(number: int, name: str, incarnation: bytes, first: int) -> TopicEntry:
+    """A new topic with one empty ledger, of number `first`."""
+    return TopicEntry(number, name, incarnation.hex(), (first, 0) if first > 1 else (0, 0), (LedgerEntry(first),))
+
+
 class Manifest(NamedTuple):
     """All that a manifest says; topics in the order of their numbers."""
 

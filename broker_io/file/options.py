@@ -6,6 +6,7 @@ import errno
 import math
 from dataclasses import dataclass
 
+from broker_io.checking import OWN_PREFIX
 from broker_io.errors import CallerError, DiskFailed, DiskFull, TooManyFiles
 from broker_io.port import MAX_MESSAGE_BYTES
 
@@ -14,13 +15,14 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a log is kept; sizes in bytes."""
+    """How a log is kept; sizes in bytes. Topics whose names begin with `compacted_prefix` may be compacted."""
 
     segment_bytes: int = 64 * MIB
     journal_bytes: int = 64 * MIB
     compress: bool = False
     watermark_bytes: int = 256 * MIB
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    compacted_prefix: str = OWN_PREFIX
 
     def check(self) -> None:
         """Raises CallerError that names the option which can't be."""

@@ -54,6 +54,16 @@ def read_block(file: ReadableFile, path: str, found: Found, *, values: bool = Tr
         raise Damaged(path, found.offset, str(error)) from None
 
 
+def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
+    """Read every block up to an offset. Raises Damaged, or OSError."""
+    file = disk.open(path)
+    try:
+        for found in headers(file, path, 0, end, place):
+            read_block(file, path, found)
+    finally:
+        file.close()
+
+
 def whole_blocks(
     file: ReadableFile, start: int, end: int, next_entry: int, place: int
 ) -> tuple[int, int, Header | None]:

@@ -1,9 +1,15 @@
-"""Refusing appends before the disk is full, while there is still room to compact, trim and take snapshots."""
+"""Refusing appends before the disk is full, while there is still room to decide, compact, trim and take snapshots.
+
+Records are refused below the watermark. What ends transactions, and whatever goes into the service's own topics, is
+refused below half of it only: so transactions whose records were refused still end.
+"""
 
 from __future__ import annotations
 
+from broker_io.checking import OWN_PREFIX
 from broker_io.environment import Environment
 from broker_io.errors import DiskWatermark
+from broker_io.file.commit import Append
 from broker_io.file.options import MIB
 
 BYTES_BETWEEN = 16 * MIB
@@ -21,19 +27,24 @@ class Watermark:
         self._unseen = BYTES_BETWEEN
         self._seen_at = 0.0
         self._low = False
+        self._free = watermark_bytes
 
-    def refusal(self) -> DiskWatermark | None:
-        """Why nothing may be appended now, or None. Raises OSError."""
+    def look(self) -> None:
+        """Find out how much is free, if that may have changed. Raises OSError."""
         now = self._clock.monotonic()
-        if not self._low and self._unseen < BYTES_BETWEEN and now - self._seen_at < SECONDS_BETWEEN:
+        if self._low or self._unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
+            self._free = self._disk.free_bytes(self._directory)
+            self._unseen, self._seen_at = 0, now
+            self._low = self._free < self._watermark_bytes
+
+    def refusal(self, append: Append) -> DiskWatermark | None:
+        """Why an append may not be written, as the last look found it, or None."""
+        reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
+        if not self._low or (reserved and 2 * self._free >= self._watermark_bytes):
             return None
-        free = self._disk.free_bytes(self._directory)
-        self._unseen, self._seen_at = 0, now
-        self._low = free < self._watermark_bytes
-        if not self._low:
-            return None
+        limit = "half of the watermark" if reserved else "the watermark"
         return DiskWatermark(
-            f"{self._directory}: {free} bytes are free, fewer than the watermark of {self._watermark_bytes}: "
+            f"{self._directory}: {self._free} bytes are free, fewer than {limit} of {self._watermark_bytes}: "
             "appends are refused until there are more; free some space"
         )
 

@@ -51,7 +51,7 @@ class FileWriter:
         self,
         topic: Topic,
         ticket: int,
-        append: Callable[[FileWriter, Batch], Future[Positions]],
+        append: Callable[[FileWriter, Batch, bool], Future[Positions]],
         leave: Callable[[FileWriter], None],
         *,
         exclusive: bool,
@@ -64,7 +64,11 @@ class FileWriter:
         self._leave = leave
 
     def append(self, batch: Batch) -> Future[Positions]:
-        return self._append(self, batch)
+        return self._append(self, batch, False)
+
+    def append_reserved(self, batch: Batch) -> Future[Positions]:
+        """As `ReservingWriter` says."""
+        return self._append(self, batch, True)
 
     def close(self) -> None:
         if not self.closed:

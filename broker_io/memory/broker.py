@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from broker_io.batch import Batch
+from broker_io.checking import OWN_PREFIX, check_compaction
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Closed, Fenced, StillHeld
 from broker_io.memory.faults import Faults
@@ -29,7 +30,8 @@ LEDGER_ENTRIES = 100_000
 class MemoryBroker:
     """A handle on topics in memory; `MemoryBroker()` has topics of its own.
 
-    `ledger_entries` messages fill a ledger; `max_message_bytes` limits one message.
+    `ledger_entries` messages fill a ledger; `max_message_bytes` limits one message;
+    topics whose names begin with `compacted_prefix` may be compacted.
     """
 
     def __init__(
@@ -38,10 +40,14 @@ class MemoryBroker:
         clock: Clock | None = None,
         ledger_entries: int = LEDGER_ENTRIES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        compacted_prefix: str = OWN_PREFIX,
         log: MemoryLog | None = None,
     ) -> None:
         self.log = log or MemoryLog(
-            clock=clock or SystemClock(), ledger_entries=ledger_entries, max_message_bytes=max_message_bytes
+            clock=clock or SystemClock(),
+            ledger_entries=ledger_entries,
+            max_message_bytes=max_message_bytes,
+            compacted_prefix=compacted_prefix,
         )
         self.hashing: Hashing = "java"
         self.faults = Faults(self.log.changed)
@@ -69,6 +75,7 @@ class MemoryBroker:
         with self.log.changed:
             log = self._topic(topic)
             log.deleted = True
+            log.tell()
             del self.log.topics[topic], self.log.writers[log]
             self.log.deleted.add(topic)
             self.log.changed.notify_all()
@@ -147,7 +154,9 @@ class MemoryBroker:
 
     def compact(self, topic: str) -> None:
         with self.log.changed:
-            self._topic(topic).compact()
+            log = self._topic(topic)
+            check_compaction(topic, self.log.compacted_prefix)
+            log.compact()
 
     def repeat(self, topic: str, first: Position, last: Position) -> Positions:
         """Append the messages from `first` to `last` again at the end, as a broker that crashed can."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from broker_io.checking import OWN_PREFIX
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import TopicNotFound
 from broker_io.memory.faults import Faults
@@ -24,9 +25,12 @@ POLL_SECONDS = 0.01
 class MemoryLog:
     """The topics, and who writes them."""
 
-    def __init__(self, *, clock: Clock, ledger_entries: int, max_message_bytes: int) -> None:
+    def __init__(
+        self, *, clock: Clock, ledger_entries: int, max_message_bytes: int, compacted_prefix: str = OWN_PREFIX
+    ) -> None:
         self.clock = clock
         self.max_message_bytes = max_message_bytes
+        self.compacted_prefix = compacted_prefix
         self.topics: dict[str, TopicLog] = {}
         self.writers: dict[TopicLog, list[MemoryWriter]] = {}
         self.partitions: dict[str, int] = {}

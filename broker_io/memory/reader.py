@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -42,9 +43,18 @@ class MemoryReader:
                     return None
                 log.wait(missing)
 
+    def when_more(self, tell: Callable[[], None]) -> None:
+        with self._connection.log.changed:
+            ended = self._closed or self._connection.closed or self._log.deleted
+            if ended or self._log.read(self._cursor, 1, compacted=self._compacted) is not None:
+                tell()
+            else:
+                self._log.waiting[self] = tell
+
     def close(self) -> None:
         with self._connection.log.changed:
             self._closed = True
+            self._log.waiting.pop(self, None)
             self._connection.log.changed.notify_all()
 
     def __enter__(self) -> Self:

@@ -40,6 +40,8 @@ class TopicLog:
         self.last: Position | None = None
         self.lost = EARLIEST  # the last message that trimming dropped
         self.horizon = EARLIEST  # compaction saw everything up to here
+        self.waiting: dict[object, Callable[[], None]] = {}
+        """Who is to be told, once, that there is more, or that there will be none."""
         self._compacted: list[PlacedBatch] = []
         self._new_ledger = new_ledger
         self._ledger_entries = ledger_entries
@@ -64,7 +66,13 @@ class TopicLog:
             start = stop
         if parts:
             self.last = parts[-1].last
+            self.tell()
         return _concat_positions(parts)
+
+    def tell(self) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for told in waiting.values():
+            told()
 
     def roll(self) -> None:
         if self.ledgers[-1].entries:

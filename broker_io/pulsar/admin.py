@@ -12,36 +12,48 @@ from urllib.parse import urlsplit
 import tenacity
 
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
+from broker_io.pulsar.answers import Means, of_status
 from broker_io.pulsar.credentials import Bearer, Credentials
+from broker_io.waits import waiting
 
 T = TypeVar("T")
 
 CALL_SECONDS = 30.0
-"""How long the cluster may take to answer a question."""
+"""How long the cluster may take to answer a question; less where there is less patience."""
+LEAST_SECONDS = 2.0
 MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 _REDIRECTS = (301, 302, 307, 308)
-_AWAY = (408, 429, 502, 503, 504)
 
 
 class Patience:
-    """Does again, within `seconds`, what failed because the cluster was away; `check` raises once nobody waits."""
+    """Does again, within `seconds`, what failed because the cluster was away; `check` raises once nobody waits.
+
+    What is waited for stands among the waits of the process, see `broker_io.waits`.
+    """
 
     def __init__(self, seconds: float, check: Callable[[], None]) -> None:
         self.seconds = seconds
         self._check = check
 
-    def __call__(self, attempt: Callable[[], T]) -> T:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(ServiceUnavailable),
-            wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
-            stop=tenacity.stop_after_delay(self.seconds),
-            before_sleep=lambda _: self._check(),
-            reraise=True,
-        )
-        return retrying(attempt)
+    def __call__(self, what: str, attempt: Callable[[], T]) -> T:
+        """What `attempt` gives; `what` names it for those who want to know why it takes long."""
+        with waiting(what) as wait:
+
+            def failed(state: tenacity.RetryCallState) -> None:
+                self._check()
+                wait.failed(None if state.outcome is None else state.outcome.exception())
+
+            retrying = tenacity.Retrying(
+                retry=tenacity.retry_if_exception_type(ServiceUnavailable),
+                wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+                stop=tenacity.stop_after_delay(self.seconds),
+                before_sleep=failed,
+                reraise=True,
+            )
+            return retrying(attempt)
 
 
 class Admin:
@@ -53,6 +65,7 @@ class Admin:
             raise InvalidAddress(f"{url!r} is no address of an admin interface: write http://HOST:PORT")
         self.url = url.rstrip("/")
         self._patience = patience
+        self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, patience.seconds))
         self._bearer = Bearer(credentials)
         self._tls = credentials.tls_context() if parts.scheme == "https" else None
         self._credentials = credentials
@@ -67,7 +80,7 @@ class Admin:
         """
         if not patiently:
             return self._ask(method, path, body)
-        return self._patience(lambda: self._ask(method, path, body))
+        return self._patience(f"the answer to {method} {path}", lambda: self._ask(method, path, body))
 
     def close(self) -> None:
         with self._lock:
@@ -86,19 +99,21 @@ class Admin:
         raise ServiceUnavailable(f"{self.url} sends {method} {path} from broker to broker: is its topic moving?")
 
     def _told(self, method: str, path: str, status: int, content: bytes) -> Any:
-        if 200 <= status < 300:
+        reason = "" if status < 300 else _reason(content)
+        means = of_status(status, reason)
+        if means is Means.DONE:
             try:
                 return json.loads(content) if content else None
             except ValueError:
                 return content.decode(errors="replace")
-        reason = _reason(content)
+        reason = reason[:REASON_CHARACTERS]
         what = f"{self.url} answers {method} {path} with {status} ({reason})"
-        if status in (401, 403):
+        if means is Means.AUTHORITY:
             raise NotAuthorized(f"{what}: give credentials that may do this")
-        if status in _AWAY:
-            raise ServiceUnavailable(f"{what}: the cluster is busy or starting")
-        if status >= 500 or (status == 412 and "Busy" in reason):  # somebody else makes the same right now
-            raise ServiceUnavailable(f"{what}: see the log of the broker")
+        if means is Means.LOOKUP:
+            raise ServiceUnavailable(f"{what}: the topic moves, or its broker starts")
+        if means is Means.TRANSIENT:
+            raise ServiceUnavailable(f"{what}: the cluster is busy or starting, see the log of the broker")
         raise ClusterRefused(what, status, reason)
 
     def _call(self, method: str, place: str, data: bytes | None) -> tuple[int, bytes, str | None]:
@@ -138,8 +153,8 @@ class Admin:
     def _connect(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
         if scheme == "https":
             context = self._tls or self._credentials.tls_context()
-            return http.client.HTTPSConnection(netloc, timeout=CALL_SECONDS, context=context)
-        return http.client.HTTPConnection(netloc, timeout=CALL_SECONDS)
+            return http.client.HTTPSConnection(netloc, timeout=self._call_seconds, context=context)
+        return http.client.HTTPConnection(netloc, timeout=self._call_seconds)
 
 
 def _reason(content: bytes) -> str:
@@ -148,4 +163,4 @@ def _reason(content: bytes) -> str:
         said = str(json.loads(content)["reason"])
     except (ValueError, KeyError, TypeError):
         said = content.decode(errors="replace")
-    return " ".join(said.split())[:REASON_CHARACTERS] or "no reason given"
+    return " ".join(said.split()) or "no reason given"

@@ -25,7 +25,6 @@ BATCH_DELAY_MS = 1
 ENTRIES = 4
 """Appends under way that are entries of their own; more of them go together."""
 
-AS_THEY_COME = (BATCH_MESSAGES, BATCH_BYTES, BATCH_DELAY_MS)
 ALONE = (2, 0, BATCH_DELAY_MS)
 """Each message is full by itself. The library takes no number below 2."""
 MESSAGE_ROOM, PROPERTY_ROOM = 64, 16
@@ -38,7 +37,8 @@ NEVER_MS = 60_000
 class Batching:
     """`configuration` is what the producer has to be made with. Its writer's lock is held at each call.
 
-    `limit`: bytes that a message may have at most. `schema`: what the cluster is told that values are; None: bytes.
+    `limit`: bytes that a message may have at most; `entry_bytes`: those that messages may have that go together.
+    `schema`: what the cluster is told that values are; None: bytes.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Batching:
     ) -> None:
         self.enabled = enabled
         self._room = limit // 2  # payloads, and keys in base64, need some as well
+        self.entry_bytes = min(BATCH_BYTES, self._room)
         self._unseen = Recent()
         self.configuration = made = _pulsar.ProducerConfiguration()
         made.schema((schema or pulsar.schema.BytesSchema()).schema_info())
@@ -57,7 +58,7 @@ class Batching:
         # Compaction never drops deletes that are neither compressed nor batched.
         made.compression_type(pulsar.CompressionType.NONE if enabled else pulsar.CompressionType.LZ4)
         self._limits = (0, 0, 0)
-        self._limit(AS_THEY_COME)
+        self._limit((BATCH_MESSAGES, self.entry_bytes, BATCH_DELAY_MS))
 
     def as_they_come(self, unseen: int, begun: int, done: int) -> None:
         """The next messages go with others, and each is acknowledged.
@@ -65,9 +66,8 @@ class Batching:
         `unseen`: what one of them has at most that the library doesn't count; `begun`, `done`: so many appends went
         this way before, and so many of those are acknowledged. What of the others waits in the library counts too.
         """
-        messages, size, delay = AS_THEY_COME
-        fitting = self._room // max(self._unseen.peak(unseen, begun, done), 1)
-        self._limit((min(messages, fitting), size, delay) if fitting > 1 else ALONE)
+        fitting = min(BATCH_MESSAGES, self._room // max(self._unseen.peak(unseen, begun, done), 1))
+        self._limit((fitting, self.entry_bytes, BATCH_DELAY_MS) if fitting > 1 else ALONE)
 
     def one_entry(self, messages: int) -> None:
         """The next so many messages are one entry; none may wait in the library for the timer."""

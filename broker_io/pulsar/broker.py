@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 import pulsar
 
+from broker_io.checking import OWN_PREFIX, check_compaction
 from broker_io.errors import (
     ClusterRefused,
     Fenced,
     InvalidAddress,
     NotAuthorized,
-    NotOffered,
+    ServiceUnavailable,
     StillHeld,
     TopicNotFound,
     UnsafePolicy,
@@ -39,11 +42,10 @@ from broker_io.pulsar.policies import (
     policies_path,
 )
 from broker_io.pulsar.reader import PulsarReader
-from broker_io.pulsar.state import HOLD
+from broker_io.pulsar.state import HOLD, NEW, TopicState
 from broker_io.pulsar.upkeep import Upkeep
 from broker_io.pulsar.writer import PulsarWriter
 
-OWN_PREFIX = "__txnbuffer"
 OVERHEAD_BYTES = 64 * 1024
 """Room that Pulsar's own limit leaves for its metadata around our properties, and for compression that fails."""
 AHEAD, AHEAD_OF_LARGE = 1000, 250
@@ -62,14 +64,14 @@ class PulsarBroker:
     `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). Who we
     are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
     certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
-    others are compacted by nobody. While the cluster is away, questions wait up to `patience` seconds; opening the
-    broker does not. A writer that is closed waits `goodbye` seconds for what is under way (None: `patience`). `hashing`
-    is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
+    others are compacted by nobody. While the cluster is away, each call waits up to `patience` seconds for it,
+    opening the broker as well. A writer that is closed waits `goodbye` seconds for what is under way (None:
+    `patience`). `hashing` is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
     partitioned ones by the name of the whole, and what the client library calls a schema: writers of ours tell the
     cluster that values are of it, which is the caller's care. `client_log` is a file for what the client library has
     to say.
 
-    Raises InvalidAddress, ServiceUnavailable if nobody answers, NotAuthorized.
+    Raises InvalidAddress, ServiceUnavailable if nobody answers in that time, NotAuthorized.
     """
 
     def __init__(
@@ -102,12 +104,12 @@ class PulsarBroker:
         self.hashing = hashing
         self._schemas = dict(schemas or {})
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
+        self._limit_asked = False
         self._lock = threading.Lock()
         self._lifting = [threading.Lock() for _ in range(LIFTING)]
         self._upkeep = Upkeep(self._cluster)
         try:
-            self._greet(address)
-            self._cluster.reach()
+            self._cluster.patiently(f"the cluster at {address}", partial(self._greet, address))
         except BaseException:
             self._cluster.close()
             raise
@@ -123,9 +125,18 @@ class PulsarBroker:
                 f"{address!r}: {error.reason}, says the admin interface at {self._cluster.admin.url}; if that is not "
                 f"the cluster's, give admin_url, else run `pulsar-admin namespaces create {self._cluster.namespace}`"
             ) from None
+        self._cluster.reach()
 
     @property
     def max_message_bytes(self) -> int:
+        """What was given, or less where the cluster takes less and tells us so, as it tells its administrators."""
+        if not self._limit_asked:
+            self._limit_asked = True
+            with contextlib.suppress(NotAuthorized, ClusterRefused, ServiceUnavailable, LookupError, ValueError):
+                found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", patiently=False)
+                limit = int(found["maxMessageSize"])
+                room = min(OVERHEAD_BYTES, limit // 4)
+                self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, limit - room)
         return self._cluster.max_message_bytes
 
     def topics(self) -> list[str]:
@@ -140,13 +151,15 @@ class PulsarBroker:
         self._cluster.check()
         path = path_of(self._cluster.namespace, check_topic_name(topic))
         check_usable(topic, self._cluster.partitions)
+        state = NEW
         try:
             self._cluster.admin.ask("PUT", path, {INCARNATION: self._cluster.new_mark()})
         except ClusterRefused as error:
             if error.status != 409:
                 raise
             self._cluster.incarnation(topic)  # it is there already, if it is one that can be used
-        self._make_safe(topic, exclusive=False)
+            state = self._cluster.state(topic)
+        self._make_safe(topic, exclusive=False, state=state)
 
     def check_topic(self, topic: str) -> None:
         """Policies may have changed since the topic was opened. Raises UnsafePolicy, NotAuthorized."""
@@ -204,6 +217,9 @@ class PulsarBroker:
             each.end(fenced)
         return writer
 
+    def writer_of_new(self, topic: str) -> PulsarWriter:
+        return self._writer(topic, self._cluster.incarnation(topic), Modes.Shared, alone=False)
+
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
     ) -> PulsarReader:
@@ -247,11 +263,7 @@ class PulsarBroker:
 
     def compact(self, topic: str) -> None:
         self._cluster.incarnation(topic)
-        if not self._is_compacted(topic):
-            raise NotOffered(
-                f"topic {topic!r} is not written for compaction, which would drop members of batches: only topics "
-                f"that begin with {self._compacted_prefix!r} are"
-            )
+        check_compaction(topic, self._compacted_prefix)
         raw = [handle for handle in self._handles(topic) if isinstance(handle, PulsarReader) and not handle.compacted]
         floor = min((reader.position.ledger for reader in raw), default=None)
         self._upkeep.compact(topic, floor)
@@ -288,14 +300,14 @@ class PulsarBroker:
             handle.close()
             self._cluster.check()
 
-    def _make_safe(self, topic: str, *, exclusive: bool) -> None:
+    def _make_safe(self, topic: str, *, exclusive: bool, state: TopicState | None = None) -> None:
         """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.
 
         Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.
         """
         check_usable(topic, self._cluster.partitions)
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
-        state = cluster.state(topic)
+        state = state or cluster.state(topic)
         made = HOLD not in state.cursors
         if made:
             hold(cluster.admin, path)

@@ -60,6 +60,7 @@ class Cluster:
         self.closed = False
         self.max_message_bytes = max_message_bytes
         self.goodbye = patience if goodbye is None else goodbye
+        self._attempt = min(max(patience, 1.0), OPERATION_SECONDS)
         self.patiently = Patience(patience, self.check)
         self.admin = Admin(admin_url or address.admin, credentials, self.patiently)
         self.acks = Resolver()
@@ -67,7 +68,7 @@ class Cluster:
             self.client = pulsar.Client(
                 address.service,
                 authentication=credentials.for_client(),
-                operation_timeout_seconds=max(1, round(min(patience, OPERATION_SECONDS))),
+                operation_timeout_seconds=max(1, round(self._attempt)),
                 logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, log or os.devnull),
                 **_tls_options(credentials, tls=address.tls),
             )
@@ -87,7 +88,7 @@ class Cluster:
         for host in self.service.partition("://")[2].split(","):
             name, _, port = host.rpartition(":")
             try:
-                socket.create_connection((name.strip("[]"), int(port)), OPERATION_SECONDS).close()
+                socket.create_connection((name.strip("[]"), int(port)), self._attempt).close()
             except OSError as error:
                 missing.append(f"{host} ({error})")
             else:
@@ -173,7 +174,7 @@ class Cluster:
                 self.check()
                 raise of_opening(error, topic, what) from None
 
-        return self.patiently(attempt)
+        return self.patiently(f"the {what} of topic {topic!r} to be opened", attempt)
 
 
 def _close_client(client: pulsar.Client) -> None:

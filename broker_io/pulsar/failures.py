@@ -16,22 +16,16 @@ from broker_io.errors import (
     ServiceUnavailable,
     TopicNotFound,
 )
-
-FENCED = ("ProducerFenced", "ProducerBusy")
-AWAY = (
-    "Timeout", "TimeOut", "NotConnected", "ConnectError", "LookupError", "ServiceUnitNotReady",
-    "TooManyLookupRequestException", "BrokerMetadataError", "BrokerPersistenceError", "AlreadyClosed", "ReadError",
-    "Interrupted",
-)  # fmt: skip
-AUTHORITY = ("AuthenticationError", "AuthorizationError", "ErrorGettingAuthenticationData")
+from broker_io.pulsar.answers import Means, of_result
 
 
 def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
     """Why a reader or a writer of a topic could not be opened."""
     name = type(error).__name__
-    if name in FENCED:
+    means = of_result(name)
+    if means is Means.FENCED:
         return Fenced(f"topic {topic!r} is held by an exclusive writer ({name}): wait until it closes")
-    if name in AUTHORITY:
+    if means is Means.AUTHORITY:
         return NotAuthorized(f"these credentials may not open a {what} of topic {topic!r} ({error})")
     if name == "TopicNotFound":
         return TopicNotFound(f"there is no topic {topic!r}: create it first")
@@ -41,16 +35,20 @@ def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
             "none: it wants each message to name one, which markers can't, so run "
             "`pulsar-admin namespaces set-schema-validation-enforce --disable NAMESPACE`; else give the topic's own"
         )
-    if name in AWAY:
+    if means.passes:
         return ServiceUnavailable(f"the cluster opens no {what} of topic {topic!r} ({error}): is it running?")
     return ClusterRefused(f"the cluster opens no {what} of topic {topic!r} ({error})", 0, str(error))
 
 
 def of_append(result: str, topic: str) -> Error:
     """Why an append failed; whether it stands in the log is unknown."""
-    if result in FENCED:
-        return Fenced(f"another exclusive writer opened topic {topic!r}: what was under way may stand in the log")
-    if result in AUTHORITY:
+    means = of_result(result)
+    if means is Means.FENCED:
+        return Fenced(
+            f"the cluster let go of the exclusive writer of topic {topic!r} ({result}), as it does when another one "
+            "opens it, or when its storage is lost: what was under way may stand in the log"
+        )
+    if means is Means.AUTHORITY:
         return NotAuthorized(f"these credentials may not write to topic {topic!r} ({result})")
     return AppendUnknown(
         f"an append to topic {topic!r} failed ({result}): it may stand in the log or not; open another writer"

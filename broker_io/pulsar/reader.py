@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -60,6 +60,7 @@ class PulsarReader(Handle):
         self._tries = (EARLIEST, 0)
         self._tail = (-1, -1)
         self._doubt = FIRST_DOUBT
+        self._broken = False  # whether the source failed: another one goes on where it was
         self._in_vain = False  # whether the library says that there is more, and nothing came for long
         self._source = self._new_source(start)
         self._asked_behind = EARLIEST
@@ -91,6 +92,12 @@ class PulsarReader(Handle):
             else:
                 self._in_vain |= now >= patience and self._source.is_connected() and self._may_have_more()
                 return None
+
+    def when_more(self, tell: Callable[[], None]) -> None:
+        if self._held is not None or self._broken or self._dead is not None:
+            tell()
+        else:
+            self._source.when_more(tell)
 
     def close(self) -> None:
         self.end(Closed(f"this reader of topic {self.topic!r} is closed: open another one"))
@@ -160,11 +167,16 @@ class PulsarReader(Handle):
         held, self._held = self._held, None
         if held is not None:
             return held
+        if self._broken:
+            self._open_source()
         try:
             return self._source.next(milliseconds)
-        except Closed:
-            self._check()
-            raise
+        except Error as error:
+            self._check()  # it may be we who closed it
+            self._broken = True
+            if not error.retryable:
+                raise
+            return None
 
     def _may_have_more(self) -> bool:
         """Whether a read that may not wait has to, as what it asks for is there and only not here yet."""
@@ -209,11 +221,12 @@ class PulsarReader(Handle):
             self._last = place
             return self._inclusive
         self._check_topic()
-        if start != EARLIEST and not self.compacted and place[:2] != start[:2] and not self._is_tail(start, place):
+        known = start == EARLIEST or place[:2] == start[:2] or follows(start, place) or self._is_tail(start, place)
+        if not known and not self.compacted:
             state = self._cluster.state(self.topic)
             if state.find(start.ledger) is None:
                 raise self._trimmed(start, state)
-            if self._given and not (follows(start, place) or is_next_ledger(start, place, state)):
+            if self._given and not is_next_ledger(start, place, state):
                 return self._is_skipped_again(start)
         self._met = True
         return True
@@ -226,8 +239,8 @@ class PulsarReader(Handle):
         if self._asked_behind == last:
             self._met = True
             return True
-        self._asked_behind = last
         self._open_source()
+        self._asked_behind = last  # not before: what fails here has answered nothing
         return False
 
     def _is_tail(self, last: Position, place: Position) -> bool:
@@ -278,7 +291,7 @@ class PulsarReader(Handle):
         source = self._new_source(start)
         self._source.close()
         self._source, self._start, self._inclusive = source, start, inclusive
-        self._met = False
+        self._met = self._broken = False
         self._quiet_since = time.monotonic()
 
     def _new_source(self, start: Position) -> Source:

@@ -37,6 +37,10 @@ class TopicState:
         return not any(ledger.entries for ledger in self.ledgers if low < ledger.ledger < high)
 
 
+NEW = TopicState([], Position(-1, -1), {})
+"""What is known of a topic that was made just now."""
+
+
 def read_state(stats: Any) -> TopicState:
     """The state that an answer to `internalStats` tells."""
     rows = stats["ledgers"]

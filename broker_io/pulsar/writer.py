@@ -13,13 +13,14 @@ from typing import Any, Self
 
 import pulsar
 
+from broker_io import waits
 from broker_io.batch import Batch
 from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
 from broker_io.position import Position, Positions
 from broker_io.pulsar import forking
 from broker_io.pulsar.acks import settle
-from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, ENTRIES, Batching, measure, places_in_entry
+from broker_io.pulsar.batching import BATCH_MESSAGES, ENTRIES, Batching, measure, places_in_entry
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.failures import behind_too_large, of_append, too_large
 from broker_io.pulsar.flushing import flusher
@@ -58,6 +59,8 @@ class PulsarWriter(Handle):
         # The library's own: the wrapper keeps the configuration to itself, and costs half as much again per message.
         self._producer: Any = cluster.client._client.create_producer(cluster.url(topic), self._batching.configuration)
         cluster.acks.start()
+        self._wait = waits.begin(f"the cluster to acknowledge appends to topic {topic!r}")
+        self._wait.rest()
 
     def append(self, batch: Batch) -> Future[Positions]:
         about = check_batch(batch, self._limit)
@@ -75,6 +78,8 @@ class PulsarWriter(Handle):
     def _send(self, messages: list[Any], size: int, unseen: int, future: Future[Positions]) -> None:
         append = _Append(self, future, len(messages), size, whole=self._fits_one_entry(len(messages), size))
         self._sent.begun += 1
+        if self._wait.resting:
+            self._wait.goes_on()
         send = self._producer.send_async
         if append.whole:
             self._batching.one_entry(len(messages))
@@ -92,7 +97,7 @@ class PulsarWriter(Handle):
 
     def _fits_one_entry(self, messages: int, size: int) -> bool:
         """Whether an append can be an entry of its own: nothing may wait for the library's timer then."""
-        if not self._batching.enabled or messages > BATCH_MESSAGES or size > BATCH_BYTES:
+        if not self._batching.enabled or messages > BATCH_MESSAGES or size > self._batching.entry_bytes:
             return False
         return self._sent.under_way < ENTRIES and not self._loose.under_way
 
@@ -109,6 +114,7 @@ class PulsarWriter(Handle):
 
     def leave(self, why: Error) -> None:
         self._dead, self._closed = why, True
+        waits.end(self._wait)
         self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have had them
         forking.keep(self._producer)
 
@@ -122,6 +128,7 @@ class PulsarWriter(Handle):
             if self._closed:
                 return
             self._closed = True
+            waits.end(self._wait)
             flusher.within(self._producer.close, self._cluster.patiently.seconds)
         self._cluster.acks.wait(self._cluster.patiently.seconds)
 
@@ -135,6 +142,7 @@ class PulsarWriter(Handle):
 
     def _fail(self, error: Error) -> None:
         """Called from any thread, and takes no lock: the client library's must never wait."""
+        waits.end(self._wait)
         self._failed = self._failed or error
         self._dead = self._dead or error
 
@@ -143,7 +151,7 @@ class PulsarWriter(Handle):
         if result == pulsar.Result.MessageTooBig:
             if append.count == 1:  # of more, some may stand in other entries
                 append.refused = too_large(self.topic)
-                if append.size > BATCH_BYTES:  # else it may have been sent together with others
+                if append.size > self._batching.entry_bytes:  # else it may have been sent together with others
                     self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, append.size - 1)
             self._fail(behind_too_large(self.topic))
         elif result == pulsar.Result.AlreadyClosed and isinstance(self._dead, Closed):
@@ -160,6 +168,10 @@ class PulsarWriter(Handle):
     def settled(self, append: _Append) -> None:
         """All messages of an append are acknowledged; in the client library's thread."""
         self._sent.done += 1
+        if self._sent.under_way:
+            self._wait.goes_on()
+        else:
+            self._wait.rest()
         if not append.whole:
             self._loose.done += 1
         self._cluster.acks.put(append.finish)

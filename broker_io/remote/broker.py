@@ -22,9 +22,9 @@ PATIENCE = 30.0
 class RemoteBroker:
     """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
 
-    With `root_certificates` (PEM) the connection is TLS. While the service is away, questions and reads wait up to
-    `patience` seconds for it; opening the broker does not. Raises ServiceUnavailable if nobody answers,
-    PeerError if no log service does.
+    With `root_certificates` (PEM) the connection is TLS. While the service is away, each call waits up to `patience`
+    seconds for it, opening the broker as well. Raises ServiceUnavailable if nobody answers in that time, PeerError if
+    no log service does.
     """
 
     def __init__(self, target: str, *, root_certificates: bytes | None = None, patience: float = PATIENCE) -> None:
@@ -32,7 +32,7 @@ class RemoteBroker:
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
         try:
-            version, self.max_message_bytes, self._max_append_bytes = self._connection.ask("Hello").numbers
+            version, self.max_message_bytes, self._max_append_bytes = self._ask("Hello").numbers
             if version != VERSION:
                 raise UnsupportedFormat(
                     f"the service at {target} speaks version {version} of the log protocol and this release version "

@@ -12,6 +12,7 @@ from broker_io.errors import Closed, Error, InvalidAddress, PeerError, ServiceUn
 from broker_io.faults import ERROR_TRAILER
 from broker_io.remote import messages
 from broker_io.remote.messages import SERVICE, Reply, Request
+from broker_io.waits import waiting
 
 T = TypeVar("T")
 
@@ -66,17 +67,19 @@ class Connection:
         """Try until the service answers; after `patience` seconds raises its absence."""
         give_up: float | None = None
         pause = FIRST_PAUSE
-        while True:
-            try:
-                return attempt()
-            except ServiceUnavailable:
-                self.check()
-                now = time.monotonic()
-                give_up = now + self.patience if give_up is None else give_up
-                if now + pause > give_up:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        with waiting(f"the service at {self.target}") as wait:
+            while True:
+                try:
+                    return attempt()
+                except ServiceUnavailable as error:
+                    self.check()
+                    now = time.monotonic()
+                    give_up = now + self.patience if give_up is None else give_up
+                    if now + pause > give_up:
+                        raise
+                    wait.failed(error)
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
 
     def named(self, error: Any) -> Error:
         """The error that a call ended with."""

@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "PULSAR_MEM": "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
     "PULSAR_GC": "-XX:+UseSerialGC",
     "PULSAR_GC_LOG": "-Xlog:disable",
+    "PULSAR_STANDALONE_USE_ZOOKEEPER": "0",  # it would take a port that others use
 }
 SHORT_LIVED = {**ENVIRONMENT, "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 """For a broker that is started often: it takes half the work to start, and is slower once it is warm."""
@@ -43,6 +44,12 @@ STARTING = 240.0
 """Seconds in which a new broker must be up, on a machine that is busy with other tests."""
 RETURNING = 60.0
 """Seconds in which one that comes back from a kill must be, and as many more with each time that it is tried."""
+
+
+def environment_with(chosen: Mapping[str, str]) -> dict[str, str]:
+    """What a broker's environment gets; `PULSAR_MEM` of ours, where it is set, says how much memory it has."""
+    own = os.environ.get("PULSAR_MEM")
+    return {**chosen, "PULSAR_MEM": own} if own else dict(chosen)
 
 
 class NoPulsar(EnvironmentFault):
@@ -250,6 +257,8 @@ class StandaloneProcess(Standalone):
         super().__init__(extra_settings, files)
         self.home, self.directory, self._environment = home, directory, environment
         self.handle = {"data": str(directory / "data"), "pid": None, "born": None}
+        self.output = directory / "output"
+        """What it writes to its console, over all its lives."""
         self._earlier = 0  # bytes of the log that are of earlier lives
 
     def launch(self) -> None:
@@ -261,13 +270,16 @@ class StandaloneProcess(Standalone):
         (data / "standalone.conf").write_text("\n".join([conf, *self.settings(), "bindAddress=127.0.0.1", ""]))
         command = [str(self.home / "bin" / "pulsar"), "standalone", "--config", str(data / "standalone.conf"), *FLAGS]
         command += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
+        command += ["--zookeeper-dir", str(data / "zookeeper")]  # it would take one that somebody left elsewhere
         command += ["--bookkeeper-port", str(self.bookie_port)]
-        environment = {**os.environ, **self._environment, "PULSAR_LOG_DIR": str(self.directory / "logs")}
+        environment = {**os.environ, **environment_with(self._environment)}
+        environment["PULSAR_LOG_DIR"] = str(self.directory / "logs")
+        environment["ROCKSDB_SHAREDLIB_DIR"] = str(data)  # a copy that a killed broker leaves behind
         # Whoever ends it may be another process than this one, so it is nobody's child, and a pid is all that's kept.
         detach = ["setsid", "--fork", "sh", "-c", 'echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@"']
         pid = data / "pid"
         pid.unlink(missing_ok=True)
-        with (self.directory / "output").open("ab") as output:
+        with self.output.open("ab") as output:
             self._earlier = output.tell()
             subprocess.run(  # noqa: S603 - our own command
                 [*detach, str(pid), *command], env=environment, stdin=subprocess.DEVNULL, stdout=output,
@@ -287,7 +299,7 @@ class StandaloneProcess(Standalone):
         return process_is_alive(self.handle)
 
     def log(self) -> str:
-        with (self.directory / "output").open("rb") as output:
+        with self.output.open("rb") as output:
             output.seek(self._earlier)
             return output.read().decode(errors="replace")
 

@@ -64,7 +64,7 @@ class Agreement(RuleBasedStateMachine):
         self.options = {"segment_bytes": segment_bytes, "journal_bytes": journal_bytes}
         self.clock = SimulatedClock()
         self.disk = SimulatedDisk()
-        self.memory = MemoryBroker(clock=self.clock)
+        self.memory = MemoryBroker(clock=self.clock, compacted_prefix="")
         self.positions: dict[tuple[str, str], list[tuple[Position, Message]]] = {}
         self.tokens = 0
         self.open()

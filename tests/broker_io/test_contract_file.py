@@ -40,7 +40,9 @@ class FileContract(BrokerContract):
 
     def open(self, directory: str) -> Broker:
         self.directory_in_use = directory
-        return FileBroker.open(directory, self.environment_in_use, watermark_bytes=0, **self.options)
+        return FileBroker.open(
+            directory, self.environment_in_use, watermark_bytes=0, compacted_prefix="contract-", **self.options
+        )
 
     def reopen(self, broker: Broker) -> Broker:
         broker.close()

@@ -12,7 +12,7 @@ from broker_io.testing.contract import BrokerContract
 class TestMemory(BrokerContract):
     @pytest.fixture
     def broker(self) -> Iterator[Broker]:
-        with MemoryBroker() as broker:
+        with MemoryBroker(compacted_prefix="contract-") as broker:
             yield broker
 
     def reopen(self, broker: Broker) -> Broker:
@@ -24,5 +24,5 @@ class TestMemory(BrokerContract):
 class TestMemoryOfSmallLedgers(TestMemory):
     @pytest.fixture
     def broker(self) -> Iterator[Broker]:
-        with MemoryBroker(ledger_entries=5) as broker:
+        with MemoryBroker(ledger_entries=5, compacted_prefix="contract-") as broker:
             yield broker

@@ -47,7 +47,7 @@ class TestRemoteMemory(RemoteContract):
     def own(self, directory: Path) -> Broker:
         del directory
         if not hasattr(self, "owned"):
-            self.memory = MemoryBroker()
+            self.memory = MemoryBroker(compacted_prefix="contract-")
         return self.memory.connect()
 
 
@@ -55,4 +55,4 @@ class TestRemoteFile(RemoteContract):
     destructive_compaction = True
 
     def own(self, directory: Path) -> Broker:
-        return FileBroker.open(str(directory / "log"), watermark_bytes=0)
+        return FileBroker.open(str(directory / "log"), watermark_bytes=0, compacted_prefix="contract-")

@@ -197,7 +197,7 @@ def test_below_the_watermark_appends_are_refused_until_there_is_space() -> None:
     writer.append(Batch.of(numbered(1))).result(0)
     world.disk.capacity = 12_000
     world.clock.advance(2)
-    with pytest.raises(DiskWatermark, match="watermark of 10000"):
+    with pytest.raises(DiskWatermark, match="fewer than the watermark of 10000"):
         for _ in range(30):
             world.clock.advance(2)
             writer.append(Batch.of([Message(None, b"x" * 500)])).result(0)
@@ -258,7 +258,8 @@ def test_an_empty_append_is_answered_with_no_positions() -> None:
 def test_threads_append_while_the_log_rolls_trims_and_compacts(tmp_path: Path) -> None:
     directory = str(tmp_path / "log")
     appended: list[list[Positions]] = [[], [], []]
-    with FileBroker.open(directory, watermark_bytes=0, segment_bytes=30_000, journal_bytes=50_000) as broker:
+    sizes = {"segment_bytes": 30_000, "journal_bytes": 50_000}
+    with FileBroker.open(directory, watermark_bytes=0, compacted_prefix="", **sizes) as broker:
         broker.create_topic("t")
 
         def work(number: int) -> None:

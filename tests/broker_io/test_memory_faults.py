@@ -13,7 +13,7 @@ from broker_io.testing import SimulatedClock
 
 @pytest.fixture
 def broker() -> MemoryBroker:
-    broker = MemoryBroker(clock=SimulatedClock(), ledger_entries=4)
+    broker = MemoryBroker(clock=SimulatedClock(), ledger_entries=4, compacted_prefix="")
     broker.create_topic("t")
     broker.create_topic("other")
     return broker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -116,22 +117,63 @@ def test_a_broker_that_never_comes_to_rest_is_an_error() -> None:
         assert (broker.launches, broker.alive) == (1 + STARTS, False)
 
 
-def test_the_log_of_a_broker_is_that_of_its_last_life(tmp_path: Path) -> None:
-    """With a program in place of the server, which tells which life it is."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "standalone.conf").touch()
-    program = tmp_path / "bin" / "pulsar"
-    program.write_text(f"#!/bin/sh\necho x >>{tmp_path}/lives; echo life $(wc -l <{tmp_path}/lives); exec sleep 600\n")
+def with_program(home: Path, script: str) -> StandaloneProcess:
+    """A broker with a program in place of the server, which runs on after the script."""
+    (home / "bin").mkdir()
+    (home / "conf").mkdir()
+    (home / "conf" / "standalone.conf").touch()
+    program = home / "bin" / "pulsar"
+    program.write_text(f"#!/bin/sh\n{script}; exec sleep 600\n")
     program.chmod(0o755)
-    broker = StandaloneProcess(tmp_path, tmp_path)
+    return StandaloneProcess(home, home / "place")
+
+
+def launched(broker: StandaloneProcess) -> str:
+    """What it tells first."""
+    broker.directory.mkdir(exist_ok=True)
+    broker.launch()
+    deadline = time.monotonic() + 60.0
+    while not broker.log().endswith("\n") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return broker.log()
+
+
+def test_the_log_of_a_broker_is_that_of_its_last_life(tmp_path: Path) -> None:
+    broker = with_program(tmp_path, f"echo x >>{tmp_path}/lives; echo life $(wc -l <{tmp_path}/lives)")
     try:
         for life in (1, 2):
-            broker.launch()
-            deadline = time.monotonic() + 60.0
-            while not broker.log() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert broker.log() == f"life {life}\n"
+            assert launched(broker) == f"life {life}\n"
             broker.kill()
+    finally:
+        broker.remove()
+    assert broker.output.read_text() == "life 1\nlife 2\n"
+
+
+def test_all_that_a_broker_stores_stands_in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulsar takes ZooKeeper if it is told to, or if somebody left its data in the distribution."""
+    monkeypatch.setenv("PULSAR_STANDALONE_USE_ZOOKEEPER", "1")
+    broker = with_program(
+        tmp_path, 'echo "$PULSAR_STANDALONE_USE_ZOOKEEPER $PULSAR_LOG_DIR $ROCKSDB_SHAREDLIB_DIR" "$@"'
+    )
+    try:
+        zookeeper, logs, libraries, *command = launched(broker).split()
+    finally:
+        broker.remove()
+    flags = dict(itertools.pairwise(command))
+    places = [flags[f"--{what}-dir"] for what in ("zookeeper", "metadata", "bookkeeper")]
+    assert zookeeper == "0"
+    assert len(set(places)) == 3
+    assert all(Path(place).is_relative_to(broker.directory) for place in [*places, logs, libraries, flags["--config"]])
+    assert not Path(broker.handle["data"]).exists()
+
+
+@pytest.mark.parametrize(("ours", "given"), [("", "-Xmx1g"), ("-Xmx3g -XX:MaxDirectMemorySize=7g", "-Xmx3g")])
+def test_a_broker_has_as_much_memory_as_we_are_told(
+    ours: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PULSAR_MEM", ours)
+    broker = with_program(tmp_path, 'echo "$PULSAR_MEM"')
+    try:
+        assert given in launched(broker).split()
     finally:
         broker.remove()

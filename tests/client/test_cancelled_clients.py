@@ -13,9 +13,9 @@ from client_world import LONG, run
 
 from txnbuffer import connect
 from txnbuffer.client import connecting
-from txnbuffer.client.grpc_link import TurnedAway
 from txnbuffer.client.link import Link
 from txnbuffer.client.session import Session
+from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.service import engine
 
 
@@ -83,7 +83,7 @@ def test_a_session_that_nobody_waits_for_any_more_connects_no_more() -> None:
 
         async def dial() -> Link:
             dialled.set()
-            raise TurnedAway("it is being started")
+            raise ServiceUnavailable("it is being started")
 
         opening = asyncio.ensure_future(Session(dial, LONG).open())
         await dialled.wait()

@@ -96,7 +96,8 @@ def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() 
         assert len(member.shares) == 4
         assert member._beats is not None
         member._beats.cancel()
-        world.engine.coordinator.session_disconnected(lost.session.core.session, world.engine.now())
+        session = lost.session.core.session.partition("x")[0]  # what is behind that says whom it was with
+        world.engine.coordinator.session_disconnected(session, world.engine.now())
         done = await other.process(TOPICS, "g", copy, idle_timeout=0.05)
         assert done.records == 8
         assert copied(world) == list(range(8))

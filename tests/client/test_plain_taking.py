@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from txnbuffer import Outcome, PlainClient, PlainTransaction, ServiceUnavailable
 from txnbuffer.client import pace, plain_transaction
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.errors import InvalidRequest, TransactionAborted
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
@@ -33,6 +35,14 @@ def found(client: PlainClient, count: int) -> list[bytes | None]:
             values += [record.value for record in batch]
     assert len(values) == count + 1
     return values[:-1]
+
+
+def wait_for_abort(client: PlainClient, txn: PlainTransaction) -> None:
+    for _ in range(600):
+        if txn._transaction.begun and client.outcome(txn._transaction.id) is Outcome.ABORT:
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not abort")
 
 
 def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
@@ -130,12 +140,66 @@ def test_what_is_aborted_while_it_begins_does_not_commit(client: PlainClient, mo
         return await begin(beginning)
 
     txn = client.transaction()
-    txn.send("target", b"never")
     with monkeypatch.context() as patch:
         patch.setattr(Transaction, "begin", aborted_meanwhile)
         with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one"):
+            txn.send("target", b"never")  # may be refused already
             txn.commit()
-    assert client.outcome(txn._transaction.id) is Outcome.ABORT
+    wait_for_abort(client, txn)
+    assert found(client, 0) == []
+
+
+def test_the_time_of_a_transaction_runs_while_its_records_are_held(client: PlainClient) -> None:
+    with pytest.raises(TransactionAborted, match="time"), client.transaction(timeout=0.2) as txn:
+        txn.send("target", b"late")
+        time.sleep(3)
+    without_block = client.transaction(timeout=0.2)
+    without_block.send("target", b"late as well")
+    time.sleep(3)
+    with pytest.raises(TransactionAborted, match="time"):
+        without_block.commit()
+    assert found(client, 0) == []
+
+
+def test_a_block_left_while_its_transaction_begins_leaves_none_open(
+    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Transaction.begin
+    beginning_now, left = threading.Event(), threading.Event()
+
+    async def slow(beginning: Transaction) -> Transaction:
+        beginning_now.set()
+        await asyncio.to_thread(left.wait, 60)
+        return await begin(beginning)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "begin", slow)
+        with pytest.raises(ZeroDivisionError), client.transaction() as txn:
+            txn.send("target", b"never")
+            assert beginning_now.wait(60)
+            1 / 0  # noqa: B018
+        left.set()
+        with pytest.raises(InvalidRequest, match="has ended"):
+            txn.commit()
+    wait_for_abort(client, txn)
+    assert found(client, 0) == []
+
+
+def test_who_commits_while_it_begins_waits_for_that_and_is_told_once_what_failed(
+    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    async def away(_: Transaction) -> None:
+        tries.append(None)
+        await asyncio.sleep(1.0)
+        raise ServiceUnavailable("no service")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "begin", away)
+        with pytest.raises(ServiceUnavailable), client.transaction() as txn:
+            txn.send("target", b"never")
+    assert len(tries) == 1
     assert found(client, 0) == []
 
 
@@ -146,13 +210,14 @@ def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
         raise ServiceUnavailable("no service")
 
     monkeypatch.setattr(plain_transaction, "HELD_RECORDS", 1)
-    with client.transaction() as txn:
+    txn = client.transaction()
+    with monkeypatch.context() as patch:
+        patch.setattr(Transaction, "begin", away)
         txn.send("target", b"taken")
-        with monkeypatch.context() as patch:
-            patch.setattr(Transaction, "begin", away)
-            with pytest.raises(ServiceUnavailable):
-                txn.send("target", b"again")
-        txn.send("target", b"again")
+        with pytest.raises(ServiceUnavailable):
+            txn.send("target", b"again")
+    txn.send("target", b"again")
+    txn.commit()
     assert found(client, 2) == [b"taken", b"again"]
 
 

@@ -10,7 +10,7 @@ from snapshot_driver import Interfering, abort_some, keeper
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
-from broker_io.errors import PositionTrimmed
+from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.testing.world import SimulatedClock
@@ -20,6 +20,7 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client import follower
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
+from txnbuffer.errors import TailStalled
 from txnbuffer.model import Position, TxnId
 from txnbuffer.recordset import pack
 
@@ -174,6 +175,84 @@ def test_a_snapshot_that_cannot_be_read_stops_a_reader_that_needs_it(broker: Mem
         for _ in range(2):
             with pytest.raises(Exception, match="orders-end"):
                 drain(reader)
+
+
+def failing(broker: MemoryBroker, method: str, topic: str, *, times: int) -> Interfering:
+    """A broker whose cluster is away the first times that it is asked for something of a topic."""
+    between = Interfering(broker)
+    left = [times]
+
+    def before(name: str, called: str) -> None:
+        if (name, called) == (method, topic) and left[0]:
+            left[0] -= 1
+            raise ServiceUnavailable("the topic has no owner just now")
+
+    between.before = before
+    return between
+
+
+@pytest.mark.parametrize(("method", "topic"), [("reader", SNAPSHOT_TOPIC), ("read", SNAPSHOT_TOPIC), ("reader", T)])
+def test_a_reader_goes_on_where_what_it_had_to_learn_could_not_be_asked_for(
+    broker: MemoryBroker, method: str, topic: str
+) -> None:
+    log = TopicWriter(broker, T)
+    log.plain("a", "b")
+    between = Interfering(broker)
+    with CommittedReader(between, T) as reader:
+        assert drain(reader) == [(None, "a"), (None, "b")]
+        _, log = owned(broker)
+        log.records(1, "c")
+        log.commit(1)
+        between.before = failing(broker, method, topic, times=3).before
+        for _ in range(3):
+            with pytest.raises(ServiceUnavailable):
+                drain(reader)
+        log.plain("d")
+        assert drain(reader) == [(3, "c"), (4, "d")]
+
+
+def test_a_reader_asks_again_for_what_does_not_come_behind_its_seqno(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of a cluster may be silent while its topic moves; without seqnos the rest would be handed out."""
+    monkeypatch.setattr(follower, "PATIENCE", 0.01)
+    log = TopicWriter(broker, T)
+    log.plain("a")
+    between = Interfering(broker)
+    with CommittedReader(between, T) as reader:
+        _, log = owned(broker)
+        log.plain("b")
+        assert drain(reader) == [(None, "a"), (None, "b")]
+        log.records(1, "c")
+        log.commit(1)
+        broker.create_topic("silent")
+        opened = broker.reader
+        with monkeypatch.context() as silent:
+            silent.setattr(
+                broker, "reader", lambda topic, *at, **how: opened("silent" if topic == T else topic, *at, **how)
+            )
+            with pytest.raises(TailStalled, match="nothing comes behind"):
+                drain(reader)
+        assert drain(reader) == [(3, "c")]
+
+
+def test_a_reader_begins_anew_where_it_could_not_when_it_was_trimmed(broker: MemoryBroker) -> None:
+    owner, log = owned(broker)
+    log.plain("a", "b")
+    owner.pump()
+    between = Interfering(broker)
+    with CommittedReader(between, T) as reader:
+        broker.roll(T)
+        log.plain("c")
+        owner.pump()
+        for _ in range(2):
+            owner.snapshot(T)
+        assert owner.trim(T, 10**6) > 1
+        between.before = failing(broker, "ledgers", T, times=7).before
+        for _ in range(7):
+            with pytest.raises(ServiceUnavailable):
+                reader.read()
+        assert drain(reader) == [(3, "c")]
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from coordinator_stage import DECIDED, S, aborted, ask_abort, ask_commit, query, txn
 from coordinator_world import World
+from pyroaring import BitMap64
 
 from broker_io.errors import Error
-from txnbuffer.coordinator.entries import Mark, Owner, decode
+from txnbuffer.coordinator.entries import Mark, Owner, Ownership, decode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import Opened
-from txnbuffer.coordinator.ownership import Acquisition
-from txnbuffer.model import Outcome
+from txnbuffer.coordinator.ownership import Acquisition, first_id
+from txnbuffer.coordinator.progress import Progress
+from txnbuffer.errors import UnknownTransaction
+from txnbuffer.model import MAX_LEAST, Outcome
 
 
 class TestH4ZombieOnePhase:
@@ -211,3 +214,79 @@ class TestH12OneEpoch:
         acquisition = Acquisition("new", 5)
         assert acquisition.read(5)
         assert acquisition.epoch == 6
+
+
+def test_an_owner_tells_of_all_that_came_before_it_also_of_a_late_one() -> None:
+    known = {4: Ownership(4, "c"), 5: Ownership(5, "d", 7, 90)}
+    acquisition = Acquisition("new", 5, drawn="e", owners=known)
+    assert acquisition.owners == (*known.values(), Ownership(6, "e"))
+    late = known | {6: Ownership(6, "1a7e")}
+    assert not acquisition.read(6, late), "it is told of before anything is answered"
+    assert acquisition.owners == (*late.values(), Ownership(7, "e"))
+    assert acquisition.read(0, known | {6: Ownership(6, "e")}), "its own first entry is none of another"
+    entry = decode(acquisition.entry())
+    assert isinstance(entry, Owner)
+    assert entry.owners == acquisition.owners
+
+
+class TestSkippedIds:
+    """Each owner of an embedded log leases far behind its predecessor: an older copy may have been put back."""
+
+    def test_an_owner_sees_leases_that_landed_late(self) -> None:
+        acquisition = Acquisition("new", 5, drawn="ff", last=20)
+        assert acquisition.owners[-1] == Ownership(6, "ff", 21, 21 + 0xFF)
+        assert not acquisition.read(0, {}, 30)
+        assert acquisition.owners[-1] == Ownership(7, "ff", 31, 31 + 0xFF)
+        assert acquisition.read(0, {}, 30)
+
+    def test_ids_never_run_out(self) -> None:
+        last, most = 0, "f" * 32
+        for _ in range(2000):
+            step = first_id(last, most) - last
+            assert 1 <= step <= 2**39
+            last += step
+        assert first_id(MAX_LEAST - 1, most) == MAX_LEAST
+
+    def test_nobody_leases_again_what_an_owner_leased_that_is_gone(self) -> None:
+        """And whoever asks for it is told neither an outcome nor that it ended, before the mark passes it and after."""
+        world = World()
+        world.take_over().client(S)
+        copy = list(world.decisions)
+        gone = world.take_over(name="gone").client(S)
+        world.decisions = copy
+        owner = world.take_over()
+        owner.settle()
+        first = owner.client("new")
+        assert gone not in range(first, first + 10)
+        for _ in range(2):
+            for least in (gone, first - 1):
+                assert isinstance(query(owner, least), UnknownTransaction)
+            ask_commit(owner, first, session="new")
+            owner.age(100.0)
+        assert owner.coordinator.low_water_mark >= first
+
+    def test_the_mark_passes_them_once_all_before_has_ended(self) -> None:
+        world = World()
+        older = world.take_over(DECIDED)
+        first = older.client(S)
+        world.record("a", txn(first), 1)
+        owner = world.take_over(DECIDED)
+        owner.settle()
+        owner.open(S, txn(first))
+        second = owner.client("other")
+        ask_commit(owner, second, session="other")
+        owner.age(5.0)
+        assert owner.coordinator.low_water_mark < first
+        ask_commit(owner, first, "a")
+        owner.age(5.0)
+        assert owner.coordinator.low_water_mark >= second
+        later = world.take_over(DECIDED, compact=True)
+        later.settle()
+        assert later.client("third") > second + 10
+
+    def test_the_mark_waits_for_what_somebody_used_there(self) -> None:
+        progress = Progress(5, BitMap64([6, 7, 100]), [(8, 99)])
+        assert progress.reachable([50]) == 7
+        assert progress.reachable([7, 101]) == 100
+        progress.raise_to(100)
+        assert progress.gaps == []

@@ -22,6 +22,7 @@ from txnbuffer.coordinator.entries import (
     Name,
     NamedCommit,
     Owner,
+    Ownership,
     PositionCommit,
     Retired,
     Topic,
@@ -89,6 +90,23 @@ def test_golden_of_an_owner_with_an_address() -> None:
     assert decode(message) == owner
 
 
+def test_golden_of_an_owner_with_those_before_it() -> None:
+    """Of one of a cluster, or the first of a log, there is the id only; of others what they skipped, too."""
+    known = (Ownership(1, "5e" * 16), Ownership(2, "0f" * 16, 2001, 2**40), Ownership(4, "a1" * 16, 2**40 + 10, 2**62))
+    owner = Owner(4, "host-7:4711", owners=known)
+    message = encode(owner)
+    shown = [message.key.decode(), *(f"{name}={text}" for name, text in sorted(message.properties.items()))]
+    committed("decisions/owner-owners.txt", "\n".join([*shown, message.value.hex(), ""]).encode())
+    assert decode(message) == owner
+
+
+@pytest.mark.parametrize("owners", ["x", "[1]", "[[1]]", '[["a","b"]]', '[[1,"a",2,3,4]]', '[[1,"a",null,3]]'])
+def test_owners_that_nobody_wrote_are_refused(owners: str) -> None:
+    message = encode(ENTRIES["owner"])
+    with pytest.raises(UnreadableDecision):
+        decode(message._replace(properties=dict(message.properties) | {"tb.owners": owners}))
+
+
 least = st.integers(1, MAX_LEAST)
 longs = st.integers(0, MAX_LEAST)
 bitmaps = st.builds(BitMap64, st.lists(st.integers(0, 2**62)))
@@ -108,7 +126,9 @@ def several(one: st.SearchStrategy) -> st.SearchStrategy:
 
 
 entries = st.one_of(
-    st.builds(Owner, longs, names, st.one_of(st.just(""), names)),
+    st.builds(
+        Owner, longs, names, st.one_of(st.just(""), names), several(st.builds(Ownership, longs, names, longs, longs))
+    ),
     st.builds(
         Group,
         longs,

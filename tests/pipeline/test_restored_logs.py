@@ -55,15 +55,20 @@ def log(tmp_path: Path) -> Log:
 
 
 class Query:
-    """A streaming query without Spark; another reader for each trigger, as if it were started again."""
+    """A streaming query without Spark; another reader for each trigger, as if it were started again, or one for all."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, running: bool = False) -> None:
         self.log = log
         self.offset: Any = None
+        self._marks = StreamReader(self._options())._marks if running else None
+
+    def _options(self, **options: str) -> ReadOptions:
+        return ReadOptions.of({"broker": self.log.address, "topics": "orders", **options})
 
     def trigger(self, **options: str) -> int:
         """One micro-batch; returns how many records it has."""
-        reader = StreamReader(ReadOptions.of({"broker": self.log.address, "topics": "orders", **options}))
+        reader = StreamReader(self._options(**options))
+        reader._marks = self._marks or reader._marks
         begun = self.offset or reader.initialOffset()
         end = json.loads(json.dumps(reader.latestOffset(begun, ReadAllAvailable())))
         rows = [batch.num_rows for task in reader.partitions(begun, end) for batch in reader.read(task)]
@@ -84,6 +89,24 @@ def test_a_query_refuses_a_log_that_was_restored_and_has_grown(log: Log) -> None
     with pytest.raises(LogReplaced, match=r"another message at 1:5 .* begin anew"):
         query.trigger()
     assert query.trigger(fail_on_data_loss="false") == 2
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_query_that_runs_refuses_a_copy_that_lacks_only_the_last_record_it_read(log: Log, stopped: bool) -> None:
+    query = Query(log, running=True)
+    for _ in range(3):
+        log.send()
+        assert query.trigger() == 1
+    log.send()
+    log.save()
+    log.send()
+    assert query.trigger() == 2
+    log.restore()
+    log.send(3)
+    if stopped:
+        query._marks = None
+    with pytest.raises(LogReplaced, match="another message at 1:4"):
+        query.trigger()
 
 
 def test_a_query_goes_on_with_a_copy_that_is_not_older(log: Log) -> None:

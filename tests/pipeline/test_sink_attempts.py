@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -13,7 +14,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from service_process import ServiceProcess, kept_port
 
 from txnbuffer import connect
-from txnbuffer.errors import InvalidRequest, ProducerFenced, TransactionAborted
+from txnbuffer.errors import InvalidRequest, LogRestored, ProducerFenced, TransactionAborted
 from txnbuffer.pipeline.spark.sink import BatchWriter, Written, abort_messages, commit_messages, write_share
 from txnbuffer.pipeline.write_options import WriteOptions
 
@@ -157,6 +158,33 @@ def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, servi
         failing.write(rows("late"))
     assert open_transactions(service) == 0
     assert read(address, "nameless") == [b"a"]
+
+
+def test_a_query_is_refused_by_a_log_that_lacks_batches_of_it(tmp_path: Path) -> None:
+    log, copy = tmp_path / "log", tmp_path / "copy"
+
+    def run(batches: range) -> None:
+        with ServiceProcess(log) as service:
+            sink = options(f"txnbuf://127.0.0.1:{service.port}", "t")
+            for batch in batches:
+                empty = write_share(sink, "query", batch + 1, rows())
+                some = write_share(sink, "query", batch + 1, rows(*(["a"] if batch % 3 else [])))
+                for _ in range(2):
+                    commit_messages(sink, [empty, some], each=True)
+
+    run(range(5))
+    shutil.copytree(log, copy)
+    run(range(5, 8))
+    shutil.rmtree(log)
+    shutil.copytree(copy, log)
+    for batch in (8, 9):
+        with pytest.raises(LogRestored, match=f"up to number 5, and this one is number {batch + 1}"):
+            run(range(batch, batch + 1))
+    with ServiceProcess(log) as service, connect(f"txnbuf://127.0.0.1:{service.port}") as client:
+        client.delete_name("query@t")
+    run(range(8, 11))
+    with ServiceProcess(log) as service:
+        assert read(f"txnbuf://127.0.0.1:{service.port}", "t") == [b"a"] * 5
 
 
 def test_a_service_that_is_started_again_goes_on_with_what_tasks_wrote(tmp_path: Path) -> None:

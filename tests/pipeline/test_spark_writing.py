@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from service_process import ServiceProcess
 from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from txnbuffer import connect
+from txnbuffer.pipeline.spark.sink import abort_messages, write_share
+from txnbuffer.pipeline.write_options import WriteOptions
 
 SCHEMA = "topic string, key binary, value binary, properties map<string,string>, time string"
 COLUMNS = ("topic", "key", "value", "properties", "CAST(time AS timestamp) event_time")
@@ -115,9 +119,17 @@ def test_a_streaming_query_that_stops_anywhere_writes_each_micro_batch_once(
     for _, found in commits[1:]:  # as if the driver had been killed between the commits of the sink and these
         for file in (found, found.with_name(f".{found.name}.crc")):
             file.unlink(missing_ok=True)
+    sink = WriteOptions.of({"broker": address, "topic": "source"}, streaming=False)
+    never = iter([pa.RecordBatch.from_pydict({"value": [b"never"]})])
+    abort_messages(sink, [write_share(sink, "never", 1, never)])
+    run()
+    assert (tmp_path / "commits" / "3").exists(), "a micro-batch without rows"
     write(numbered(spark, 3), address, topic="source")
     run()
     assert_soon_same_rows(texts(read(spark, address, "target")), expected.union(numbered(spark, 3)))
+    query = json.loads((tmp_path / "metadata").read_text())["id"]
+    with connect(address) as client:
+        assert client.committed_number(f"spark-{query}@target") == 5
 
 
 @pytest.mark.parametrize(

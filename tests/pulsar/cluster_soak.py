@@ -67,6 +67,9 @@ class Report(Verdict):
 
 
 class Soak:
+    services = 2
+    """Of each shard: one serves, the others stand by."""
+
     def __init__(self, broker: Standalone | Cluster, directory: Path, seed: int, writers: int, shards: int = 1) -> None:
         self.report = Report()
         self._shards = shards
@@ -79,7 +82,7 @@ class Soak:
         self._random = random.Random(seed)
         self._names = 0
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._services = [self._start_service(shard) for shard in range(shards) for _ in range(2)]
+        self._services = [self._start_service(shard) for shard in range(shards) for _ in range(self.services)]
         self._old_services: list[ServiceProcess] = []
         self._all_active()
         self._diary_of: dict[subprocess.Popen[bytes], Path] = {}
@@ -152,7 +155,7 @@ class Soak:
         zombie = self._active(shard)
         zombie.process.send_signal(signal.SIGSTOP)
         started = time.monotonic()
-        successor = self._start_service(shard, standby=False)
+        successor = self._start_service(shard, how="--fence")
         self._services[self._services.index(zombie)] = successor
         self._old_services.append(zombie)
         wait_until(lambda: successor.event("serving") is not None, "nobody fences a stopped service")
@@ -220,10 +223,10 @@ class Soak:
 
     # Processes
 
-    def _start_service(self, shard: int, *, standby: bool = True) -> ServiceProcess:
+    def _start_service(self, shard: int, *, how: str = "--standby") -> ServiceProcess:
         flags = [word for setting in SETTINGS for word in ("--set", setting)]
         flags += ["--admin-url", self._broker.admin, "--shards", str(self._shards), "--shard", str(shard)]
-        service = ServiceProcess(self._address, *["--standby"] * standby, *flags)
+        service = ServiceProcess(self._address, how, *flags)
         self._shard_of[service] = shard
         return service
 

@@ -13,7 +13,7 @@ import pytest
 
 from broker_io import open_broker
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
-from broker_io.pulsar.admin import Admin, Patience
+from broker_io.pulsar.admin import MOST_REDIRECTS, Admin, Patience
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.policies import QUOTA_KINDS, STOCK_BYTES, UNLIMITED, check_policies, lift, policies_of
 from broker_io.pulsar.state import read_state
@@ -109,6 +109,45 @@ def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Call
     assert admin().ask("GET", "x") == 5
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Can't find owner for topic persistent://public/default/orders",
+        "Failed to find ownership for topic:persistent://public/default/orders",
+        f"Namespace bundle for topic ({'long' * 100}) not served by this instance. Please redo the lookup.",
+    ],
+)
+def test_a_topic_without_an_owner_is_asked_for_again(
+    interface: Interface, admin: Callable[..., Admin], reason: str
+) -> None:
+    """As after its bundle was unloaded; each question begins at the address that was given, with a lookup."""
+    for _ in range(3):
+        interface.will_answer(412, {"reason": reason})
+    interface.will_answer(307, Location=f"{interface.url}/admin/v2/owner")
+    interface.will_answer(412, {"reason": reason})
+    interface.will_answer(200, {"a": 1})
+    assert admin().ask("GET", "x") == {"a": 1}
+    assert [question[1].rpartition("/")[2] for question in interface.questions] == [*"xxxx", "owner", "x"]
+    for _ in range(2):
+        interface.will_answer(412, {"reason": reason})
+        with pytest.raises(ServiceUnavailable, match="the topic moves, or its broker starts"):
+            admin(patience=0.0).ask("GET", "x")
+
+
+def test_what_brokers_send_round_in_circles_is_asked_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+    for _ in range(MOST_REDIRECTS):
+        interface.will_answer(307, Location=f"{interface.url}/admin/v2/there")
+    interface.will_answer(200, 5)
+    assert admin().ask("GET", "x") == 5
+
+
+def test_a_final_answer_is_not_asked_for_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+    interface.will_answer(412, {"reason": "Topic has active producers/subscriptions"})
+    with pytest.raises(ClusterRefused, match="Topic has active"):
+        admin().ask("DELETE", "x")
+    assert len(interface.questions) == 1
+
+
 def test_patience_ends(interface: Interface, admin: Callable[..., Admin]) -> None:
     interface.will_answer(503, {"reason": "starting"})
     with pytest.raises(ServiceUnavailable, match="starting"):
@@ -129,7 +168,7 @@ def test_a_port_for_clients_that_is_closed_is_named_though_the_admin_interface_a
     with pytest.raises(
         ServiceUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*, localhost:2 .*6650 as a rule"
     ):
-        open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url)
+        open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url, patience=0.0)
 
 
 def test_what_stands_beside_partitions_of_its_name_is_no_topic(interface: Interface) -> None:

@@ -27,7 +27,7 @@ def test_everything_goes_on_when_the_broker_is_back(cluster: Cluster, monkeypatc
             live(server, broker, monkeypatch)
             with pytest.raises(ServiceUnavailable, match="admin interface"):
                 server.kill()
-                open_broker(address, admin_url=server.admin, patience=RESTART)
+                open_broker(address, admin_url=server.admin, patience=1.0)
 
 
 def live(server: Standalone, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pulsar_container import distribution
 
-from bench import figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale, pulsar_broker
-from broker_io.testing.standalone import NoPulsar, Standalone, StandaloneProcess
+from bench import figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale, figures_pulsar_topics, pulsar_broker
+from broker_io.testing.standalone import NoPulsar, StandaloneProcess
 
 
 @pytest.fixture
-def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standalone]:
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandaloneProcess]:
     """The broker of the figures, which ends with the test."""
     try:
         home = distribution()
     except NoPulsar as failure:
         pytest.fail(f"the figures start a broker from the server distribution: {failure}", pytrace=False)
-    with StandaloneProcess(home, tmp_path, pulsar_broker.SETTINGS) as made:
-        for module in (pulsar_broker, figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale):
+    monkeypatch.setattr(pulsar_broker, "home", lambda: home)
+    with pulsar_broker.make(tmp_path) as made:
+        for module in (
+            pulsar_broker,
+            figures_pulsar,
+            figures_pulsar_recovery,
+            figures_pulsar_scale,
+            figures_pulsar_topics,
+        ):
             monkeypatch.setattr(module, "broker", lambda: made)
-        monkeypatch.setattr(pulsar_broker, "home", lambda: home)
         yield made
+
+
+def test_the_broker_has_the_memory_that_it_is_given(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PULSAR_MEM", "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1234m")
+    broker: StandaloneProcess = request.getfixturevalue("broker")
+    with urllib.request.urlopen(f"{broker.admin}/metrics/") as answer:
+        told = answer.read().decode().splitlines()
+    most = [float(line.split()[-1]) for line in told if line.startswith("jvm_memory_direct_bytes_max")]
+    assert most == [1234 * 1024 * 1024]
 
 
 @pytest.mark.usefixtures("broker")
@@ -32,6 +50,9 @@ def test_figures_of_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(figures_pulsar.both(16, topics=2)) > 0
     assert min(figures_pulsar_recovery.load(300)) > 0
     assert figures_pulsar_recovery.take_over() > 0
+    monkeypatch.setattr(figures_pulsar_topics, "TOPICS", 10)
+    assert min(figures_pulsar_topics.topics_per_second()) > 0
+    assert 0 < figures_pulsar_topics.topics_threads() <= 64
     monkeypatch.setattr(figures_pulsar_scale, "SECONDS", 0.5)
     monkeypatch.setattr(figures_pulsar_scale, "perf", lambda topic: 1.0)  # the peer takes half a minute
     assert min(figures_pulsar_scale.written_per_second()) > 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pulsar_cluster import Cluster
+from soak_scripts import load
 
 EVENTS = ["kill_active", "kill_writer", "kill_broker", "make_zombie", "stop_writer", "kill_standby"]
 EVENTS += ["kill_broker_and_active"]
@@ -18,12 +17,7 @@ EVENTS += ["kill_broker_and_active"]
 
 @pytest.fixture(scope="module")
 def soaking() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cluster_soak", Path(__file__).with_name("cluster_soak.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["cluster_soak"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(Path(__file__).with_name("cluster_soak.py"))
 
 
 def test_writers_service_and_readers_agree_through_kills_of_all(cluster: Cluster, soaking: ModuleType) -> None:

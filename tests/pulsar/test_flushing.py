@@ -59,8 +59,7 @@ def test_an_entry_that_holds_less_or_more_tells_nothing(index: int) -> None:
 def test_appends_that_are_alone_wait_for_no_timer(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = (batching.BATCH_MESSAGES, batching.BATCH_BYTES, LATE_MS)
-    monkeypatch.setattr(batching, "AS_THEY_COME", late)
+    monkeypatch.setattr(batching, "BATCH_DELAY_MS", LATE_MS)
     monkeypatch.setattr(batching, "NEVER_MS", LATE_MS)
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.create_topic("t")

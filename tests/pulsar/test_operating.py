@@ -203,18 +203,32 @@ async def test_without_a_service_plain_records_are_written_and_what_is_decided_i
 
 @row("the service hangs")
 @on_a_loop_for(SECONDS)
-async def test_a_service_that_hangs_is_fenced_by_one_that_does_not_stand_by(place: Place) -> None:
+async def test_a_service_that_hangs_is_fenced_by_one_that_is_told_to(place: Place) -> None:
     hanging = await place.serve()
     client = await place.connect()
     txn = await one_record(place, client, b"1")
     hanging.process.send_signal(signal.SIGSTOP)
     await sent(place.send_plainly(b"plain"))
     (committed,) = begun(txn.commit(wait_visible=True))
-    await place.serve("--set", "transactions.session_timeout=45")
+    await place.serve("--fence", "--set", "transactions.session_timeout=45")
     await committed
     await place.read(b"1", b"plain")
     hanging.process.send_signal(signal.SIGCONT)
     assert await asyncio.to_thread(hanging.finish, SECONDS) == 3
+    await client.close()
+
+
+@row("the owner of a topic: its namespace, bundle or itself was unloaded")
+@on_a_loop_for(SECONDS)
+async def test_what_is_for_a_topic_without_an_owner_waits_for_the_next_one(place: Place) -> None:
+    await place.serve()
+    client = await place.connect()
+    txn = await one_record(place, client, b"1")
+    with open_broker(place.address, **place.options) as broker:
+        await asyncio.to_thread(broker.roll, "orders")  # which unloads it
+    await txn.send("orders", b"2")
+    await txn.commit(wait_visible=True)
+    await place.read(b"1", b"2")
     await client.close()
 
 
@@ -244,7 +258,7 @@ async def test_without_a_broker_everything_waits(mortal: Standalone, apart: Plac
 
 @row("the broker and the service")
 @on_a_loop_for(2 * SECONDS)
-async def test_a_service_ends_where_it_finds_no_broker_and_a_later_one_goes_on(
+async def test_a_service_ends_where_it_finds_no_broker_and_a_standby_waits_for_it(
     mortal: Standalone, apart: Place
 ) -> None:
     service = await apart.serve()
@@ -253,18 +267,19 @@ async def test_a_service_ends_where_it_finds_no_broker_and_a_later_one_goes_on(
     mortal.kill()
     service.kill()
     (committed,) = begun(txn.commit(wait_visible=True))
-    for flags in ((), ("--standby",)):
-        early = apart.launch(*flags)
-        assert await asyncio.to_thread(early.finish, SECONDS) == 3
+    early = apart.launch("--set", "pulsar.patience=1")
+    standby = apart.launch("--standby", "--set", "pulsar.patience=1")
+    assert await asyncio.to_thread(early.finish, SECONDS) == 3
+    assert "no admin interface answers" in (await asyncio.to_thread(standby.wait_event, "problem"))["error"]
     await asyncio.to_thread(mortal.start)
-    await apart.serve()
+    await asyncio.to_thread(standby.wait_serving)
     await committed
     await apart.read(b"1")
     await client.close()
 
 
 def test_every_row_of_the_page_has_a_test() -> None:
-    table = PAGE.read_text().partition("## What goes on when something is down")[2].partition("\n## ")[0]
+    table = PAGE.read_text().partition("## What goes on when something is down")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[1:]
     assert rows == TESTED
 

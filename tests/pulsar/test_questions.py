@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from service_setup import eventually, on_a_loop
 
 from broker_io.environment import SystemClock
 from broker_io.port import Broker, NotingBroker
@@ -14,6 +16,7 @@ from broker_io.pulsar.admin import Admin
 from snapshots.policy import SnapshotPolicy
 from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.config import Config
+from txnbuffer.service.engine import Engine
 from txnbuffer.service.opening import Identity, take_over
 
 OWN = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
@@ -44,6 +47,36 @@ def test_a_service_that_starts_again_asks_for_the_policies_of_each_topic_once(
     for topic in OWN:
         for policy in ("messageTTL", "backlogQuotaMap", "replication?applied=true"):
             assert asked.count(("GET", f"{topic}/{policy}")) == 1
+
+
+@on_a_loop
+async def test_registering_a_topic_asks_few_questions_and_none_twice_that_tells_the_same(
+    opening: Callable[..., Broker], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await Engine.start(opening(), shared=True)
+    asked: list[str] = []
+    ask = Admin.ask
+
+    def counted(admin: Admin, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        if path.startswith((f"persistent/{namespace}/orders", f"namespaces/{namespace}/")):
+            asked.append(f"{method} {path.rpartition('/')[2]}")
+        return ask(admin, method, path, *arguments, **options)
+
+    try:
+        monkeypatch.setattr(Admin, "ask", counted)
+        await engine.registering.registered("orders")
+        topic = engine.topics.get("orders")
+        assert topic is not None
+        assert topic.tail is not None
+        await eventually(lambda: topic.tail.buffer.applied is not None)  # the border
+        times = Counter(asked)
+    finally:
+        await engine.stop()
+    assert times["GET lastMessageId"] == 0, "it was seen that the log is empty"
+    policies = [times[f"GET {policy}"] for policy in ("messageTTL", "backlogQuotaMap?applied=true")]
+    assert policies == [1, 1], "its border needs no second look"
+    assert times["GET internalStats"] <= 5
+    assert times.total() <= 28
 
 
 def test_a_service_that_starts_notes_where_it_is_for_clients_that_ask_once(

@@ -180,7 +180,7 @@ async def test_a_zombie_that_wakes_up_changes_nothing_and_ends(
     assert await app.commit(first, "a") is Outcome.COMMIT
     zombie.process.send_signal(signal.SIGSTOP)
     app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, second), ("a",), (1,)),)))
-    successor = await asyncio.to_thread(start(serving, cluster, address).wait_serving)
+    successor = await asyncio.to_thread(start(serving, cluster, address, "--fence").wait_serving)
     again = RawSession(OverGrpc(successor.port))
     await again.hello(app.session.session, [TxnId(0, second)])
     assert await again.ask(aborts=lambda r: (Abort(r, TxnId(0, second), ("a",)),)) is Outcome.ABORT
@@ -197,3 +197,29 @@ async def test_a_zombie_that_wakes_up_changes_nothing_and_ends(
             await asyncio.sleep(0.05)
     await again.link.cut()
     await app.session.link.cut()
+
+
+@on_a_loop_for(300.0)
+async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_on(
+    cluster: Cluster, address: str, broker: Broker, serving: list[ServiceProcess]
+) -> None:
+    active = await asyncio.to_thread(start(serving, cluster, address).wait_serving)
+    standby = start(serving, cluster, address, "--standby")
+    await asyncio.to_thread(standby.wait_event, "standing by")
+    early = start(serving, cluster, address)
+    assert await asyncio.to_thread(early.finish) == 3
+    assert f"another service has this log, which serves at 127.0.0.1:{active.port}: " in early.lines[-1]
+    active.kill()
+    direct = start(serving, cluster, address)
+    await eventually(lambda: any(one.event("serving") or one.process.poll() for one in (standby, direct)))
+    loser, winner = (direct, standby) if standby.event("took over") or direct.process.poll() else (standby, direct)
+    await asyncio.to_thread(winner.wait_serving)
+    if loser is direct:
+        assert await asyncio.to_thread(direct.finish) == 3
+        assert f"which serves at 127.0.0.1:{standby.port}: " in direct.lines[-1]
+    await asyncio.sleep(3)
+    assert winner.process.poll() is None
+    if loser is standby:
+        assert [event["event"] for event in standby.events] == ["standing by"]
+    found = await asyncio.to_thread(owners, broker)
+    assert [owner.address for owner in found] == [f"127.0.0.1:{active.port}", f"127.0.0.1:{winner.port}"]

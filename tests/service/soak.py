@@ -2,10 +2,11 @@
 
     python tests/service/soak.py --kills 200 --seed 7
 
-Writers send transactions over two topics through the public client and keep diaries; a reader follows the log
-live. In the end: each transaction whose commit was told is there once and whole, each whose abort was told is
-not there at all, of the others all or nothing, the same on both topics; and the live reader saw exactly what a
-new one sees. Prints one JSON object; exit code 1 if anything is lost, doubled, half or seen uncommitted.
+Each service takes messages of another size, which may be small. Writers send transactions over two topics through
+the public client and keep diaries; a reader follows the log live. In the end: each transaction whose commit was told is
+there once and whole, each whose abort was told is not there at all, of the others all or nothing, the same on both
+topics; and the live reader saw exactly what a new one sees. Prints one JSON object; exit code 1 if
+anything is lost, doubled, half or seen uncommitted.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from soak_judge import TOPICS, Verdict, judge, told, values  # noqa: E402
 from broker_io import open_broker  # noqa: E402
 from txnbuffer.client.reader import CommittedReader  # noqa: E402
 
+MESSAGE_BYTES = (4096, 16 * 1024, 5 * 1024 * 1024)
+"""What a message may have: each service that is started has one of these limits."""
 SETTINGS = (
     "transactions.session_timeout=3",
     "snapshots.changes=200",
@@ -142,7 +145,8 @@ class Soak:
             time.sleep(0.1)
 
     def _start_service(self) -> ServiceProcess:
-        flags = [word for setting in SETTINGS for word in ("--set", setting)]
+        limit = f"log.max_message_bytes={self._random.choice(MESSAGE_BYTES)}"
+        flags = [word for setting in (*SETTINGS, limit) for word in ("--set", setting)]
         return ServiceProcess(self._log, *flags, port=self._port)
 
     def _start_writer(self) -> subprocess.Popen[bytes]:

@@ -106,10 +106,10 @@ async def test_records_sent_to_the_service_are_refused_with_one_clear_error(clus
 
 @on_a_loop
 async def test_clients_are_told_how_large_a_message_the_cluster_takes():
-    with MemoryBroker(max_message_bytes=1000) as cluster:
+    with MemoryBroker(max_message_bytes=5000) as cluster:
         async with beside(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a")
-            assert app.session.welcome.max_message_bytes == 1000
+            assert app.session.welcome.max_message_bytes == 5000
 
 
 @on_a_loop

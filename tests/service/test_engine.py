@@ -162,10 +162,10 @@ async def test_a_send_that_can_not_be_is_one_clear_error(batch, message):
 
 @on_a_loop
 async def test_too_large_a_message_is_refused_and_the_others_go_on(broker):
-    async with engine_on(broker, limits=Limits(max_message_bytes=1000)) as engine:
+    async with engine_on(broker, limits=Limits(max_message_bytes=5000)) as engine:
         session, ids = await session_on(engine, "a")
         failures = await session.write(
-            ("a", plain(b"x" * 1001)), ("a", plain(b"x" * 1000)), ("a", transactional(ids[:1]))
+            ("a", plain(b"x" * 5001)), ("a", plain(b"x" * 5000)), ("a", transactional(ids[:1]))
         )
         (failure,) = failures
         assert (failure.send, type(failure.error)) == (1, MessageTooLarge)

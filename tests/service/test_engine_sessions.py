@@ -179,7 +179,7 @@ async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
         (ClientFrame(hello=Hello(1, "")), "upgrade the client"),
         (ClientFrame(hello=Hello(99, "")), "upgrade the service"),
         (ClientFrame(hello=Hello(SESSION_VERSION, "no good")), "letters and digits"),
-        (ClientFrame(hello=Hello(SESSION_VERSION, "x" * 65)), "letters and digits"),
+        (ClientFrame(hello=Hello(SESSION_VERSION, "x" * 101)), "letters and digits"),
     ],
 )
 @on_a_loop

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +15,7 @@ from broker_io.errors import Closed, Damaged, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position
 from txnbuffer.errors import TailStalled
-from txnbuffer.service import following
+from txnbuffer.service import following, turns
 from txnbuffer.service.following import Follower, Following, gathered
 
 
@@ -130,6 +132,83 @@ async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch
     put(broker, b"1", b"2", b"3")
     await eventually(lambda: follower._held > 0)
     await asyncio.wait_for(taker.stop(), 30)
+
+
+@on_a_loop
+async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypatch):
+    monkeypatch.setattr(following, "FIRST_LOOK", 10.0)
+    reader = broker.reader("a")
+    taker = Taker(broker)
+    with patch.object(reader, "read", wraps=reader.read) as read:
+        taker.follow("a", EARLIEST, None, reader)
+        await eventually(lambda: reader._log.waiting)
+        await asyncio.sleep(0.2)
+        assert read.call_count == 1
+        began = time.monotonic()
+        put(broker, b"1")
+        await eventually(lambda: taker.values == [b"1"])
+        assert time.monotonic() - began < 8
+    await taker.stop()
+
+
+@on_a_loop
+async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(broker, monkeypatch):
+    monkeypatch.setattr(following, "FIRST_LOOK", 10.0)
+    monkeypatch.setattr(following, "GATHER", 0.2)
+    taker = Taker(broker)
+    taker.follow("a")
+    began = time.monotonic()
+    for count in range(1, 4):
+        put(broker, b"%d" % count)
+        await eventually(lambda count=count: len(taker.values) == count)
+    assert time.monotonic() - began < 8
+    await taker.stop()
+
+
+@on_a_loop
+async def test_a_topic_that_can_not_be_read_at_once_holds_up_no_other(broker):
+    """So many have readers that are opened slowly, as those of a cluster are that is not well, or asked in vain."""
+    go, opened = threading.Event(), broker.reader
+
+    def slowly(topic: str, *where: object, **how: object):
+        assert topic == "a" or go.wait(60)
+        return opened(topic, *where, **how)
+
+    taker = Taker(broker)
+    taker.follow("a")
+    put(broker, b"1")
+    await eventually(lambda: taker.values == [b"1"])
+    broker.reader = slowly
+    for number in range(3 * (turns.AT_ONCE + turns.ASIDE)):
+        broker.create_topic(f"slow {number}")
+        taker.follow(f"slow {number}")
+    try:
+        for number in range(2, 20):
+            put(broker, b"%d" % number)
+            await eventually(lambda number=number: len(taker.values) == number)
+    finally:
+        go.set()
+    await taker.stop()
+
+
+@on_a_loop
+async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
+    monkeypatch.setattr(following, "READ_MESSAGES", 1)
+    before = threading.active_count()
+    taker = Taker(broker)
+    names = [f"t{number}" for number in range(1000)]
+    for name in names:
+        broker.create_topic(name)
+        taker.follow(name)
+    await asyncio.to_thread(put, broker, *(b"busy" for _ in range(3000)))
+    taker.follow("a")
+    for name in names:
+        with broker.writer(name) as writer:
+            writer.append(Batch.of([Message(None, name.encode())])).result()
+    await eventually(lambda: {name.encode() for name in names} <= {*taker.values})
+    assert threading.active_count() - before <= turns.AT_ONCE + turns.ASIDE + 2  # one knows the time, one is asyncio's
+    await taker.stop()
+    assert not any(thread.name.startswith("txnbuffer-tails") for thread in threading.enumerate())
 
 
 class Deaf:

@@ -78,7 +78,7 @@ async def test_a_reader_waits_while_the_service_recovers_its_log():
         try:
             reading = asyncio.ensure_future(asyncio.to_thread(reader.read, timeout=120.0))
             with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
-                await asyncio.to_thread(open_broker, address)
+                await asyncio.to_thread(open_broker, address, patience=0.0)
             await server.serve(engine, Admin(engine))
             assert await reading is not None
             await asyncio.to_thread(remote.close)
@@ -88,7 +88,7 @@ async def test_a_reader_waits_while_the_service_recovers_its_log():
 
 @on_a_loop
 async def test_what_the_service_owns_is_read_but_not_changed():
-    async with engine_on(MemoryBroker(), limits=Limits(max_message_bytes=2000)) as engine, served(engine) as address:
+    async with engine_on(MemoryBroker(), limits=Limits(max_message_bytes=5000)) as engine, served(engine) as address:
         session, ids = await session_on(engine, "a")
         assert await session.write(("a", transactional(ids[:1]))) == []
         await asyncio.to_thread(change_and_read, address)
@@ -119,7 +119,7 @@ def change_and_read(address: str) -> None:
         with remote.writer("free") as writer:
             writer.append(ROW).result(120)
             with pytest.raises(MessageTooLarge):
-                writer.append(Batch.of([Message(b"k", b"v" * 3000)]))
+                writer.append(Batch.of([Message(b"k", b"v" * 6000)]))
         with remote.reader("free") as reader:
             assert reader.read() is not None
         remote.roll("free")

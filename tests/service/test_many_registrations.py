@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from unittest.mock import patch
 
-from cluster_app import app_on
-from service_setup import eventually, on_a_loop, visible
+from cluster_app import app_on, beside
+from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
+from broker_io.file import FileBroker, log
 from broker_io.memory import MemoryBroker
+from txnbuffer.frames import ClientFrame, NamedRequest
 from txnbuffer.model import Outcome
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.topics import HELD_BYTES
 
 
 class SlowToMake(MemoryBroker):
@@ -47,3 +51,61 @@ async def test_a_registration_does_not_wait_for_answers_about_another_topic():
         finally:
             broker.go.set()
             await engine.stop()
+
+
+@on_a_loop
+async def test_topics_that_are_registered_together_share_manifests(tmp_path):
+    with FileBroker.open(str(tmp_path / "log"), watermark_bytes=0) as broker:
+        async with engine_on(broker) as engine:
+            session, _ = await session_on(engine)
+            names = [f"t{number}" for number in range(60)]
+            with patch.object(log, "replace_manifest", wraps=log.replace_manifest) as replaced:
+                numbers = [session.request + place for place in range(1, len(names) + 1)]
+                session.request += len(names)
+                asked = (NamedRequest(number, name) for number, name in zip(numbers, names, strict=True))
+                session.link.send(ClientFrame(registers=tuple(asked)))
+                await session.until(lambda: {*numbers} <= session.answers.keys())
+            assert replaced.call_count < len(names) / 2
+            assert {*names} <= {*broker.topics()}
+            assert not any(isinstance(answer, Exception) for answer in session.answers.values())
+
+
+@on_a_loop
+async def test_a_new_topic_is_asked_about_once_before_it_is_followed():
+    with MemoryBroker() as cluster:
+        async with beside(cluster) as (engine, broker):
+            app = await app_on(engine, cluster)
+            with (
+                patch.object(broker, "last_position", wraps=broker.last_position) as ends,
+                patch.object(broker, "ledgers", wraps=broker.ledgers) as ledgers,
+            ):
+                await app.session.register("a")
+            asked = [call.args[0] for call in ends.call_args_list], [call.args[0] for call in ledgers.call_args_list]
+            assert asked == ([], ["a", "a"])  # the second time for its border
+
+
+@on_a_loop
+async def test_a_thousand_topics_of_a_cluster_are_followed_by_a_few_threads():
+    before = threading.active_count()
+    with MemoryBroker() as cluster:
+        async with beside(cluster) as (engine, _):
+            names = [f"t{number}" for number in range(1000)]
+            app = await app_on(engine, cluster, *names)
+            assert threading.active_count() - before < 64
+            txn = next(app.ids)
+            for name in (names[0], names[-1]):
+                await app.write(name, [txn])
+            assert await app.commit(txn, names[0], names[-1]) is Outcome.COMMIT
+            await eventually(lambda: all(visible(cluster, name) == {b"v": 1} for name in (names[0], names[-1])))
+            assert threading.active_count() - before < 64
+
+
+@on_a_loop
+async def test_memory_is_shared_by_all_topics_without_a_step_for_each_at_each_registration():
+    with MemoryBroker() as broker:
+        async with engine_on(broker) as engine:
+            with patch.object(engine.topics, "_share_memory", wraps=engine.topics._share_memory) as shared:
+                await session_on(engine, *(f"t{number}" for number in range(60)))
+            assert shared.call_count < 40
+            limits = [engine.topics.by_name[f"t{number}"].tail.numbering.held_limit for number in range(60)]
+            assert HELD_BYTES / 1.2 < sum(limits) < HELD_BYTES * 1.2

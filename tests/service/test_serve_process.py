@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from http_answers import get
 from raw_session import OverGrpc, RawSession, transactional
-from service_process import ServiceProcess
+from service_process import ServiceProcess, kept_port
 from service_setup import on_a_loop, visible
 
 from broker_io import open_broker
@@ -116,6 +119,8 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
         ([], "say once which log to serve"),
         (["file:x", "--broker", "file:x"], "say once which log to serve"),
         (["file:x", "--standby"], "one can stand by beside a cluster only"),
+        (["file:x", "--fence"], "one can fence beside a cluster only"),
+        (["--broker", "pulsar://127.0.0.1:1/p/n", "--fence", "--standby"], "say --standby or --fence"),
         (["--broker", "pulsar://127.0.0.1:1/p/n", "--advertise", "here"], "write HOST:PORT"),
         (["pulsar://nowhere"], "is no address of a cluster"),
     ],
@@ -154,3 +159,29 @@ def test_operators_reach_a_service_with_tls(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 3
         assert "no service answers" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--standby",)], ids=["alone", "standby"])
+def test_a_service_that_waits_for_its_cluster_says_so_and_can_be_asked(flags: tuple[str, ...]) -> None:
+    http, patience = kept_port(), "2" if flags else "600"  # a standby waits on
+    address = "pulsar://127.0.0.1:1/public/default"
+    more = ("--http", f"127.0.0.1:{http}", "--set", "pulsar.admin_url=http://127.0.0.1:1")
+    service = ServiceProcess(address, *more, "--set", f"pulsar.patience={patience}", *flags)
+    try:
+        problem = service.wait_event("problem")
+        for _ in range(300):
+            problem = [event for event in service.events if event["event"] == "problem"][-1]
+            if "no admin interface answers at http://127.0.0.1:1" in problem["error"]:
+                break
+            time.sleep(0.1)
+        assert problem["what"] in (f"the cluster at {address}", "the log to be opened")
+        health = json.loads(get(http, "/health")[1])
+        assert health["status"] == "running"
+        assert "no admin interface answers" in str(health["waits"])
+        assert "waiting for the" in json.loads(get(http, "/ready")[1])["waits"][0]
+        assert "txnbuffer_longest_wait_seconds" in get(http, "/metrics")[1]
+        assert service.process.poll() is None
+        service.terminate()
+        assert service.finish() == 0
+    finally:
+        service.kill()

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from soak_judge import Verdict, judge, told
+from soak_scripts import load
 
-SPEC = importlib.util.spec_from_file_location("soak", Path(__file__).with_name("soak.py"))
-assert SPEC is not None
-assert SPEC.loader is not None
-soak = importlib.util.module_from_spec(SPEC)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded():
-    import sys
-
-    sys.modules["soak"] = soak
-    SPEC.loader.exec_module(soak)
+soak = load(Path(__file__).with_name("soak.py"))
 
 
 def test_nothing_is_lost_doubled_half_or_seen_uncommitted_through_kills() -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
 from dataclasses import replace
 
 import pytest
 from cluster_app import app_on, beside
+from http_answers import get
 from raw_session import InProcess, OverGrpc, RawSession
+from running_services import Running, owners, service
 from service_setup import eventually, on_a_loop, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from txnbuffer.config import Config, ServiceConfig
-from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, decode, encode, tombstone
+from txnbuffer.config import ServiceConfig
+from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode, tombstone
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.frames import Abort
 from txnbuffer.model import Outcome, TxnId
@@ -26,7 +26,7 @@ from txnbuffer.service import standing as standing_module
 from txnbuffer.service.decision_log import DecisionLog, newest_owner
 from txnbuffer.service.front import advertised
 from txnbuffer.service.opening import Standing
-from txnbuffer.service.serving import check, serve
+from txnbuffer.service.serving import check
 from txnbuffer.service.standing import Standby
 
 
@@ -42,14 +42,6 @@ def cluster(monkeypatch):
 def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task[Standing | None]]:
     standby, stop = Standby(cluster.connect()), asyncio.Event()
     return standby, stop, asyncio.ensure_future(standby.wait(stop))
-
-
-def owners(cluster: MemoryBroker) -> list[Owner]:
-    with cluster.reader(TOPIC) as reader:
-        placed = reader.read()
-        assert placed is not None
-        entries = [decode(message) for message in placed.messages]
-        return [entry for entry in entries if isinstance(entry, Owner)]
 
 
 @on_a_loop
@@ -111,6 +103,38 @@ async def test_a_cluster_that_is_away_is_named_and_waited_for(cluster):
         decisions, log = await turn
         log.close()
         decisions.close()
+
+
+@on_a_loop
+async def test_a_topic_without_an_owner_is_waited_for_from_the_first_question_on(cluster):
+    with cluster.connect() as broker:
+        refusals = iter([ServiceUnavailable("the topic moves")] * 2)
+        make = broker.create_topic
+
+        def create_topic(topic):
+            for refusal in refusals:
+                raise refusal
+            make(topic)
+
+        broker.create_topic = create_topic
+        standing = await Standby(broker).wait(asyncio.Event())
+        standing.log.close()
+        standing.decisions.close()
+
+
+@on_a_loop
+async def test_it_stops_though_the_cluster_does_not_answer(cluster):
+    with cluster.connect() as broker:
+
+        def create_topic(topic):
+            raise ServiceUnavailable("the topic moves")
+
+        broker.create_topic = create_topic
+        standby, stop = Standby(broker), asyncio.Event()
+        turn = asyncio.ensure_future(standby.wait(stop))
+        await eventually(lambda: "moves" in str(standby.problem))
+        stop.set()
+        assert await turn is None
 
 
 @on_a_loop
@@ -225,37 +249,9 @@ def test_owners_are_found_among_other_entries(cluster):
 # The process
 
 
-def service(**changes) -> Config:
-    return Config(service=ServiceConfig(listen="127.0.0.1:0", http="127.0.0.1:0", drain_seconds=0.1, **changes))
-
-
-class Running:
-    """`serve` in this process, on a connection of its own to the cluster."""
-
-    def __init__(self, cluster: MemoryBroker, **changes) -> None:
-        self.broker = cluster.connect()
-        self.events: list[tuple[str, dict]] = []
-        self.task = asyncio.ensure_future(serve(lambda: self.broker, service(**changes), "test", self.log, shared=True))
-
-    def log(self, event: str, **facts) -> None:
-        self.events.append((event, facts))
-
-    async def event(self, name: str) -> dict:
-        await eventually(lambda: any(event == name for event, _ in self.events) or self.task.done())
-        return next(facts for event, facts in self.events if event == name)
-
-    async def end(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-
 def ready(port: int) -> tuple[int, list[str]]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60) as answer:
-            return answer.status, json.load(answer)["waits_for"]
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)["waits_for"]
+    status, text = get(port, "/ready")
+    return status, json.loads(text)["waits_for"]
 
 
 @on_a_loop
@@ -297,8 +293,9 @@ async def test_a_service_that_stands_by_says_so_and_takes_over(cluster):
 async def test_a_fenced_service_ends_with_its_error(cluster):
     active = Running(cluster)
     await active.event("serving")
-    async with beside(cluster):
-        error = await asyncio.wait_for(active.task, 30)
+    other = Running(cluster, fence=True)
+    error = await asyncio.wait_for(active.task, 30)
+    await other.end()
     assert error is not None
     assert (error.exit_code, type(error).__name__) == (3, "CoordinatorStopped")
     assert [event for event, _ in active.events][-2:] == ["failed", "stopped"]

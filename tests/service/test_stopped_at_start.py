@@ -13,10 +13,13 @@ from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.errors import Damaged, Error, ServiceUnavailable
 from broker_io.memory import MemoryBroker
+from snapshots.errors import TopicDamaged
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
+from txnbuffer.service.metrics import metrics
 
 AWAY = ServiceUnavailable("the cluster does not answer for it")
 DAMAGED = Damaged("ledger 7", 0, "it can't be read")
@@ -119,13 +122,30 @@ async def test_a_client_that_comes_again_does_not_wait_for_a_topic_that_is_away(
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
 
 
+@on_a_loop
+async def test_what_is_tried_again_shows_as_that_and_what_has_stopped_as_that(cluster):
+    await decide_half(cluster)
+    answers: list[Error | None] = [AWAY]
+    async with successor(cluster, lambda: answers[0]) as engine:
+
+        def told() -> dict[str, float]:
+            found = {metric.name: metric.value for metric in metrics(engine)}
+            return {name: found[name] for name in ("topics_retrying", "topics_stopped")}
+
+        await eventually(lambda: told() == {"topics_retrying": 1, "topics_stopped": 0})
+        waits_for = await Admin(engine)._waits_for(engine.topics.get("a"))
+        assert "is tried again: the cluster does not answer" in waits_for
+        answers[0] = DAMAGED
+        await eventually(lambda: told() == {"topics_retrying": 0, "topics_stopped": 1})
+
+
 @pytest.mark.parametrize("first", [AWAY, DAMAGED], ids=["later", "at once"])
 @on_a_loop
 async def test_what_will_not_pass_stops_that_topic_alone(cluster, first):
     app, left = await decide_half(cluster)
     answers = iter([first])
     async with successor(cluster, lambda: next(answers, DAMAGED)) as engine:
-        await eventually(lambda: engine.topics.get("a").problem is DAMAGED)
+        await eventually(lambda: isinstance(engine.topics.get("a").problem, TopicDamaged))
         await come_again(app, engine, left)
         assert await app.commit(left, "b") is Outcome.COMMIT
         with pytest.raises(Damaged, match="ledger 7"):

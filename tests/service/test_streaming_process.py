@@ -47,7 +47,7 @@ async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
             await fresh.to_end()
             assert fresh.table == truth
             assert isinstance(middle, ResumeToken)
-            assert fresh.stream.token.versions == middle.versions
+            assert fresh.stream.token.versions[-len(middle.versions) :] == middle.versions
     finally:
         service.kill()
 

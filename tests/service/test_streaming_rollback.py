@@ -17,6 +17,7 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from snapshots.keeper import BufferKeeper
 from txnbuffer import connect
+from txnbuffer.errors import LogRestored
 from txnbuffer.service.admin import Admin
 from txnbuffer.streams.failover import Version
 
@@ -47,6 +48,10 @@ async def test_a_log_that_was_set_back_rolls_its_streams_back_to_where_it_ends(t
             shutil.copytree(backup, log)
             await asyncio.to_thread(recover, log, "t")
             service = await asyncio.to_thread(ServiceProcess(log, port=port).wait_serving)
+            with pytest.raises(LogRestored):
+                await write(client, "t", {"k0": "refused"})
+        async with connect(f"txnbuf://127.0.0.1:{port}") as client:
+            follower.stream = client.stream("t", from_=follower.stream.token)
             for number in range(10):
                 await write(client, "t", {f"k{number % 4}": f"new-{number}"})
             await follower.until(15)

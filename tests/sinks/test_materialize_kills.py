@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from sink_rigs import batch, row, token
+from soak_scripts import load
 
 from txnbuffer.sinks.sqlite import SQLiteFile
 
 
 @pytest.fixture(scope="module")
 def soak() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("materialize_soak", Path(__file__).with_name("materialize_soak.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["materialize_soak"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(Path(__file__).with_name("materialize_soak.py"))
 
 
 def test_the_tables_are_what_the_source_says_through_kills(soak: ModuleType, tmp_path: Path) -> None:

@@ -72,4 +72,4 @@ def test_what_can_be_no_relay_is_refused(tmp_path: Path) -> None:
     nobody = ("--to", "txnbuf://127.0.0.1:1", "--patience", "1")
     relay = RelayProcess(tmp_path / "nobody.txt", "memory:", T, CLEAN, *nobody)
     assert relay.finish()[0] == 3
-    assert "answers at 127.0.0.1:1 within 1 s" in relay.log.read_text()
+    assert "no service for 1 s: no service answers at 127.0.0.1:1" in relay.log.read_text()

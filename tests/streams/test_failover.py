@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, branch_point
+from txnbuffer.streams.rollback import rollback_point
 
 FIVE = FailoverLog(tuple(Version(uuid, seqno) for uuid, seqno in ((5, 400), (4, 300), (3, 200), (2, 100), (1, 0))))
 
@@ -65,7 +66,7 @@ def test_whatever_is_stored_something_sound_comes_of_it(stored: list[Version]) -
 
 @pytest.mark.parametrize(
     "versions",
-    [(), ((0, 0),), ((1, 5), (2, 6)), ((1, 5), (1, 4)), ((1, -1),), tuple((n, 0) for n in range(1, 27))],
+    [(), ((0, 0),), ((1, 5), (2, 6)), ((1, 5), (1, 4)), ((1, -1),), tuple((n, 0) for n in range(1, 1002))],
 )
 def test_what_is_no_log_is_refused(versions: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match="version"):
@@ -75,3 +76,25 @@ def test_what_is_no_log_is_refused(versions: tuple[tuple[int, int], ...]) -> Non
 def test_an_unclean_start_branches_where_all_was_there() -> None:
     assert branch_point(high_seqno=20, snapshot_start=10, snapshot_end=20) == 20
     assert branch_point(high_seqno=15, snapshot_start=10, snapshot_end=20) == 10
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data())
+def test_a_reader_goes_back_to_where_a_copy_was_taken(steps: list[int], data: st.DataObject) -> None:
+    """Each owner writes so much; a copy is taken anywhere, both go on, and a reader of one comes to the other."""
+    at = data.draw(st.integers(0, len(steps)))
+    uuids = iter(range(2, 1000))
+
+    def owned(log: FailoverLog, seqno: int, owners: list[int]) -> tuple[FailoverLog, int]:
+        for written in owners:
+            log, seqno = log.taken_over(next(uuids), seqno), seqno + written
+        return log, seqno
+
+    copy, copied = owned(FailoverLog.initial(1), 0, steps[:at])
+    gone, high = owned(copy, copied, steps[at:])
+    held = data.draw(st.integers(0, high))
+    log, newest = owned(copy, copied, data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=20)))
+    point = rollback_point(held, held, held, gone.told.versions, log, newest)
+    if at < len(steps):
+        assert point == (copied if held > copied else None)
+    beginnings = [version.seqno for version in log.versions]
+    assert len({*beginnings[:-1]}) == len(beginnings[:-1])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker_io import is_cluster
-from broker_io.errors import Error, InvalidAddress
+from broker_io.errors import InvalidAddress
 from txnbuffer.cli.opening import address_argument, connect_options, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
@@ -18,15 +16,8 @@ from txnbuffer.errors import InvalidRequest
 if TYPE_CHECKING:
     from txnbuffer.sinks.filling import Filled
 
-T = TypeVar("T")
-
 SCHEME = "sqlite:"
 
-LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
-"""Seconds of one attempt to connect, which is no longer than the patience between them."""
-
-PAUSE = 0.5
-"""Seconds between two attempts to reach a cluster."""
 TELL_EVERY = 5.0
 """Seconds between two lines about how far a topic has come."""
 
@@ -69,8 +60,7 @@ def command(
     if not target.startswith(SCHEME) or target == SCHEME:
         raise InvalidAddress(f"{target!r} is nothing to fill: write sqlite:FILE")
     wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "tell": Narrator().tell}
-    options = connect_options(address, config, tls_ca)
-    options |= {"patience": patience, "timeout": min(max(patience, LEAST_ATTEMPT), LONGEST_ATTEMPT)}
+    options = connect_options(address, config, tls_ca, patience)
     filled = asyncio.run(_run(address, options, wanted))
     show_rows([_row(one) for one in filled], output, empty="stopped before anything was read")
 
@@ -91,8 +81,7 @@ async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) ->
     from txnbuffer.sinks.materialize import materialize
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    patience = options["patience"] if is_cluster(address) else 0.0
-    opening = asyncio.ensure_future(patiently(connect(address, **options).open, patience))
+    opening = asyncio.ensure_future(connect(address, **options).open())
 
     def end() -> None:
         stop.set()
@@ -108,23 +97,6 @@ async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) ->
         return await materialize(client, stop=stop, **wanted)
     finally:
         await client.close()
-
-
-async def patiently(opening: Callable[[], Awaitable[T]], patience: float) -> T:
-    """What opens, also where a cluster is away for up to `patience` seconds. Raises why it does not."""
-    import asyncio
-
-    give_up, told = time.monotonic() + patience, False
-    while True:
-        try:
-            return await opening()
-        except Error as error:
-            if not error.retryable or time.monotonic() >= give_up:
-                raise
-            if not told:
-                narrate(f"{error} - trying again for {patience:g} s")
-            told = True
-        await asyncio.sleep(min(PAUSE, max(give_up - time.monotonic(), 0.0)))
 
 
 class Narrator:

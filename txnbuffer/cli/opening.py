@@ -64,10 +64,14 @@ def open_for_reading(address: str, config: Config, tls_ca: str | None = None) ->
     return open_broker(address)
 
 
-def connect_options(address: str, config: Config, tls_ca: str | None) -> dict[str, Any]:
-    """What `connect` takes besides the address; `tls_ca`: the file that says whom to trust as a service."""
-    cluster = {"broker_options": config.pulsar.options()} if is_cluster(address) else {}
-    return {"tls_ca": tls_ca, **cluster}
+def connect_options(address: str, config: Config, tls_ca: str | None, patience: float | None = None) -> dict[str, Any]:
+    """What `connect` takes besides the address; `tls_ca`: the file that says whom to trust as a service.
+
+    `patience`: seconds to wait without a connection; None: what is configured for clusters, else that of `connect`.
+    """
+    given = {} if patience is None else {"patience": patience}
+    cluster = {"broker_options": config.pulsar.options() | given} if is_cluster(address) else {}
+    return {"tls_ca": tls_ca, **given, **cluster}
 
 
 def open_for_writing(address: str, config: Config) -> Broker:

@@ -32,8 +32,6 @@ LAST_WAIT = 15.0
 """Seconds in which a relay that is told to end does so by itself: it waits less for what is under way."""
 ASKING = 5.0
 """Seconds for one question about the cursor."""
-LEAST_ATTEMPT, LONGEST_ATTEMPT = 1.0, 10.0
-"""Seconds of one attempt to connect, which is no longer than the patience between them."""
 
 
 @click.command("relay")
@@ -175,8 +173,7 @@ def _target(address: str, topic: str, config: Config, patience: float, tls_ca: s
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
     if address.startswith("txnbuf://"):
-        timeout = min(max(patience, LEAST_ATTEMPT), LONGEST_ATTEMPT)
-        opening = connect(address, timeout=timeout, patience=patience, tls_ca=tls_ca)
+        opening = connect(address, patience=patience, tls_ca=tls_ca)
         return ServiceTarget(opening.open_plain, topic)
     return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
 

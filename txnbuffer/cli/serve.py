@@ -30,6 +30,7 @@ LEFT = 3
     "--shards", type=int, metavar="N", help="How many share the namespace, fixed when it is first served (1)."
 )
 @click.option("--standby", is_flag=True, help="Beside a cluster: serve once whoever serves is gone.")
+@click.option("--fence", is_flag=True, help="Beside a cluster: take the log from whoever serves.")
 @click.option("--advertise", metavar="HOST:PORT", help="Where clients of a cluster find this service.")
 @click.option("--admin-url", metavar="URL", help="REST interface of the cluster.")
 @click.option("--token-file", metavar="FILE", help="Token for the cluster.")
@@ -43,6 +44,7 @@ def command(
     insecure: bool,
     no_create: bool,
     standby: bool,
+    fence: bool,
     **given: str | int | None,
 ) -> int:
     """Serve transactions on the log at ADDRESS until SIGTERM.
@@ -65,6 +67,8 @@ def command(
         changes["create_topics"] = False
     if standby:
         changes["standby"] = True
+    if fence:
+        changes["fence"] = True
     service, pulsar = replace(config.service, **changes), replace(config.pulsar, **of_cluster)
     return run(str(address or broker), replace(config, service=service, pulsar=pulsar))
 
@@ -107,8 +111,13 @@ def _leave(log: Any) -> None:
 
 
 def _log() -> Any:
+    import logging
+
     import structlog
 
+    waits = logging.getLogger("txnbuffer.waits")  # the service tells of them in its own log
+    waits.propagate = False
+    waits.addHandler(logging.NullHandler())
     structlog.configure(
         processors=[
             structlog.processors.TimeStamper(fmt="iso", utc=True),

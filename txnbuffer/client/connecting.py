@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -12,7 +11,7 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from broker_io import is_cluster, open_broker
-from broker_io.errors import InvalidAddress, ServiceUnavailable
+from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
 from snapshots.shards import shards_of
 from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink, Questions
@@ -26,7 +25,7 @@ from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.rows import BATCHINGS, Batching
 from txnbuffer.client.same_log import SameLog, log_of
 from txnbuffer.client.serializers import Schema, Serializer, Serializers
-from txnbuffer.client.session import LONGEST_PAUSE, Session
+from txnbuffer.client.session import Session
 from txnbuffer.client.shard_streams import ShardStreams
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
 from txnbuffer.client.trust import certificates
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
 
 REMOTE = "txnbuf://"
-LEAST = 5.0
-"""Seconds that one attempt to reach a service beside a cluster may take at least, however little patience there is."""
+LEAST = 2.0
+"""Seconds that one attempt to reach a service may take at least, however little patience there is."""
 
 Way: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
 
@@ -111,7 +110,9 @@ class Opening:
 
         thread = ThreadPoolExecutor(1, "txnbuffer-opening")
         try:
-            broker = await opened(thread, partial(open_broker, self.address, **{"goodbye": 0.0, **options}))
+            broker = await opened(
+                thread, partial(open_broker, self.address, **{"goodbye": 0.0, "patience": self._patience, **options})
+            )
         finally:
             thread.shutdown(wait=False)
         resources.push_async_callback(asyncio.to_thread, broker.close)
@@ -137,13 +138,18 @@ class Opening:
 
         def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
             async def dial(target: str) -> Any:
-                return await opening(target, trusted, min(self._timeout, max(self._patience, LEAST)), log)
+                return await opening(target, trusted, self._attempt, log)
 
             if service is not None:
                 return dial_at(service, dial)
             return finding(Finder(broker, self.address, decisions), dial)
 
         return dial_of
+
+    @property
+    def _attempt(self) -> float:
+        """Seconds that one attempt to reach a service may take."""
+        return min(self._timeout, max(self._patience, LEAST))
 
     async def _certificates(self) -> bytes | None:
         return None if self._tls_ca is None else await asyncio.to_thread(certificates, self._tls_ca)
@@ -157,12 +163,12 @@ class Opening:
         log = SameLog()
 
         async def dial() -> Link:
-            return await GrpcLink.open(target, trusted, self._timeout, log)
+            return await GrpcLink.open(target, trusted, self._attempt, log)
 
         def broker() -> Broker:
             if not brokers:
                 trust = {} if trusted is None else {"root_certificates": trusted}
-                brokers.append(self._open_patiently(trust))
+                brokers.append(open_broker(self.address, patience=self._patience, **trust))
             return brokers[0]
 
         async def close_broker() -> None:
@@ -170,26 +176,15 @@ class Opening:
                 await asyncio.to_thread(one.close)
 
         async def dial_streams() -> StreamLink:
-            return await GrpcStreamLink.open(target, trusted, self._timeout, log)
+            return await GrpcStreamLink.open(target, trusted, self._attempt, log)
 
         async def dial_admin() -> AdminLink:
-            return await GrpcAdminLink.open(target, trusted, self._timeout, log)
+            return await GrpcAdminLink.open(target, trusted, self._attempt, log)
 
         client = await self._client_of(dial, broker)
         client.dial_streams, client.questions = dial_streams, Questions([dial_admin], self._patience)
         resources.push_async_callback(close_broker)
         return client
-
-    def _open_patiently(self, options: dict[str, Any]) -> Broker:
-        """The log of the service, which may be restarting just now. Raises ServiceUnavailable after `patience`."""
-        give_up = time.monotonic() + self._patience
-        while True:
-            try:
-                return open_broker(self.address, patience=self._patience, **options)
-            except ServiceUnavailable:
-                if time.monotonic() > give_up:
-                    raise
-                time.sleep(LONGEST_PAUSE)
 
     async def _open_local(self, resources: AsyncExitStack) -> Client:
         from txnbuffer.service.engine import Engine
@@ -263,9 +258,9 @@ def connect(
         async with connect("file:data") as client: ...    # asyncio
         with connect("file:data") as client: ...          # plain
 
-    `timeout`: seconds for one attempt to reach a service. `patience`: seconds without a connection after which
-    whoever waits gets ServiceUnavailable, or OutcomeUnknown for a commit. `tls_ca`: file with the certificates
-    to trust, in PEM; without it the connection to the service is not encrypted.
+    `timeout`: seconds for one attempt to reach a service. `patience`: the longest time in seconds that a call, this one
+    included, waits without a connection; then it raises ServiceUnavailable, or OutcomeUnknown for a commit. `tls_ca`:
+    file with the certificates to trust, in PEM; without it the connection to the service is not encrypted.
 
     For a cluster: `service` is HOST:PORT of the service; without it what the service wrote into the namespace is
     asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS. `schemas` has topics and

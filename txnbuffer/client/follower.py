@@ -24,7 +24,7 @@ from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_counts, visible_mask
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.columns import any_transactional
-from txnbuffer.errors import ProtocolStopped, UndecodableRecordSet
+from txnbuffer.errors import ProtocolStopped, TailStalled, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.recordset import expand, rows_within
 
@@ -64,6 +64,10 @@ class Follower(Protocol):
 
     topic: str
 
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The newest epoch of each coordinator that wrote a marker here, as far as that was read."""
+
     def poll(self, limit: int) -> RecordBatch | None:
         """Up to `limit` visible records that can be handed out without waiting, else None."""
 
@@ -88,18 +92,19 @@ class CommittedFollower:
         self.topic = topic
         self._broker = broker
         self._beginning = beginning
-        self._attempts = ATTEMPTS
+        self._attempts = ATTEMPTS - 1
+        self._begun = False
         self._taken = False
         self._stopped: Error | None = None
         self._blocked = False
         self._rest: tuple[PlacedBatch, Int64s | None] | None = None
+        self._unapplied: PlacedBatch | None = None
         self._trail: Reader | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Load the topic and open its log; anew as long as a trim falls between the two and attempts are left."""
         while True:
-            self._attempts -= 1
             loaded = load(self._broker, self.topic)
             self._registered = loaded.registered
             self._buffer = loaded.buffer
@@ -116,7 +121,9 @@ class CommittedFollower:
             except PositionTrimmed:
                 if not self._attempts:
                     raise
+                self._attempts -= 1
             else:
+                self._begun = True
                 return
 
     def _check_beginning(self) -> None:
@@ -131,12 +138,16 @@ class CommittedFollower:
         return self._at if self._taken else max(self._at, self._beginning.before)
 
     @property
+    def epochs(self) -> tuple[int, ...]:
+        return tuple(state.epoch for state in self._buffer.coordinators.values())
+
+    @property
     def decided_position(self) -> Position:
         return self._buffer.max_read_position or EARLIEST
 
     def poll(self, limit: int) -> RecordBatch | None:
         while self._rest is None:
-            decided = None if self._blocked else self._next_decided(limit)
+            decided = self._next_decided(limit) if self._begun and not self._blocked else None
             if decided is not None:
                 self._take(decided)
             elif self._stopped is not None:
@@ -152,8 +163,11 @@ class CommittedFollower:
         return RecordBatch.of(self.topic, records, seqnos)
 
     def advance(self, timeout: float) -> bool:
+        if not self._begun:
+            self._begin()
+            return True
         try:
-            placed = None if self._stopped is not None else self._fold.read(timeout=timeout)
+            placed = None if self._stopped is not None else self._unapplied or self._fold.read(timeout=timeout)
         except PositionTrimmed as error:
             self._begin_anew(error)
             return True
@@ -163,8 +177,12 @@ class CommittedFollower:
             try:
                 self._learn_seqno()
             except Error as error:
+                if error.retryable:
+                    self._unapplied = placed  # whoever reads again has it tried again
+                    raise
                 self._stopped, self._blocked = error, True
                 return True
+        self._unapplied = None
         try:
             self._buffer.apply_batch(placed)
         except ProtocolStopped as error:
@@ -187,8 +205,9 @@ class CommittedFollower:
         """Begin where the log begins now, as long as that leaves no hole in what was handed out."""
         if self._taken or not self._attempts:
             raise error
+        self._attempts -= 1
         self.close()
-        self._trail = None
+        self._trail, self._begun = None, False  # should this fail, whoever reads again has it tried again
         self._begin()
 
     def _take(self, decided: PlacedBatch) -> None:
@@ -226,19 +245,18 @@ class CommittedFollower:
         loaded = load(self._broker, self.topic)
         if not loaded.registered:
             raise SnapshotMissing(self.topic, LOST)
-        self._registered = True
         seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
-        if seqno is None:
-            return
         with self._broker.reader(self.topic, at, inclusive=False) as reader:
-            while at < self._at and not reaches(at, self._at):
+            while seqno is not None and at < self._at and not reaches(at, self._at):
                 placed = reader.read(timeout=PATIENCE)
                 if placed is None:
-                    return
+                    raise TailStalled(
+                        f"topic {self.topic!r}: nothing comes behind {at}, but {self._at} was read: try again"
+                    )
                 passed = placed.take(slice(placed.positions.search(self._at, right=True)))
                 seqno += int(visible_counts(passed, self._buffer).sum())
                 at = placed.positions.last
-        self._seqno = seqno
+        self._registered, self._seqno = True, seqno
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
         """The next messages that are all decided, markers and invisible ones among them."""

@@ -32,10 +32,6 @@ OPTIONS = [
 ]
 
 
-class TurnedAway(ServiceUnavailable):
-    """A service answers and lets this client not in: it is being started, or serves another log."""
-
-
 class GrpcLink:
     def __init__(self, target: str, channel: Any, call: Any) -> None:
         self._target = target
@@ -103,7 +99,7 @@ async def open_call(
             told = dict(await call.initial_metadata())
             if LOG_KEY not in told:  # it was ended before anything of it was looked at
                 await call.code()
-                raise TurnedAway(f"the service at {target} turns this client away ({await call.details()})")
+                raise ServiceUnavailable(f"the service at {target} turns this client away ({await call.details()})")
         log.check(target, told[LOG_KEY])
     except BaseException as error:
         await channel.close()

@@ -54,6 +54,11 @@ class PlainClient:
         """Whether this is a child of the process that connected, in which nothing can be closed."""
         return forking.inherited(self._forked_from)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """End the session; transactions that are open abort."""
         forking.check(self._forked_from)

@@ -36,6 +36,7 @@ RETURNED = (
 class PlainTransaction:
     """As Transaction. Records are held until there are many, or the transaction ends; no more are taken from then on.
 
+    It begins when its block is entered, or at its first record, without waiting for that: so its time runs from there.
     It belongs to one thread. Where several use it nonetheless, each record is in it or is refused.
     """
 
@@ -46,7 +47,9 @@ class PlainTransaction:
         self._aborted = False  # before it was begun
         self._closed = ""  # why it takes no more
         self._lock = threading.RLock()  # of what is held; a signal's handler may send, too
-        self._turn = asyncio.Lock()  # of who begins it and hands over
+        self._turn = asyncio.Lock()  # of who hands over
+        self._started = False
+        self._beginning: asyncio.Task[None] | None = None
         self._held: list[Held] = []
         self._bytes = 0
         self._count = 0
@@ -56,7 +59,7 @@ class PlainTransaction:
         """The id of the transaction."""
         self._check()
         if not self._transaction.begun:
-            self._plain.call(self._begin)
+            self._plain.call(self._begin_missing)
         return self._transaction.id
 
     def send(
@@ -111,6 +114,8 @@ class PlainTransaction:
     def __enter__(self) -> Self:
         if self._named:
             self._plain.call(self._transaction.begin)
+        else:
+            self._start()
         return self
 
     def __exit__(
@@ -120,8 +125,14 @@ class PlainTransaction:
             return  # the block has ended it by itself
         if error is None:
             self.commit()
-        elif self._transaction.begun and not self._plain.inherited:
-            self._plain.call(self._transaction.__aexit__, kind, error, trace)
+        elif not self._plain.inherited and not self._plain.closed:
+            self._plain.call(self._leave, error)
+
+    def _start(self) -> None:
+        """Begin without waiting; what then fails is told to who hands records over, and tried again there."""
+        if not self._started:
+            self._started = True
+            self._plain.start(self._begin_missing)
 
     def _hold(self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None) -> None:
         self._check()
@@ -131,6 +142,8 @@ class PlainTransaction:
         check_size(client.batched(topic, rows, batching), client.max_message_bytes, PROPERTY_BYTES)
         if self._transaction.begun:
             self._transaction.check()
+        else:
+            self._start()
         item = topic, rows, batching, partition
         with self._lock:
             if self._closed:
@@ -168,16 +181,32 @@ class PlainTransaction:
                 self._transaction.fail(error)  # those behind it, which were taken before, are not in it
                 raise
 
-    async def _begin(self) -> None:
-        async with self._turn:
-            await self._begin_missing()
-
     async def _begin_missing(self) -> None:
+        """Begin it unless that has happened; who comes while it begins is told what becomes of that."""
         if not self._transaction.begun:
-            await self._transaction.begin()
-            if self._aborted:  # meanwhile, by another thread
-                await self._transaction.abort()
-                self._check()
+            if self._beginning is None:
+                self._beginning = asyncio.ensure_future(self._begin())
+                self._beginning.add_done_callback(self._begin_done)
+            await asyncio.shield(self._beginning)
+
+    async def _begin(self) -> None:
+        self._check()
+        await self._transaction.begin()
+        if self._aborted:  # meanwhile, by another thread, or because its block was left
+            await self._transaction.abort()
+            self._check()
+
+    def _begin_done(self, beginning: asyncio.Task[None]) -> None:
+        self._beginning = None
+        if not beginning.cancelled():
+            beginning.exception()  # whoever needs it waits for it; nobody else is to hear of it
+
+    async def _leave(self, error: BaseException) -> None:
+        """End it because of an exception in its block, without waiting for that."""
+        if self._transaction.begun:
+            await self._transaction.__aexit__(type(error), error, None)
+        else:
+            await self._abort()
 
     async def _abort(self) -> None:
         self._closed = ENDED

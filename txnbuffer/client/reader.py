@@ -125,6 +125,11 @@ class CommittedReader:
             if (batch := self.read(timeout=1.0)) is not None:
                 yield batch
 
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epochs of the newest owners that the logs tell of, as far as they were read."""
+        return tuple(epoch for follower in self._followers for epoch in follower.epochs)
+
     def lag(self) -> dict[str, Lag]:
         """How far each topic is behind the end of its log at this moment."""
         lags = {}

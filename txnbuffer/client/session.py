@@ -11,7 +11,6 @@ from typing import Any
 
 from txnbuffer.client import forking
 from txnbuffer.client.core import SessionCore
-from txnbuffer.client.grpc_link import TurnedAway
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.frames import ClientFrame
@@ -55,11 +54,16 @@ class Session:
     async def open(self) -> None:
         """Connect. Raises ServiceUnavailable, or why the service refuses this client."""
         self._loop = asyncio.get_running_loop()
+        began = self._loop.time()
         try:
             link = await self._dial()
-        except TurnedAway:
-            link = None  # it is being started: that is waited for
+        except ServiceUnavailable as away:
+            link = None  # it is away, or being started: that is waited for
+            self._reason = away
         self._start(link)
+        if link is None:
+            self._lost_at = began
+            self._lose_patience_later(self._reason)
         try:
             await self._first.wait()
         except asyncio.CancelledError:

@@ -36,6 +36,10 @@ class UncommittedFollower:
     def decided_position(self) -> Position:
         return self._read_to
 
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        return ()
+
     def poll(self, limit: int) -> RecordBatch | None:
         if self._held is None:
             if self._stopped is not None:

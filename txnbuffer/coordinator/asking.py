@@ -2,7 +2,8 @@
 
 The answer is the outcome, as a marker; an ABORT marker only where the ABORT is durable, or a COMMIT is that
 does not name the topic, or the transaction is settled: then whatever marker it had stands in the topic, and
-comes first. Open and undecided ones are left alone, but watched from then on.
+comes first. Open and undecided ones are left alone, but watched from then on. Nothing is said twice, nor what a marker
+says that is on its way: a buffer that stands still for long goes on asking.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ class Asking:
             if transaction is not None:
                 self._tell(topic, transaction)
             elif core.progress.has_ended(txn.least):
-                core.markers.add(topic, True, MarkerItem(txn, Outcome.ABORT, 0))
+                core.markers.tell(topic, MarkerItem(txn, Outcome.ABORT, 0))
             elif not self._takeover.waits(txn.least) and self._sessions.retirement(txn.least) is None:
                 self._watch(topic, txn)
 
     def _tell(self, topic: str, transaction: Transaction) -> None:
-        if transaction.one_phase or transaction.state not in TERMINAL:
+        if transaction.one_phase or transaction.state not in TERMINAL or topic in (transaction.unfinished or ()):
             return
         item = MarkerItem(transaction.txn, Outcome.ABORT, 0)
         if transaction.state is State.COMMITTED and topic in transaction.topics:
             records = transaction.records[transaction.topics.index(topic)]
             item = MarkerItem(transaction.txn, Outcome.COMMIT, records)
-        self._core.markers.add(topic, True, item)
+        self._core.markers.tell(topic, item)
 
     def _watch(self, topic: str, txn: TxnId) -> None:
         """A transaction of which this is the first word: a client that died may have left it."""

@@ -64,7 +64,8 @@ class Committing:
             expected = member.records[member.topics.index(topic)]
             if count != expected:
                 reason = f"{topic!r} holds {count} of the {expected} records of {member.txn} that its client counted"
-                self._ending.abort(transaction, reason)
+                stopped = self._ending.why_stopped(topic)
+                self._ending.abort(transaction, reason if stopped is None else str(stopped))
             else:
                 transaction.checks -= 1
                 if not transaction.checks:

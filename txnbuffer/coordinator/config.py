@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from txnbuffer.coordinator.sizes import LARGEST_LIMIT, SMALLEST_LIMIT
 from txnbuffer.errors import InvalidConfiguration
 
 
@@ -38,6 +39,8 @@ class Config:
     shards: int = 1
     max_group: int = 10_000
     """Rows of decisions in one message with all their topics; a transaction stays in one message."""
+    max_message_bytes: int = LARGEST_LIMIT
+    """What a message of the decision log or a marker may have: key, value and properties."""
 
     def __post_init__(self) -> None:
         for name in ("transaction_timeout", "session_timeout", "lease_timeout", "member_timeout", "remember"):
@@ -46,6 +49,10 @@ class Config:
         for name in ("max_open_session", "max_open", "max_group"):
             if getattr(self, name) < 1:
                 raise InvalidConfiguration(f"{name} is {getattr(self, name)}: give a number above 0")
+        if self.max_message_bytes < SMALLEST_LIMIT:
+            raise InvalidConfiguration(
+                f"max_message_bytes is {self.max_message_bytes}: decisions need {SMALLEST_LIMIT} at least, give that"
+            )
         if self.max_transaction_timeout < self.transaction_timeout:
             raise InvalidConfiguration(
                 f"max_transaction_timeout ({self.max_transaction_timeout} s) is below transaction_timeout "

@@ -7,8 +7,9 @@ a consumer that was given up can't do work twice. Who holds what is `txnbuffer.c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from broker_io.errors import MessageTooLarge
 from broker_io.partitions import whole_name
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.core import Core
@@ -16,6 +17,7 @@ from txnbuffer.coordinator.entries import Consumers, PositionCommit
 from txnbuffer.coordinator.history import ConsumersState
 from txnbuffer.coordinator.members import Members
 from txnbuffer.coordinator.messages import ConsumerPosition, Done, Joined, Share, Shares, TakePart
+from txnbuffer.coordinator.sizes import consumers_bytes
 from txnbuffer.errors import Error, InvalidRequest, PositionConflict, StaleGeneration
 
 MAX_MEMBERS = 1_000
@@ -30,6 +32,8 @@ class ConsumerGroups:
         self._core = core
         self._states = states
         self._members: dict[str, Members] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """How many positions a group had when its entry was measured, and the bytes."""
         self._waiting: dict[str, list[tuple[str, int, str]]] = {}
 
     def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
@@ -46,6 +50,9 @@ class ConsumerGroups:
 
     def join(self, session: str, request: int, group: str) -> None:
         """Begin a new generation without members; the older ones can commit no more."""
+        if (refusal := self._too_large(group)) is not None:
+            self._core.answer(session, request, refusal)
+            return
         state = self._states.setdefault(group, ConsumersState())
         state.generation += 1
         state.group = 0
@@ -62,7 +69,10 @@ class ConsumerGroups:
             self._core.answer("", request, InvalidRequest(f"group {group!r} {where}: there is nothing to forget"))
         elif count := len(self.members(group).by_name):
             self._core.answer("", request, InvalidRequest(f"group {group!r} has {count} members: end them first"))
+        elif (refusal := self._too_large(group, {*state.positions}.difference(gone))) is not None:
+            self._core.answer("", request, refusal)
         else:
+            self._sizes.pop(group, None)
             for name in gone:
                 del state.positions[name]
             state.generation += 1
@@ -88,24 +98,32 @@ class ConsumerGroups:
                 return PositionConflict(
                     f"the transaction starts at {start} of {topic!r}, group {group!r} has come to {last}: go on there"
                 )
+        for group in {position.group for position in positions}:
+            topics = [position.topic for position in positions if position.group == group]
+            if (refusal := self._grows_too_large(group, topics)) is not None:
+                return refusal
         return None
 
-    def commit(self, positions: tuple[ConsumerPosition, ...]) -> None:
-        """The decision just taken moves the groups."""
-        commits = [PositionCommit(group, topic, end) for group, topic, _, _, end in positions]
-        number = self._core.journal.commit_positions(commits)
+    def commit(self, commits: Sequence[PositionCommit], number: int) -> None:
+        """The decision just taken, in group `number` of the log, moves the groups of consumers."""
         for group, topic, end in commits:
             state = self._states[group]
             state.positions[topic] = end
             state.group = number
 
+    def may_repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
+        """Whether what only a group of decisions says can be written down elsewhere."""
+        return all(self._too_large(name) is None for name in self._said_by(group, consumers))
+
     def repeat(self, group: int, consumers: tuple[str, ...]) -> None:
         """A group of decisions is about to be forgotten: write down what only it says."""
-        for name in consumers:
-            state = self._states.get(name)
-            if state is not None and state.group == group:
-                state.group = 0
-                self._core.journal.put(self._entry(name, state))
+        for name in self._said_by(group, consumers):
+            state = self._states[name]
+            state.group = 0
+            self._core.journal.put(self._entry(name, state))
+
+    def _said_by(self, group: int, consumers: tuple[str, ...]) -> list[str]:
+        return [name for name in consumers if name in self._states and self._states[name].group == group]
 
     # Members
 
@@ -146,7 +164,33 @@ class ConsumerGroups:
             return InvalidRequest(f"a group has at most {MAX_PARTITIONS} partitions, not {len(part.partitions)}")
         if part.member not in members.by_name and len(members.by_name) >= MAX_MEMBERS:
             return InvalidRequest(f"group {part.group!r} has {MAX_MEMBERS} members, more can't be: end some")
-        return None
+        return self._grows_too_large(part.group, part.partitions) or self._too_large(part.group)
+
+    def _grows_too_large(self, group: str, topics: Iterable[str]) -> MessageTooLarge | None:
+        """Why a group can't begin on topics that it never was on."""
+        state = self._states.get(group)
+        known = () if state is None else state.positions
+        new = {topic for topic in topics if topic not in known}
+        return self._too_large(group, new.union(known)) if new else None
+
+    def _too_large(self, group: str, topics: Collection[str] | None = None) -> MessageTooLarge | None:
+        """Why a group with positions on topics, those that it has, can't be written down: they stand in one message."""
+        if topics is None:
+            state = self._states.get(group)
+            topics = () if state is None else state.positions
+            if self._sizes.get(group, (-1, 0))[0] != len(topics):
+                self._sizes[group] = len(topics), consumers_bytes(group, topics)
+            size = self._sizes[group][1]
+        else:
+            size = consumers_bytes(group, topics)
+        limit = self._core.config.max_message_bytes
+        if size <= limit:
+            return None
+        return MessageTooLarge(
+            f"group {group!r} with positions on {len(topics)} topics and partitions takes up to {size} bytes of the "
+            f"decision log, {limit} may be: share them among several groups, make it forget topics that it reads no "
+            "more, or let the service write larger messages (log.max_message_bytes)"
+        )
 
     def _begin(self, part: TakePart) -> bool:
         """Note where the group begins on topics that it never was on; whether there are such."""
@@ -162,7 +206,12 @@ class ConsumerGroups:
         return bool(begun)
 
     def _rebalance(self, group: str, *, changed: bool = False) -> None:
-        """Let partitions move, and write the generation in which they do."""
+        """Let partitions move, and write the generation in which they do.
+
+        None do in a group of an older owner that is too large to be written: its members are refused until it is not.
+        """
+        if self._too_large(group) is not None:
+            return
         members = self._members[group]
         state = self._states.setdefault(group, ConsumersState())
         if members.rebalance(state.generation + 1) or changed:

@@ -45,7 +45,7 @@ class Coordinator:
         self._names = Names(core, history.names)
         self._consumers = ConsumerGroups(core, history.consumers)
         self._retention = Retention(core, self._names, self._consumers, history)
-        next_id = max(history.highest_lease, history.low_water_mark) + 1
+        next_id = history.next_id(epoch)
         self._sessions = Sessions(core, next_id, lambda *of: self._ending.abort(*of), self._retention.leased)
         self._ending = Ending(core, self._sessions, self._names, self._consumers, self._retention)
         self._takeover = TakeOver(core, self._sessions, self._ending, self._retention, history)
@@ -317,7 +317,7 @@ class Coordinator:
         """A marker's fate is unknown: it comes again after the next `tick`."""
         self._core.markers.failed(token)
 
-    def ended(self, topic: str, ends: Iterable[tuple[TxnId, Outcome]], now: float) -> None:
+    def ended(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]], now: float) -> None:
         """The owner's buffer of a topic has applied markers: each end that took effect there.
 
         A buffer that was recovered tells what it knows of those of `transactions` that are one-phase there.

@@ -12,7 +12,7 @@ from txnbuffer.coordinator.messages import Answers, Effect, Result, StopAnswerin
 from txnbuffer.coordinator.outcomes import Outcomes
 from txnbuffer.coordinator.progress import Progress
 from txnbuffer.coordinator.transaction import Transaction, Waiter
-from txnbuffer.errors import TIME_UP, OutcomeForgotten, TransactionAborted
+from txnbuffer.errors import TIME_UP, OutcomeForgotten, TransactionAborted, UnknownTransaction
 from txnbuffer.model import Outcome, TxnId
 
 
@@ -33,11 +33,12 @@ class Core:
         self.stopped: str | None = None
         self.live: dict[int, Transaction] = {}
         self.topics: dict[str, bool] = dict(history.topics)
-        self.progress = Progress(history.low_water_mark)
+        self.progress = Progress(history.low_water_mark, gaps=history.gaps(history.next_id(epoch)))
+        self._skipped = [(one.skipped, one.first) for one in history.owners.values()]
         self.outcomes = Outcomes(config.remember)
-        self.journal = Journal(epoch, history.next_group, config.max_group, group_durable)
+        self.journal = Journal(epoch, history.next_group, config.max_group, config.max_message_bytes, group_durable)
         self.journal.now = now
-        self.markers = Markers(shard, epoch, self.progress)
+        self.markers = Markers(shard, epoch, self.progress, config.max_message_bytes)
         self.effects: list[Effect] = []
         self._answers: dict[str, list[tuple[int, Result]]] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -68,9 +69,14 @@ class Core:
         """The transaction is settled: its outcome if that is remembered, never a guess."""
         outcome = self.outcomes.find(txn.least)
         if outcome is None:
-            self.answer(waiter[0], waiter[1], OutcomeForgotten(txn))
+            gone = never_leased(txn) if self.was_skipped(txn.least) else OutcomeForgotten(txn)
+            self.answer(waiter[0], waiter[1], gone)
         else:
             self.answer_outcome(waiter, txn, outcome, self.why_aborted(txn))
+
+    def was_skipped(self, least: int) -> bool:
+        """Whether an id is known as one that no owner of this log leased, though owners leased higher ones."""
+        return any(skipped <= least < first for skipped, first in self._skipped)
 
     def why_aborted(self, txn: TxnId) -> str:
         """As far as that is remembered."""
@@ -107,3 +113,10 @@ class Core:
         answers, self._answers = self._answers, {}
         effects += [Answers(session, tuple(items)) for session, items in answers.items()]
         return effects
+
+
+def never_leased(txn: TxnId) -> UnknownTransaction:
+    return UnknownTransaction(
+        f"transaction {txn} was never leased by this log: if an older copy of it was put back, what the transaction "
+        "wrote is gone; else the id is wrong"
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
+from broker_io.errors import MessageTooLarge
 from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.entries import NamedCommit, PositionCommit
+from txnbuffer.coordinator.journal import Decisions, TooLarge
 from txnbuffer.coordinator.messages import AwaitApplied, Commit
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.retention import Retention
@@ -43,23 +46,40 @@ class Ending:
         if refusal is not None:
             self.abort(transaction, str(refusal), refusal=refusal)
             return
-        winners = {branch.txn.least for branch in plan.winners}
+        winners = {transaction.txn.least, *(branch.txn.least for branch in plan.winners)}
         members = [transaction, *(branch for branch in transaction.branches or () if branch.state is State.OPEN)]
-        rows = []
-        for member in members:
-            wins = member is transaction or member.txn.least in winners
-            outcome = Outcome.COMMIT if wins else Outcome.ABORT
-            rows.append(self._row(member, outcome))
-            if wins and plan.wait_visible and member.topics:
+        rows = [
+            (_row(member, Outcome.COMMIT if member.txn.least in winners else Outcome.ABORT), member)
+            for member in members
+        ]
+        names = () if plan.naming is None else (NamedCommit(plan.naming.name, plan.naming.number),)
+        positions = [PositionCommit(group, topic, end) for group, topic, _, _, end in plan.positions]
+        try:
+            number = core.journal.decide(rows, names, positions)
+        except TooLarge as error:
+            refusal = self._too_large(rows, positions, error.size)
+            self.abort(transaction, str(refusal), refusal=refusal)
+            return
+        for row, member in rows:
+            member.advance(ENDING[row.outcome])
+            if row.outcome is Outcome.ABORT:
+                member.reason = f"its transaction {transaction.txn} committed without it"
+            elif plan.wait_visible and member.topics:
                 member.unseen = set(member.topics)
                 transaction.hidden += 1
-            elif not wins:
-                member.reason = f"its transaction {transaction.txn} committed without it"
-        core.journal.decide(rows)
         if plan.naming is not None:
-            self._names.commit(plan.naming)
-        if plan.positions:
-            self._consumers.commit(plan.positions)
+            self._names.commit(plan.naming, number)
+        self._consumers.commit(positions, number)
+
+    def _too_large(self, rows: Decisions, positions: Sequence[PositionCommit], size: int) -> MessageTooLarge:
+        transaction = rows[0][1]
+        named = len({topic for row, _ in rows for topic in row.topics})
+        besides = f", {len(rows)} branches" * (len(rows) > 1) + f", {len(positions)} positions" * (len(positions) > 0)
+        return MessageTooLarge(
+            f"the commit of {transaction.txn} names {named} topics{besides} and takes {size} bytes of the decision "
+            f"log, {self._core.config.max_message_bytes} may be: commit fewer topics in one transaction, or let the "
+            "service write larger messages (log.max_message_bytes)"
+        )
 
     def abort(
         self,
@@ -84,12 +104,14 @@ class Ending:
         if by_marker and self._may_be_one_phase(transaction, transaction.topics):
             self._decide_by_marker(transaction, Outcome.ABORT)
             return
-        rows = [self._row(transaction, Outcome.ABORT)]
+        rows = [(_row(transaction, Outcome.ABORT), transaction)]
         for branch in transaction.branches or ():
             if branch.state is State.OPEN:
                 branch.reason = f"its transaction {transaction.txn} was aborted"
-                rows.append(self._row(branch, Outcome.ABORT))
-        self._core.journal.decide(rows)
+                rows.append((_row(branch, Outcome.ABORT), branch))
+        for _, member in rows:
+            member.advance(ENDING[Outcome.ABORT])
+        self._core.journal.abort(rows)
 
     def _may_be_one_phase(self, transaction: Transaction, topics: tuple[str, ...]) -> bool:
         """One topic, durably known as one that may have such markers, and nothing that other ids depend on."""
@@ -104,10 +126,6 @@ class Ending:
         transaction.one_phase = True
         topic, records = transaction.topics[0], transaction.records[0]
         self._core.markers.add(topic, False, MarkerItem(transaction.txn, outcome, records))
-
-    def _row(self, transaction: Transaction, outcome: Outcome) -> tuple[Row, Transaction]:
-        transaction.advance(ENDING[outcome])
-        return Row(transaction.txn.least, outcome, transaction.topics, transaction.records), transaction
 
     def _refusal(self, plan: Commit) -> Error | None:
         if plan.naming is not None and (error := self._names.refusal(plan.naming)) is not None:
@@ -163,9 +181,10 @@ class Ending:
             return transaction.unfinished is not None and topic in transaction.unfinished
         return transaction.one_phase
 
-    def ended(self, topic: str, ends: Iterable[tuple[TxnId, Outcome]]) -> None:
+    def ended(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
         """The topic's buffer applied markers that ended these there."""
         core, live = self._core, self._core.live
+        core.markers.seen(topic, (txn.least for txn, _ in ends if txn.most == core.shard))
         for txn, outcome in ends:
             if txn.most != core.shard:
                 continue
@@ -203,6 +222,9 @@ class Ending:
         for transaction in list(self._core.live.values()):
             if transaction.hidden:
                 self.answer_if_due(transaction)
+
+    def why_stopped(self, topic: str) -> Error | None:
+        return self._stopped.get(topic)
 
     def comes_to_an_end(self, least: int) -> bool:
         """Whether a transaction that is decided still waits for its markers, and not only where topics have stopped."""
@@ -299,6 +321,10 @@ class Ending:
                 transaction.group.unsettled -= 1
             self._names.ended(transaction)
         self._sessions.ended(transaction)
+
+
+def _row(transaction: Transaction, outcome: Outcome) -> Row:
+    return Row(transaction.txn.least, outcome, transaction.topics, transaction.records)
 
 
 def _unseen(transaction: Transaction) -> Iterator[str]:

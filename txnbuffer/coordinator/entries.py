@@ -5,7 +5,11 @@ is one Avro record without a schema in front, whose schema stands below. No valu
 Times are in milliseconds since 1970. A column called a delta column holds each number as the difference
 from the one before, the first from 0. A bitmap is a 64-bit Roaring bitmap in its portable form. Ids are
 the `least` of transactions of this coordinator. Whoever reads applies the messages in order. An `owner` may have
-the property `tb.address` too: HOST:PORT at which its clients find it. A `name` and a `consumers` entry have
+the property `tb.address` too: HOST:PORT at which its clients find it; and `tb.owners`, a JSON array of
+the newest owners up to itself, oldest first, 1,000 or as many as fit. Each is `[epoch,id]`, with an id that it draws
+at random, so that who has seen an owner can tell whether the log is one that had it; or `[epoch,id,skipped,first]` on
+an embedded log, where an older copy may have been put back: the ids of transactions from `skipped` up to before
+`first` are leased by no owner of this log, but perhaps by ones that are gone. A `name` and a `consumers` entry have
 `tb.group`: what groups of lower numbers say is in them. A cluster that crashed may have such an entry a second
 time behind groups that came after it, and those hold; without the property the later message does.
 
@@ -37,6 +41,7 @@ deleted when no group speaks of it, and `remember` after that if numbers of it a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -53,6 +58,7 @@ TOPIC = "__txnbuffer_decisions"
 VERSION = "tb.v"
 KIND = "tb.kind"
 ADDRESS = "tb.address"
+OWNERS = "tb.owners"
 GROUP = "tb.group"
 FORMAT_VERSION = "1"
 
@@ -61,12 +67,22 @@ ENDED_KEY = "ended"
 PROOF_KEY = "proof"
 
 
+class Ownership(NamedTuple):
+    """An owner's epoch and random id; from `skipped` on, up to before `first`, nobody leased anything."""
+
+    epoch: int
+    id: str
+    skipped: int = 0
+    first: int = 0
+
+
 class Owner(NamedTuple):
-    """`address`: HOST:PORT for clients; nothing where they know it."""
+    """`address`: HOST:PORT for clients; nothing where they know it. `owners`: those up to itself, which is the last."""
 
     epoch: int
     owner: str
     address: str = ""
+    owners: tuple[Ownership, ...] = ()
 
 
 class NamedCommit(NamedTuple):
@@ -228,8 +244,10 @@ def encode(entry: Entry) -> Message:
     """The message that carries an entry."""
     kind, record = _to_record(entry)
     properties = _PROPERTIES[kind]
-    if isinstance(entry, Owner) and entry.address:
-        properties = properties | {ADDRESS: entry.address}
+    if isinstance(entry, Owner):
+        properties = properties | ({ADDRESS: entry.address} if entry.address else {})
+        owners = [one if any(one[2:]) else one[:2] for one in entry.owners]
+        properties = properties | ({OWNERS: json.dumps(owners, separators=(",", ":"))} if owners else {})
     elif isinstance(entry, Name | Consumers) and entry.since:
         properties = properties | {GROUP: str(entry.since)}
     return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], record), properties)
@@ -255,7 +273,7 @@ def decode(message: Message) -> Entry | None:
         entry = _of_record(kind, avro.decode(_PARSED[kind], message.value), message.properties)
         if key_of(entry) != key:
             raise ValueError(f"its content belongs under {key_of(entry)!r}")
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log before going on") from None
     return entry
 
@@ -305,7 +323,11 @@ def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str])
     since = int(properties.get(GROUP, "0"))
     match kind:
         case "owner":
-            return Owner(**record, address=properties.get(ADDRESS, ""))
+            owners = tuple(
+                Ownership(int(epoch), str(by), *map(int, skip))
+                for epoch, by, *skip in json.loads(properties.get(OWNERS, "[]"))
+            )
+            return Owner(**record, address=properties.get(ADDRESS, ""), owners=owners)
         case "group":
             return _group(record)
         case "mark":

@@ -18,6 +18,7 @@ from txnbuffer.coordinator.entries import (
     Mark,
     Name,
     Owner,
+    Ownership,
     Topic,
     decode,
 )
@@ -48,13 +49,14 @@ class ConsumersState:
 
 @dataclass(slots=True)
 class History:
-    """`epoch`: the highest of any owner; `owned`: an owner has said that it is one.
+    """`epoch`: the highest of any owner; `owned`: an owner has said that it is one; `owners`: the newest, by epoch.
 
     Keys that the log forgot are gone from the dictionaries.
     """
 
     epoch: int = 0
     owned: bool = False
+    owners: dict[int, Ownership] = field(default_factory=dict)
     next_group: int = 1
     next_mark: int = 1
     low_water_mark: int = 0
@@ -76,9 +78,28 @@ class History:
 
     @property
     def highest_lease(self) -> int:
-        """Ids above it were never given out."""
+        """No lease that the log still has goes further."""
         ends = (lease.first + lease.size - 1 for lease in self.leases.values())
         return max(ends, default=0)
+
+    @property
+    def highest_id(self) -> int:
+        """Ids above it were never given out."""
+        return max(self.highest_lease, self.low_water_mark)
+
+    def next_id(self, epoch: int) -> int:
+        """The first one that the owner of an epoch leases."""
+        own = self.owners.get(epoch)
+        return max(self.highest_id + 1, own.first if own is not None else 0)
+
+    def gaps(self, end: int) -> list[tuple[int, int]]:
+        """First and last of the ranges above the low-water mark and below `end` that no owner leased."""
+        gaps, last = [], self.low_water_mark
+        for first in sorted(self.leases):
+            if first > last + 1:
+                gaps.append((last + 1, first - 1))
+            last = max(last, first + self.leases[first].size - 1)
+        return gaps if end <= last + 1 else [*gaps, (last + 1, end - 1)]
 
     def apply(self, message: Message) -> None:
         entry = decode(message)
@@ -89,8 +110,9 @@ class History:
 
     def _take(self, entry: Entry) -> None:
         match entry:
-            case Owner(epoch=epoch):
+            case Owner(epoch=epoch, owners=owners):
                 self.epoch, self.owned = max(self.epoch, epoch), True
+                self.owners.update({one.epoch: one for one in owners})
             case Group():
                 self._take_group(entry)
             case Mark():

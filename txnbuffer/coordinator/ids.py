@@ -39,10 +39,7 @@ class IdSet:
 
     def up_to(self, limit: int) -> BitMap64:
         """The ids that are at most `limit`."""
-        ids = self.bitmap().copy()
-        if ids:
-            ids.remove_range(limit + 1, max(ids.max(), limit) + 1)
-        return ids
+        return within(self.bitmap(), 0, limit)
 
     def drop_up_to(self, limit: int) -> None:
         self.bitmap().remove_range(0, limit + 1)
@@ -61,8 +58,22 @@ def block(first: int, count: int) -> BitMap64:
 
 def end_of_run(ids: BitMap64, below: int) -> int:
     """The highest id up to which, from `below` + 1 on, all are there; `below` if that one isn't."""
-    if not ids or below + 1 not in ids:
+    if below + 1 not in ids:
         return below
-    last = int(ids.max())
-    missing = block(below + 1, last - below + 1) - ids
-    return int(missing.min()) - 1
+    last, missing = below + 1, int(ids.max()) + 1
+    while missing - last > 1:  # never by a bitmap of what lies between: ids may lie 2**40 apart
+        middle = (last + missing) // 2
+        if ids.range_cardinality(below + 1, middle + 1) == middle - below:
+            last = middle
+        else:
+            missing = middle
+    return last
+
+
+def within(ids: BitMap64, above: int, up_to: int) -> BitMap64:
+    """Those that are higher than `above` and at most `up_to`."""
+    found = ids.copy()
+    found.remove_range(0, above + 1)
+    if found:
+        found.remove_range(up_to + 1, max(found.max(), up_to) + 1)
+    return found

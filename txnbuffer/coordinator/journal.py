@@ -23,22 +23,28 @@ from txnbuffer.coordinator.entries import (
 from txnbuffer.coordinator.ids import bitmap_of
 from txnbuffer.coordinator.messages import AppendDecisions
 from txnbuffer.coordinator.rows import Row, Rows
+from txnbuffer.coordinator.sizes import FIXED, RETIRED, names_bytes, positions_bytes, rows_bytes, size_of
 from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction
 
 Then = Callable[[], None]
+Decisions = Sequence[tuple[Row, Transaction]]
 GroupDurable = Callable[[GroupRecord, list[Transaction], list[Retirement]], None]
 
 
 class Journal:
     """Entries land in the order in which they were put; what an entry says may rely on all before it.
 
+    A group has at most `max_group` rows with all their topics, and `max_bytes`, what a message of the log may have.
     `group_durable` is told of each group of decisions once it is durable; `now` is the time in seconds since 1970.
     """
 
-    def __init__(self, epoch: int, next_group: int, max_group: int, group_durable: GroupDurable) -> None:
+    def __init__(
+        self, epoch: int, next_group: int, max_group: int, max_bytes: int, group_durable: GroupDurable
+    ) -> None:
         self._epoch = epoch
         self.next_group = next_group
         self._max_group = max_group
+        self.max_bytes = max_bytes
         self._group_durable = group_durable
         self._messages: list[Message] = []
         self._thens: list[Then] = []
@@ -47,28 +53,51 @@ class Journal:
         self.now = 0.0
         self._start_group()
 
-    def decide(self, rows: Sequence[tuple[Row, Transaction]]) -> None:
-        """Decisions that stand in one group: those of one transaction."""
-        size = sum(1 + len(row.topics) for row, _ in rows)
-        if self._rows and self._size + size > self._max_group:
+    def decide(
+        self, decisions: Decisions, names: Sequence[NamedCommit] = (), positions: Sequence[PositionCommit] = ()
+    ) -> int:
+        """Decisions that stand in one group, those of one transaction, and what it commits besides.
+
+        Returns the number of the group. Raises TooLarge, and decides nothing, if they don't fit into one.
+        """
+        rows = [row for row, _ in decisions]
+        size = sum([1 + len(row.topics) for row in rows])
+        besides = names_bytes(names) + positions_bytes(positions)
+        added = rows_bytes(rows, self._topics, self._rows[-1].least if self._rows else 0) + besides
+        if self._bytes + added > self.max_bytes or self._size + size > self._max_group:
             self._seal()
+            self._topics.clear()
+            added = rows_bytes(rows, self._topics, 0) + besides
+            if FIXED + added > self.max_bytes:
+                self._check_fits(rows, names, positions)
         self._size += size
-        for row, transaction in rows:
-            self._rows.append(row)
-            self._transactions.append(transaction)
-
-    def commit_number(self, name: str, number: int) -> int:
-        """The transaction just decided is this number of the name; returns the number of its group."""
-        self._names.append(NamedCommit(name, number))
-        return self.next_group
-
-    def commit_positions(self, positions: Sequence[PositionCommit]) -> int:
-        """The transaction just decided consumed up to these; returns the number of its group."""
+        self._bytes += added
+        self._rows += rows
+        self._transactions += [transaction for _, transaction in decisions]
+        self._names += names
         self._positions += positions
         return self.next_group
 
+    def abort(self, decisions: Decisions) -> None:
+        """The same of ABORTs only, which always fit.
+
+        What is too large stands in several groups, a row that is by itself without its topics: the buffers there ask.
+        """
+        try:
+            self.decide(decisions)
+        except TooLarge:
+            for row, transaction in decisions:
+                try:
+                    self.decide([(row, transaction)])
+                except TooLarge:
+                    self.decide([(row._replace(topics=(), records=()), transaction)])
+
     def retire(self, retirement: Retirement, blocks: Sequence[Retired]) -> None:
-        """Say ABORT of unused ids."""
+        """Say ABORT of unused ids: of at most `retired_blocks` blocks."""
+        added = RETIRED * len(blocks)
+        if self._bytes + added > self.max_bytes:
+            self._seal()
+        self._bytes += added
         self._retired += blocks
         self._retirements.append(retirement)
 
@@ -110,7 +139,8 @@ class Journal:
                 then()
 
     def _start_group(self) -> None:
-        self._size = 0
+        self._size, self._bytes = 0, FIXED
+        self._topics: set[str] = set()
         self._rows: list[Row] = []
         self._transactions: list[Transaction] = []
         self._names: list[NamedCommit] = []
@@ -122,17 +152,9 @@ class Journal:
         """Close the group, so that what comes next stands behind it."""
         if not (self._rows or self._retired):
             return
+        group = self._group(self._rows, self._retired, self._names, self._positions)
         number = self.next_group
         self.next_group += 1
-        group = Group(
-            number,
-            self._epoch,
-            int(self.now * 1000),
-            tuple(self._rows),
-            tuple(self._retired),
-            tuple(self._names),
-            tuple(self._positions),
-        )
         transactions, retirements = self._transactions, self._retirements
         record = GroupRecord(number, self.now, ids_of(group), len(transactions))
         record.names = tuple(name for name, _ in self._names)
@@ -140,6 +162,33 @@ class Journal:
         self._start_group()
         self._messages.append(encode(group))
         self._thens.append(lambda: self._group_durable(record, transactions, retirements))
+
+    def _group(
+        self,
+        rows: Sequence[Row],
+        retired: Sequence[Retired],
+        names: Sequence[NamedCommit],
+        positions: Sequence[PositionCommit],
+    ) -> Group:
+        now = int(self.now * 1000)
+        return Group(self.next_group, self._epoch, now, tuple(rows), tuple(retired), tuple(names), tuple(positions))
+
+    def _check_fits(
+        self, rows: Sequence[Row], names: Sequence[NamedCommit], positions: Sequence[PositionCommit]
+    ) -> None:
+        """Raises TooLarge for what has no place in a group of its own, whatever the bounds say."""
+        size = size_of(encode(self._group(rows, (), names, positions)))
+        if size > self.max_bytes:
+            self._start_group()
+            raise TooLarge(size)
+
+
+class TooLarge(Exception):
+    """Decisions that have to stand in one group, and are `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
 
 
 def ids_of(group: Group) -> BitMap64:

@@ -26,16 +26,20 @@ A letter may be lost, come twice or late. What it tells was true when it was wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from broker_io.batch import Message
 from txnbuffer import avro
 from txnbuffer.coordinator.entry_columns import deltas, same_length, sums
+from txnbuffer.coordinator.sizes import FIXED, LONG, text_bytes
 
 KIND = "letter"
 VERSION = "1"
 FINAL = "tb.final"
+
+MAX_REASON = 500
+"""Characters."""
 
 Ids: TypeAlias = "tuple[str, tuple[int, ...]]"
 """A topic and transactions that it is about."""
@@ -95,6 +99,51 @@ def encode_letter(letter: Letter) -> Message:
     record["floors_wanted"] = [{"topic": topic, "number": number} for topic, number in letter.floors_wanted]
     record["floors"] = [{"topic": topic, "number": number, "ledger": at} for topic, number, at in letter.floors]
     return Message(value=avro.encode(_SCHEMA, record), properties=properties)
+
+
+def letters(sender: int, found: Mapping[str, Sequence[Any]], limit: int) -> Iterator[Letter]:
+    """What there is to say by field, in letters of at most `limit` bytes; a letter without a word if it is nothing.
+
+    Long reasons are cut, and many ids of one topic are told in several pieces.
+    """
+    room = limit - FIXED
+    final = {*found.get("final", ())}
+    rows: dict[str, list[Any]] = {}
+    size, sent = 0, False
+    for field, row, bytes_ in _pieces(found, room // 2):
+        if size + bytes_ > room:
+            yield _letter(sender, rows, final)
+            rows, size, sent = {}, 0, True
+        rows.setdefault(field, []).append(row)
+        size += bytes_
+    if rows or not sent:
+        yield _letter(sender, rows, final)
+
+
+def _letter(sender: int, rows: Mapping[str, Sequence[Any]], final: set[str]) -> Letter:
+    stays = tuple(topic for topic, _ in rows.get("refused", ()) if topic in final)
+    return Letter(sender, **{field: tuple(row) for field, row in rows.items()}, final=stays)
+
+
+def _pieces(found: Mapping[str, Sequence[Any]], most: int) -> Iterator[tuple[str, Any, int]]:
+    """Field, row, and the bytes that it takes at most."""
+    for field, rows in found.items():
+        for row in rows:
+            if field in _IDS:
+                topic, ids = row
+                name = text_bytes(topic) + LONG
+                count = (most - name) // LONG
+                for start in range(0, len(ids), count):
+                    some = ids[start : start + count]
+                    yield field, (topic, some), name + LONG * len(some)
+            elif field == "refused":
+                topic, why = row
+                why = why[:MAX_REASON]
+                yield field, (topic, why), 2 * text_bytes(topic) + text_bytes(why)
+            elif field in _TEXTS:
+                yield field, row, text_bytes(row)
+            elif field != "final":
+                yield field, row, text_bytes(row[0]) + 2 * LONG
 
 
 def decode_letter(message: Message) -> Letter | None:

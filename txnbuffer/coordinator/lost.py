@@ -67,13 +67,13 @@ def begun_anew(history: History, shard: int, topics: Buffers, owner: str) -> lis
 
     What is undecided on a topic under an id up to there has then ended without a decision, and aborts.
     """
-    epoch, highest = history.epoch, max(history.highest_lease, history.low_water_mark)
+    epoch, highest = history.epoch, history.highest_id
     for buffer in topics.values():
         state = buffer.coordinators.get(shard, CoordinatorState())
         ended = state.committed | state.aborted
         epoch, highest = max(epoch, state.epoch), max(highest, state.low_water_mark, ended.max() if ended else 0)
     mark = Mark(history.next_mark, highest + AHEAD, 0, BitMap64(), BitMap64())
-    return [encode(Owner(epoch + 1, owner, "")), encode(mark)]
+    return [encode(Owner(epoch + 1, owner, "", tuple(sorted(history.owners.values())))), encode(mark)]
 
 
 def first_ids(history: History, now_ms: int) -> Message | None:

@@ -113,11 +113,11 @@ class Names:
             return ProducerFenced(f"{name!r} is committing a number: what was not written by then comes too late")
         return None
 
-    def commit(self, naming: Naming) -> None:
-        """The decision just taken commits a number."""
+    def commit(self, naming: Naming, group: int) -> None:
+        """The decision just taken, in that group, commits a number."""
         state = self._states[naming.name]
         state.committed = naming.number
-        state.group = self._core.journal.commit_number(naming.name, naming.number)
+        state.group = group
 
     def repeat(self, group: int, names: tuple[str, ...]) -> None:
         """A group is about to be forgotten: write down what only it says."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from txnbuffer.coordinator.committing import link
-from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.core import Core, never_leased
 from txnbuffer.coordinator.ending import Ending
 from txnbuffer.coordinator.messages import FINISHED, Begin, Opened
 from txnbuffer.coordinator.names import Names
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.states import ENDED, TERMINAL, State
 from txnbuffer.coordinator.transaction import Session, Transaction
-from txnbuffer.errors import ForeignTransaction, InvalidRequest, OutcomeForgotten, UnknownTransaction
+from txnbuffer.errors import ForeignTransaction, InvalidRequest, OutcomeForgotten
 from txnbuffer.model import TxnId
 
 
@@ -102,14 +102,15 @@ class Opening:
         elif self._sessions.locate(least) is not None:
             core.answer(name, request, State.OPEN)
         else:
-            core.answer(name, request, UnknownTransaction(f"transaction {txn} was never leased"))
+            core.answer(name, request, never_leased(txn))
 
     def _claim(self, session: Session, txn: TxnId) -> State | ForeignTransaction | OutcomeForgotten:
         """The state of a transaction that a session says is its own; one that nobody knew is adopted."""
         core, sessions = self._core, self._sessions
         transaction = core.live.get(txn.least)
         block = sessions.locate(txn.least)
-        if txn.most != core.shard or (transaction is None and block is None and not core.progress.has_ended(txn.least)):
+        ended = core.progress.has_ended(txn.least) and not core.was_skipped(txn.least)
+        if txn.most != core.shard or (transaction is None and block is None and not ended):
             return ForeignTransaction(f"transaction {txn} was never leased by this coordinator")
         if transaction is not None:
             return transaction.state

@@ -42,6 +42,7 @@ class Registration:
             self._core.answer(session, request, error)
 
     def topic_missing(self, topic: str) -> None:
+        self._core.markers.tell_again(topic)
         if self._core.topics.pop(topic, None) is not None:
             self._missing.add(topic)
 

@@ -8,9 +8,10 @@ from pyroaring import BitMap64
 
 from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.entries import ENDED_KEY, EndedIds, Mark
+from txnbuffer.coordinator.entries import ENDED_KEY, EndedIds, Mark, to_bytes
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.names import Names
+from txnbuffer.coordinator.sizes import FIXED
 from txnbuffer.coordinator.transaction import GroupRecord
 
 
@@ -46,12 +47,15 @@ class Retention:
         core = self._core
         if self._mark_under_way or core.now < self._marked_at + core.config.low_water_mark_interval:
             return
-        mark = core.progress.reachable()
+        mark = core.progress.reachable(core.live)
         if mark == core.progress.low_water_mark:
             return
         self._marked_at = core.now
         self._mark_under_way = True
         aborted, committed = core.progress.passed(mark)
+        while self._is_too_large(aborted, committed):
+            mark -= (mark - core.progress.low_water_mark) // 2
+            aborted, committed = core.progress.passed(mark)
         number, self._next_mark = self._next_mark, self._next_mark + 1
         entry = Mark(number, mark, int(core.now * 1000), committed, aborted)
         core.journal.put(entry, lambda: self._mark_durable(number, mark))
@@ -77,13 +81,14 @@ class Retention:
         uncovered = False
         while self._groups and self._groups[0].decided_at + core.config.remember <= core.now:
             record = self._groups.popleft()
-            if record.unsettled == 0 and self._covered(record):
+            covered = record.unsettled == 0 and self._covered(record)
+            if covered and self._consumers.may_repeat(record.number, record.consumers):
                 self._names.repeat(record.number, record.names)
                 self._consumers.repeat(record.number, record.consumers)
                 keys.append(f"group-{record.number}")
             else:
                 kept.append(record)
-                uncovered |= record.unsettled == 0
+                uncovered |= record.unsettled == 0 and not covered
         self._groups.extendleft(reversed(kept))
         oldest = self._groups[0].number if self._groups else core.journal.next_group
         keys += self._names.forgettable(oldest)
@@ -106,9 +111,20 @@ class Retention:
         if self._ended_under_way or core.now < self._covered_at + core.config.ended_interval:
             return
         self._covered_at = core.now
+        settled = core.progress.settled.bitmap()
+        ids, count, covered = settled.copy(), len(settled), settled & self._ended
+        while self._is_too_large(ids):  # then the lowest, besides those that groups were forgotten for
+            count //= 2
+            if not count:
+                return
+            up_to = int(settled[count - 1])
+            ids = core.progress.settled.up_to(up_to) | covered
         self._ended_under_way = True
-        ids = core.progress.settled.bitmap().copy()
         core.journal.put(EndedIds(ids), lambda: self._ended_durable(ids))
+
+    def _is_too_large(self, *bitmaps: BitMap64) -> bool:
+        """Whether a message can't hold them: then there are some thousands."""
+        return FIXED + sum([len(to_bytes(ids)) for ids in bitmaps]) > self._core.config.max_message_bytes
 
     def _ended_durable(self, ids: BitMap64) -> None:
         self._ended_under_way = False

@@ -18,6 +18,7 @@ from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.entries import Lease, Retired
 from txnbuffer.coordinator.ids import block as block_of
 from txnbuffer.coordinator.messages import Leased
+from txnbuffer.coordinator.sizes import retired_blocks
 from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Block, Retirement, Session, Transaction
 from txnbuffer.errors import ForeignTransaction, InvalidRequest, TooManyTransactions, UnknownTransaction
@@ -255,10 +256,13 @@ class Sessions:
         live = self._core.live
         for least in [least for least in ids if least in live]:
             ids.remove(least)
-        if ids:
-            retirement = Retirement(block, ids)
+        unused, most = blocks_of(ids) if ids else [], retired_blocks(self._core.config.max_message_bytes)
+        for start in range(0, len(unused), most):
+            some = unused[start : start + most]
+            low, high = some[0].first, some[-1].first + some[-1].size
+            retirement = Retirement(block, ids & block_of(low, high - low))
             self._retirements.append(retirement)
-            self._core.journal.retire(retirement, blocks_of(ids))
+            self._core.journal.retire(retirement, some)
 
     def _unended(self, first: int, last: int) -> BitMap64:
         progress = self._core.progress

@@ -18,7 +18,7 @@ from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
 from txnbuffer.coordinator.entries import Group
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.ids import bitmap_of, block
+from txnbuffer.coordinator.ids import bitmap_of, within
 from txnbuffer.coordinator.journal import ids_of
 from txnbuffer.coordinator.messages import WriteBorder
 from txnbuffer.coordinator.retention import Retention
@@ -85,8 +85,7 @@ class TakeOver:
         aborted = aborted - committed
         known = core.progress.settled.bitmap() | bitmap_of(core.live)
         for outcome, ids in ((Outcome.ABORT, aborted), (Outcome.COMMIT, committed)):
-            mark = core.progress.low_water_mark
-            new = (ids & block(mark + 1, max(self.horizon - mark, 0))) - known
+            new = within(ids - known, core.progress.low_water_mark, self.horizon)
             core.progress.one_phase[outcome].update(new)
             core.progress.settled.update(new)
             core.outcomes.update(new, outcome, core.now)

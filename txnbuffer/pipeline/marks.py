@@ -18,36 +18,39 @@ PATIENCE = 10.0
 """Seconds in which a message that is there comes; where none does, nothing is told by it."""
 
 EVERY = 300.0
-"""So many seconds a mark is good for in a query that goes on: whoever restores a log goes back farther."""
+"""So many seconds a mark is good for in a query that goes on: whoever restores a cluster goes back farther."""
 
 
 class Marks:
-    """Marks of a query's topics, each looked at when the query goes on with the topic, and not all the time after."""
+    """Marks of a query's topics, each looked at when the query goes on with the topic, and every so many seconds after.
 
-    def __init__(self) -> None:
+    With 0 each is the last message that was read: an older copy in which that is missing is told, however young it is.
+    """
+
+    def __init__(self, every: float = EVERY) -> None:
+        self._every = every
         self._checked: dict[str, float] = {}
         self._made: dict[str, float] = {}
 
     def check(self, broker: Broker, one: Fixed, before: Reached) -> None:
         """Raises LogReplaced if what follows is not of the log that was read."""
-        if before.mark is not None and one.stop > before.at and _due(self._checked, one.topic):
+        if before.mark is not None and one.stop > before.at and self._due(self._checked, one.topic):
             check_mark(broker, one.topic, before.mark)
 
     def of(self, broker: Broker, one: Fixed, before: Reached | None, at: Position) -> Mark | None:
         """A mark for a place up to which a topic is read; looking for one may take long where there is none."""
         known = None if before is None else before.mark
         place = _before(one.extents, at)
-        if place is None or not _due(self._made, one.topic):
+        if place is None or not self._due(self._made, one.topic):
             return known
         return _mark_at(broker, one, place) or known
 
-
-def _due(times: dict[str, float], topic: str) -> bool:
-    now = time.monotonic()
-    if now < times.get(topic, float("-inf")) + EVERY:
-        return False
-    times[topic] = now
-    return True
+    def _due(self, times: dict[str, float], topic: str) -> bool:
+        now = time.monotonic()
+        if now < times.get(topic, float("-inf")) + self._every:
+            return False
+        times[topic] = now
+        return True
 
 
 def mark_below(broker: Broker, one: Fixed, at: Position, known: Mark | None) -> Mark | None:

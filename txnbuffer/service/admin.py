@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from broker_io.errors import Error, TopicNotFound
+from broker_io.waits import long_waits
 from txnbuffer.buffer.ongoing import OpenTxn
 from txnbuffer.client.checks import check_name
 from txnbuffer.coordinator.states import State
@@ -68,8 +69,10 @@ class Admin:
             "open": sum(one.state is State.OPEN for one in engine.coordinator.transactions()),
             "low_water_mark": str(TxnId(engine.coordinator.shard, engine.coordinator.low_water_mark)),
             "notes": engine.notes,
+            "waits": [*map(str, long_waits())],
             "snapshot_problem": _text(engine.keeping.problem),
             "retention_problem": _text(engine.retention.problem),
+            "damaged": {name: str(error) for name, error in sorted(engine.verifying.damages.items())},
             "policy_problems": {name: str(danger) for name, danger in sorted(engine.guarding.dangers.items())},
         }
 
@@ -83,7 +86,7 @@ class Admin:
         _known(question, "topic")
         topic = self._topic(question.get("topic"))
         (summary,) = await self._summaries([topic])
-        answer = summary | {"waits_for": await self._waits_for(topic)}
+        answer = summary | {"waits_for": await self._waits_for(topic), "service": [*map(str, long_waits())]}
         if topic.tail is None:
             return answer
         buffer = topic.tail.buffer
@@ -246,7 +249,8 @@ class Admin:
     async def _waits_for(self, topic: Topic) -> str:
         """In words: what readers of committed records wait for."""
         if topic.problem is not None:
-            return f"the topic has stopped: {topic.problem}"
+            state = "has stopped" if topic.stopped else "can't be followed now, and is tried again"
+            return f"the topic {state}: {topic.problem}"
         if topic.tail is None:
             return "nothing: the topic has no transactions"
         buffer = topic.tail.buffer

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from broker_io import waits
 from broker_io.errors import DiskFailed, DiskWatermark, Error
+from broker_io.port import ReservingWriter, Writer
 from broker_io.position import Positions
 from txnbuffer.service.topic import Flight, Part, Topic
 
@@ -125,7 +127,7 @@ class Appends:
         if topic.writer is None:
             raise AssertionError(f"topic {topic.name} is let go without a writer")
         try:
-            future = topic.writer.append(flight.batch)
+            future = _append_to(topic.writer, flight)
         except Error as error:
             self._flight_failed(topic, flight, error)
             return
@@ -141,6 +143,10 @@ class Appends:
             self._loop.call_soon_threadsafe(self._wake)
 
     def _flight_landed(self, topic: Topic, flight: Flight, positions: Positions) -> None:
+        topic.low = topic.low and flight.reserved
+        if topic.wait is not None:
+            waits.end(topic.wait)
+            topic.wait = None
         self._landed(topic, flight, positions)
         for part in flight.parts:
             self.waiting_bytes -= part.size
@@ -149,8 +155,17 @@ class Appends:
             self.fail(topic, topic.problem)
 
     def _refused(self, topic: Topic, flight: Flight, error: BaseException | None) -> None:
-        """The disk is nearly full and nothing was written: where order counts everything is tried again later."""
+        """The disk is nearly full and nothing was written: where order counts everything is tried again later.
+
+        Elsewhere records fail, and what was appended with them is appended again without them.
+        """
         if not topic.patient:
+            if not flight.reserved:
+                topic.low = True
+                again = [part for part in flight.parts if part.reserved]
+                topic.waiting.extendleft(reversed(again))
+                flight = Flight([part for part in flight.parts if not part.reserved], flight.batch)
+                self._ready[topic] = None
             self._flight_failed(topic, flight, error or DiskWatermark("the disk is nearly full"))
             return
         if error is None:
@@ -160,6 +175,9 @@ class Appends:
             topic.refused = []
             return
         topic.held = True
+        if topic.wait is None:
+            topic.wait = waits.begin(f"space for topic {topic.name!r}")
+        topic.wait.failed(error)
         topic.refused += flight.parts
         if not topic.flights:
             topic.waiting.extendleft(reversed(topic.refused))
@@ -179,3 +197,9 @@ class Appends:
     def _failed(self, part: Part, error: Error) -> None:
         self.waiting_bytes -= part.size
         part.failed(error)
+
+
+def _append_to(writer: Writer, flight: Flight) -> Future[Positions]:
+    if flight.reserved and isinstance(writer, ReservingWriter):
+        return writer.append_reserved(flight.batch)
+    return writer.append(flight.batch)

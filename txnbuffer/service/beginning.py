@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from broker_io.batch import Batch
 from broker_io.errors import Error, ServiceUnavailable
-from broker_io.port import Broker
+from broker_io.port import Broker, LookingBroker
 from txnbuffer.model import Marker
 from txnbuffer.protocol import encode_marker
 from txnbuffer.service.topic import Topic
@@ -27,12 +27,15 @@ class Beginning:
         self._broker = broker
         self._border = border
 
-    async def begin(self, topic: Topic) -> Error | None:
-        """Give a followed topic its first message if it has none that lasts; what is in the way."""
+    async def begin(self, topic: Topic, *, new: bool = False) -> Error | None:
+        """Give a followed topic its first message if it has none that lasts; what is in the way.
+
+        `new`: its registration has just seen that no policy endangers it.
+        """
         if topic.tail is None or topic.tail.buffer.applied is not None:
             return None
         try:
-            await asyncio.to_thread(self._begin, topic.name, Batch.of([encode_marker(self._border())]))
+            await asyncio.to_thread(self._begin, topic.name, Batch.of([encode_marker(self._border())]), new)
         except Error as error:
             return error
         except TimeoutError:
@@ -41,8 +44,12 @@ class Beginning:
             )
         return None
 
-    def _begin(self, name: str, border: Batch) -> None:
+    def _begin(self, name: str, border: Batch, new: bool) -> None:
         if any(ledger.lasting for ledger in self._broker.ledgers(name)):
             return
-        with self._broker.writer(name) as writer:
+        if new and isinstance(self._broker, LookingBroker):
+            opened = self._broker.writer_of_new(name)
+        else:
+            opened = self._broker.writer(name)
+        with opened as writer:
             writer.append(border).result(SECONDS)

@@ -42,6 +42,7 @@ def read_others(engine: Engine, following: Following, decisions: str, at: Positi
     coordinator, topics, carrying = engine.coordinator, engine.topics, engine.carrying
     marking = carrying.marking = MarkerWriters(engine.broker, engine.run, engine.appends.release)
     carrying.counting = Counting(engine.broker, engine.run, carrying.count)
+    carrying.doubting = Counting(engine.broker, engine.run, carrying.doubt)
     again = engine.registering.again
     carrying.remaking = Remaking(coordinator, topics, engine.run, again, engine.now, engine.wake)
     engine.registering.beginning = Beginning(engine.broker, coordinator.border)

@@ -7,7 +7,7 @@ from functools import partial
 
 from pyroaring import BitMap64
 
-from broker_io.errors import Error, TopicNotFound
+from broker_io.errors import DiskWatermark, Error, TopicNotFound
 from txnbuffer.buffer.effects import Damage, Effect, Ended, EpochRaised, Suppressed
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import (
@@ -47,8 +47,9 @@ class Counts:
 class Carrying:
     """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
 
-    `marking`, `counting` and `remaking` are there where others write the topics too, `elsewhere` and `letters` where
-    topics may be those of other shards. `gone`: the decision log is, which is why nothing more can be decided.
+    `marking`, `counting`, `doubting` and `remaking` are there where others write the topics too, `elsewhere` and
+    `letters` where topics may be those of other shards. `gone`: the decision log is, which is why nothing more can be
+    decided.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Carrying:
         self.counts = Counts()
         self.marking: MarkerWriters | None = None
         self.counting: Counting | None = None
+        self.doubting: Counting | None = None
         self.remaking: Remaking | None = None
         self.elsewhere: Elsewhere | None = None
         self.letters: Letters | None = None
         self.gone: TopicNotFound | None = None
+        self._refused_borders: list[WriteBorder] = []
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -125,6 +128,8 @@ class Carrying:
             self._coordinator.ended(topic.name, ends, self._now())
             if self.letters is not None:
                 self.letters.applied(topic.name, (txn for txn, _ in ends))
+        if self.doubting is not None:
+            self.doubting.applied(topic)
         if self.counting is not None:
             self.counting.applied(topic)
         elif topic.checks:
@@ -132,8 +137,11 @@ class Carrying:
             self._check_counts(topic.name, tuple(waiting))
 
     def tick(self) -> None:
-        """About every second: ask again, and let go of what is idle."""
+        """About every second: ask again, write again what a nearly full disk refused, and let go of what is idle."""
         self.ask_again()
+        refused, self._refused_borders = self._refused_borders, []
+        for border in refused:
+            self._write_border(border)
         if self.letters is not None:
             self.letters.tick()
         if self.elsewhere is not None:
@@ -159,9 +167,32 @@ class Carrying:
                 self._ask(topic, older, now)
 
     def _ask(self, topic: Topic, txns: list[TxnId], now: float) -> None:
+        """A marker that stands in the topic already is to be read, not contradicted, however long that takes."""
+        if self.doubting is not None and (standing := {txn for txn in txns if self._has_marker(topic, txn)}):
+            txns = [txn for txn in txns if txn not in standing]
+            if new := standing - topic.doubted:
+                topic.doubted |= new
+                self.doubting.ask(topic, tuple(txn.least for txn in new))
         self._coordinator.ask(topic.name, txns, now)
         if self.letters is not None:
             self.letters.ask(topic.name, txns)
+
+    def _has_marker(self, topic: Topic, txn: TxnId) -> bool:
+        """Whether the marker of a transaction stands in a topic, if there is to be one."""
+        if txn.most != self._coordinator.shard:
+            return False
+        known = self._coordinator.transaction(txn)
+        if known is None:
+            return self._coordinator.has_ended(txn.least)
+        return topic.name in known.topics and known.unfinished is not None and topic.name not in known.unfinished
+
+    def doubt(self, topic: Topic, least: tuple[int, ...]) -> None:
+        """The buffer has read all markers that these may have: what is still ongoing lacks one."""
+        txns = [TxnId(self._coordinator.shard, one) for one in least]
+        topic.doubted.difference_update(txns)
+        if topic.tail is not None:
+            ongoing = topic.tail.buffer.ongoing
+            self._coordinator.ask(topic.name, [txn for txn in txns if ongoing.get(txn) is not None], self._now())
 
     def _register_topic(self, name: str) -> None:
         if self.letters is None or self._topics.shard.owns(name):
@@ -256,7 +287,8 @@ class Carrying:
             self._coordinator.topic_deleted(name, self._now())
         elif topic.tail is not None:
             landed = partial(self._border_landed, topic)
-            self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, self._border_failed))
+            failed = partial(self._border_failed, effect)
+            self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
 
     def _border_landed(self, topic: Topic) -> None:
         if topic.tail is None:
@@ -265,5 +297,8 @@ class Carrying:
         committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
         self._coordinator.border_applied(topic.name, committed.copy(), aborted.copy(), self._now())
 
-    def _border_failed(self, error: Error) -> None:
+    def _border_failed(self, effect: WriteBorder, error: Error) -> None:
+        if isinstance(error, DiskWatermark):
+            self._refused_borders.append(effect)
+            return
         self._stop(f"a border could not be written: {error}")

@@ -46,6 +46,7 @@ from txnbuffer.service.sends import Sends
 from txnbuffer.service.streaming.streams import Streams
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
+from txnbuffer.service.verifying import Verifying
 from txnbuffer.shards import ONLY, Shard, check_shard
 
 TICK = 1.0
@@ -76,6 +77,7 @@ class Engine:
         self.keeping: Keeping
         self.retention: Retention
         self.guarding: Guarding
+        self.verifying: Verifying
         self.sends: Sends
         self.appends: Appends
         self.streams: Streams
@@ -121,7 +123,9 @@ class Engine:
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
-        config = replace(config or (BESIDE if shared else Config()), shards=shard.of)
+        config = config or (BESIDE if shared else Config())
+        largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
+        config = replace(config, shards=shard.of, max_message_bytes=largest)
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
         identity = Identity(owner, address, shard, limits.create_topics)
@@ -156,6 +160,7 @@ class Engine:
         self.sends = Sends(self.coordinator, self.limits.max_message_bytes)
         self.registering = Registering(self.coordinator, topics, self.appends, self.now, self.run, self.wake)
         self.intake = Intake(self.coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
+        self.intake.owners = opened.owners
         self.carrying = Carrying(
             self.coordinator,
             topics,
@@ -173,11 +178,12 @@ class Engine:
         topics.load(self.coordinator.topics())
         keeping = self.keeping = Keeping(topics)
         self.guarding = Guarding(topics, self._retention_config.check_seconds)
+        self.verifying = Verifying(topics)
         self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
         letters = self.carrying.letters
         floors = self.group_floor, self.streams.cursors.floor, None if letters is None else letters.floor, self.prove
         self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
-        for part in (self.streams, self.keeping, self.retention, self.guarding, self.registering):
+        for part in (self.streams, self.keeping, self.retention, self.guarding, self.verifying, self.registering):
             self.run(part.run())
         self.run(self._watch_time())
         self.wake()
@@ -340,7 +346,8 @@ class Engine:
     def _welcome(self, connection: Connection, opened: Opened) -> None:
         self._share_credits()
         limits, shard = self.limits, self.coordinator.shard
-        welcome = Welcome(connection.session, shard, opened.epoch, limits.max_message_bytes, opened.states)
+        name = self.intake.told(connection.session)
+        welcome = Welcome(name, shard, opened.epoch, limits.max_message_bytes, opened.states)
         connection.welcome(welcome, self._credits)
         self.intake.welcomed(connection, self.now())
 

@@ -1,7 +1,8 @@
-"""Tails of topics that others write to: a thread reads each, the loop takes what has come.
+"""Tails of topics that others write to: a few threads read them all, the loop takes what has come.
 
-A thread waits while too much of what it read is not taken yet. The loop is woken once for many, and takes all
-that has come of a topic together.
+No thread waits for a topic: its reader tells when there is more, and now and then it is looked whether one that is
+silent is well. A topic is not read while too much of what was read of it is not taken yet. The loop is woken once for
+many, and takes all that has come of a topic together.
 """
 
 from __future__ import annotations
@@ -17,23 +18,31 @@ import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch, Width
 from broker_io.errors import Error, PositionTrimmed
-from broker_io.port import Broker, Reader
+from broker_io.port import Broker, Reader, TellingReader
 from broker_io.position import Position, Positions
 from snapshots.losing import was_deleted
 from txnbuffer.errors import TailStalled
 from txnbuffer.service.limits import MIB, weight
+from txnbuffer.service.turns import Turns
 
 HELD_BYTES = 64 * MIB
 """What has been read and not been taken, of all topics together, about."""
 LEAST_HELD = MIB
 READ_MESSAGES = 8192
-READ_SECONDS = 0.5
-"""So long a thread waits for messages before it looks whether it is to stop."""
 FEW = 512
-"""After fewer messages a thread pauses, so that the loop gets many at once."""
+"""After fewer messages a topic is not read for a moment, so that the loop gets many at once."""
 GATHER = 0.003
 GATHER_OWN = 0.1
 """The same where nobody waits for what comes: a log that is followed only to see whether others write to it."""
+POLL = 0.02
+"""Seconds between two reads where a reader does not tell."""
+FIRST_LOOK, LONGEST_LOOK = 1.2, 12.0
+"""Seconds without a message after which a reader is asked in vain, for it looks then whether it is well; ever longer.
+
+A little more than those after which a reader of a cluster begins to doubt.
+"""
+LOOKS = 20
+"""Of all topics together there are no more such looks a second, about."""
 QUIET = 10.0
 """Seconds without a message after which the end of the topic is asked for."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -44,12 +53,12 @@ Fail = Callable[[BaseException], None]
 
 
 class Follower:
-    """Reads one topic behind `at` in a thread of its own.
+    """Reads one topic behind `at`, in one thread at a time.
 
     `take` gets the messages and `fail` what ended it, both on the loop. `problem`: why nothing comes at the
     moment; it is tried again. `paused`: nothing is taken for now. `incarnation`: that of the topic, if only that
-    one is to be read. `gather`: seconds for which it pauses after few messages. `reader`: one to begin with, if there
-    is one that goes on there.
+    one is to be read. `gather`: seconds for which it is not read after few messages. `reader`: one to begin with, if
+    there is one that goes on there. `longest_look`: seconds between two looks while nothing comes.
     """
 
     def __init__(
@@ -70,6 +79,7 @@ class Follower:
         self.failure: BaseException | None = None
         self.most = LEAST_HELD
         self.gather = GATHER
+        self.longest_look = LONGEST_LOOK
         self._broker = broker
         self._at = at
         self._incarnation = incarnation
@@ -79,76 +89,147 @@ class Follower:
         self._ahead: Position | None = None
         self._came: list[PlacedBatch] = []
         self._held = 0
-        self._room = threading.Condition()
-        self._stopping = threading.Event()
+        self._pause = FIRST_PAUSE
+        self._look_after = FIRST_LOOK
+        self._lock = threading.Lock()
+        self._busy = True  # whether it has a turn, or will get one without being told
+        self._told = False  # whether there was more while it was busy
+        self._full = False  # whether it goes on once something is taken
+        self._ended = False
         self._tell: Callable[[Follower], None]
-        self._thread = threading.Thread(target=self._run, name=f"tail {name}", daemon=True)
+        self._turns: Turns
 
-    def start(self, tell: Callable[[Follower], None]) -> None:
-        """Begin to read; `tell` is called in the thread when something has come."""
-        self._tell = tell
-        self._thread.start()
+    def start(self, tell: Callable[[Follower], None], turns: Turns) -> None:
+        """Begin to read in turns; `tell` is called in a thread when something has come."""
+        self._tell, self._turns = tell, turns
+        turns.aside(self._turn)
+        turns.later(FIRST_LOOK, self._time_to_look)
 
     def taken(self) -> list[PlacedBatch]:
         """All that has come, few batches of many messages, each of one ledger."""
-        with self._room:
+        with self._lock:
             came, self._came, self._held = self._came, [], 0
-            self._room.notify_all()
+            full, self._full = self._full, False
+        if full:
+            self._turns.soon(self._turn)
         return gathered(came)
 
     def stop(self) -> None:
-        """Let the thread end, which it does within `READ_SECONDS` or so."""
-        self._stopping.set()
-        with self._room:
-            self._room.notify_all()
+        """Read no more; what it has open is closed in a turn, if there is another one."""
+        self._ended = True
+        with self._lock:
+            idle, self._busy, self._full = self._full or not self._busy, True, False
+        if idle:
+            self._turns.aside(self.close)
 
-    def join(self) -> None:
-        self._thread.join()
+    def close(self) -> None:
+        """Let go of the reader, which nobody uses."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
-    # In the thread
+    # In threads, one at a time, while it is busy
 
-    def _run(self) -> None:
-        pause = FIRST_PAUSE
+    def _turn(self) -> None:
+        """Read once, and see to the next turn."""
+        with self._lock:
+            self._told = False  # it is read now
+            self._full = self._held >= self.most and not self._ended
+            if self._full:
+                return
+        if self._ended:
+            self.close()
+            return
         try:
-            while not self._stopping.is_set():
-                try:
-                    if self._read():
-                        pause = FIRST_PAUSE
-                except Error as error:
-                    if not error.retryable:
-                        raise
-                    self.problem = error
-                    self._close()
-                    self._stopping.wait(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                count = self._read()
+            except Error as error:
+                if not error.retryable:
+                    raise
+                self._try_again(error)
+            else:
+                self._go_on(count)
         except BaseException as error:
-            if not self._stopping.is_set():
-                self.failure = error
-                self._tell(self)
-        finally:
-            self._close()
+            self._end(error)
 
-    def _read(self) -> bool:
-        """Read once; whether anything came."""
+    def _read(self) -> int:
+        """Read what is there; how many messages came."""
         if self._unchecked:
             self._check_incarnation()
             self._unchecked = False
         reader = self._reader or self._open()
-        placed = reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS)
+        placed = reader.read(limit=READ_MESSAGES, timeout=0.0)
         if placed is None:
             self._look()
-            return False
+            return 0
         self._at = placed.positions.last
         self._read_at = time.monotonic()
         self.problem = self._ahead = None
-        with self._room:
-            self._room.wait_for(lambda: self._held < self.most or self._stopping.is_set())
+        self._pause, self._look_after = FIRST_PAUSE, FIRST_LOOK
+        with self._lock:
             self._came.append(placed)
             self._held += weight(placed.messages)
         self._tell(self)
-        if len(placed) < FEW:
-            self._stopping.wait(self.gather)
-        return True
+        return len(placed)
+
+    def _go_on(self, count: int) -> None:
+        if 0 < count < FEW:
+            self._turns.later(self.gather, self._wait)
+        else:
+            self._wait()
+
+    def _try_again(self, error: Error) -> None:
+        self.problem = error
+        self.close()
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._turns.later(pause, lambda: self._turns.aside(self._turn))
+
+    def _end(self, error: BaseException) -> None:
+        self.close()
+        if not self._ended:
+            self._ended = True
+            self.failure = error
+            self._tell(self)
+
+    def _wait(self) -> None:
+        """Have no turn until there is more, or it is time to look."""
+        reader = self._reader
+        if reader is None or self._ended:
+            self._turns.aside(self._turn)
+        elif isinstance(reader, TellingReader):
+            reader.when_more(self._more)
+            with self._lock:
+                self._busy = goes_on = self._told or self._ended
+            if goes_on:
+                self._turns.soon(self._turn)
+        else:
+            self._turns.later(POLL, lambda: self._turns.soon(self._turn))
+
+    # In any thread, and without waiting for anything
+
+    def _more(self) -> None:
+        """There may be more to read."""
+        if self._has_turn():
+            self._turns.soon(self._turn)
+
+    def _time_to_look(self) -> None:
+        if self._ended:
+            return
+        missing = self._read_at + self._look_after - time.monotonic()
+        if missing <= 0:
+            missing = self._look_after = min(2 * self._look_after, self.longest_look)
+            if self._has_turn():
+                self._turns.aside(self._turn)
+        self._turns.later(missing, self._time_to_look)
+
+    def _has_turn(self) -> bool:
+        """Whether it may have a turn now; while it is busy, it will have had one after this."""
+        with self._lock:
+            if self._busy:
+                self._told = True
+                return False
+            self._busy = True
+            return True
 
     def _open(self) -> Reader:
         """Raises TopicNotFound also where another topic has the name now: that may hold nothing behind `at`."""
@@ -179,12 +260,7 @@ class Follower:
                 "another reader is opened; look whether the broker is well"
             )
         self._ahead = end
-        self._close()
-
-    def _close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        self.close()
 
 
 class Following:
@@ -196,12 +272,13 @@ class Following:
         self._followers: list[Follower] = []
         self._told: deque[Follower] = deque()
         self._woken = False
+        self._turns = Turns("txnbuffer-tails")
 
     def follow(self, follower: Follower) -> Follower:
         """Let it read from now on."""
         self._followers.append(follower)
         self._share()
-        follower.start(self._tell)
+        follower.start(self._tell, self._turns)
         return follower
 
     def leave(self, follower: Follower) -> None:
@@ -227,8 +304,9 @@ class Following:
         """End all threads. Waits for them."""
         for follower in self._followers:
             follower.stop()
+        self._turns.stop()
         for follower in self._followers:
-            follower.join()
+            follower.close()
         self._followers.clear()
 
     def _take(self, follower: Follower) -> None:
@@ -240,11 +318,12 @@ class Following:
 
     def _share(self) -> None:
         share = max(HELD_BYTES // max(len(self._followers), 1), LEAST_HELD)
+        look = max(LONGEST_LOOK, len(self._followers) / LOOKS)
         for follower in self._followers:
-            follower.most = share
+            follower.most, follower.longest_look = share, look
 
     def _tell(self, follower: Follower) -> None:
-        """In the thread of a follower."""
+        """In a thread."""
         self._told.append(follower)
         if not self._woken:
             self._woken = True

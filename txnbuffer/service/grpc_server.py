@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker_io.errors import EnvironmentFault, Error
+from broker_io.waits import long_waits
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
 from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, OtherVersion
 from txnbuffer.service.admin import QUESTIONS, Admin
@@ -31,6 +32,9 @@ from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_
 from txnbuffer.service.streaming.grpc_streams import stream_handler
 from txnbuffer.wire import decode_client_frame, encode_server_frame
 
+ANSWER = 10.0
+"""Seconds in which a question is answered for which the cluster is asked."""
+OF_TOPICS = ("List", "Describe")
 LAST_WORDS = 1.0
 """Seconds that a client has to end its side of the stream after ours has ended."""
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
@@ -178,13 +182,22 @@ class GrpcServer:
             try:
                 method = self._methods.get(name)
                 if method is None:
-                    raise ServiceUnavailable(f"nothing is served yet: {self.waits_for}")
-                return json.dumps(await method(_question(request))).encode()
+                    raise ServiceUnavailable("; ".join([f"nothing is served yet: {self.waits_for}", *_waits()]))
+                async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
+                    return json.dumps(await method(_question(request))).encode()
+            except TimeoutError:
+                waits = "; ".join(_waits()) or "its cluster does not answer"
+                await _refuse(context, ServiceUnavailable(f"the service runs, and can't tell that now: {waits}"))
+                raise
             except Error as error:
                 await _refuse(context, error)
                 raise
 
         return answer
+
+
+def _waits() -> list[str]:
+    return [str(wait) for wait in long_waits()]
 
 
 async def _refuse(context: Any, error: Error) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from broker_io.errors import EnvironmentFault
+from broker_io.waits import long_waits
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.metrics import exposition
 
@@ -52,13 +53,15 @@ class HttpServer:
             return Response(exposition(self.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         async def health(_: Any) -> Response:
-            return JSONResponse(
-                {"status": "running"}, 503 if self.engine is not None and self.engine.ended.done() else 200
-            )
+            damaged = [] if self.engine is None else sorted(self.engine.verifying.damages)
+            ended = self.engine is not None and self.engine.ended.done()
+            waits = [wait._asdict() for wait in long_waits()]
+            return JSONResponse({"status": "running", "damaged": damaged, "waits": waits}, 503 if ended else 200)
 
         async def ready(_: Any) -> Response:
             waits = self._why_not_ready()
-            return JSONResponse({"ready": not waits, "waits_for": waits}, 503 if waits else 200)
+            told = {"ready": not waits, "waits_for": waits, "waits": [*map(str, long_waits())]}
+            return JSONResponse(told, 503 if waits else 200)
 
         return Starlette(routes=[Route("/metrics", metrics), Route("/health", health), Route("/ready", ready)])
 

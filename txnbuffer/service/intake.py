@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, TopicNotMade, UnknownSession
+from txnbuffer.coordinator.entries import Ownership
+from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, LogRestored, TopicNotMade, UnknownSession
 from txnbuffer.frames import ClientFrame, Deletion, Hello, NamedRequest, Send, check_version
 from txnbuffer.model import TxnId
 from txnbuffer.service.appends import Appends
@@ -26,7 +28,8 @@ OPENING = 0
 """The request number under which a session is opened; clients number from 1."""
 UNASKED = -1
 """The request number of what has no answer."""
-MAX_SESSION_NAME = 64
+MAX_SESSION_NAME = 100
+_TOLD = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
 MAX_NAME_BYTES = 400
 """UTF-8 of the name of a producer or a consumer group, which the decision log keeps as long as there is one."""
 MAX_SHOWN = 100
@@ -40,7 +43,10 @@ MAX_BACKLOG = 64
 
 
 class Intake:
-    """`connections`: by session, those that have said hello. `open`: begins to open a topic in the background."""
+    """`connections`: by session, those that have said hello. `owners`: the log's newest owners, by epoch.
+
+    `open`: begins to open a topic in the background.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class Intake:
         self.connections: dict[str, Connection] = {}
         self.account = Account()
         self.draining = False
+        self.owners: Mapping[int, Ownership] = {}
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -98,7 +105,7 @@ class Intake:
         check_version(hello.version)
         if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
             raise InvalidRequest("a session's id is what the service gave: letters and digits")
-        name = hello.session or secrets.token_hex(16)
+        name = self._known(hello.session) or secrets.token_hex(16)
         older = self.connections.pop(name, None)
         if older is not None:
             older.close(UnknownSession("another connection goes on with this session: this one ends"))
@@ -107,6 +114,25 @@ class Intake:
         for txn in hello.open:
             self._adopt(txn)
         self._coordinator.open_session(name, OPENING, hello.open, now)
+
+    def told(self, session: str) -> str:
+        """A session's name as its client is told it: with epoch and id of this owner, for the next one to look for."""
+        epoch = self._coordinator.epoch
+        return f"{session}x{epoch}x{self.owners[epoch].id}" if epoch in self.owners else session
+
+    def _known(self, told: str) -> str:
+        """The session that was told. Raises LogRestored if the log never had the owner that told it."""
+        match = _TOLD.fullmatch(told)
+        if match is None:
+            return told
+        session, epoch, owner = match.groups()
+        if (known := self.owners.get(int(epoch))) is None or known.id != owner:
+            raise LogRestored(
+                f"this log was put back from an older copy: it never had epoch {epoch} of the owner that this client "
+                "was last connected to. What was written since the copy was taken is gone: see what of it is to be "
+                "written again, and connect anew"
+            )
+        return session
 
     def _adopt(self, txn: TxnId) -> None:
         """Find out what a transaction wrote before this process began."""

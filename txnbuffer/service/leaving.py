@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Leaving:
@@ -32,3 +37,17 @@ class Leaving:
     def done(self) -> None:
         """It has ended by itself."""
         self._timer.cancel()
+
+
+def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
+    """What a function gives that may wait for long, in a thread that keeps no process from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(future)

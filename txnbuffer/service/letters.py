@@ -14,7 +14,7 @@ from typing import Any
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, ServiceUnavailable
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter
+from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter, letters
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
@@ -38,8 +38,8 @@ SLOWLY = 3 * KNOWN_TICKS
 REPEATED = ("asked", "awaited", "known")
 MAX_WAITING = 100
 """Letters that wait for a shard's partition to be written to; beyond them none is kept."""
-MAX_TOPICS = 1000
-"""Topics in one question whether they are known."""
+LETTER_BYTES = 128 * 1024
+"""What one letter takes at most, about."""
 MAX_IDS = 10_000
 """Transactions of a topic that are asked about at once."""
 
@@ -167,17 +167,10 @@ class Letters:
                 if not rows:
                     continue
             inbox = self.inboxes[number]
-            known = rows.pop("known", [])
-            letters = []
-            if rows or not known:
-                letters = [Letter(self._shard.number, **{name: tuple(found) for name, found in rows.items()})]
-            letters += [
-                Letter(self._shard.number, known=tuple(known[start : start + MAX_TOPICS]))
-                for start in range(0, len(known), MAX_TOPICS)
-            ]
             if len(inbox.waiting) < MAX_WAITING:
-                self.sent += len(letters)
-                messages = [encode_letter(letter) for letter in letters]
+                limit = min(LETTER_BYTES, self._coordinator.config.max_message_bytes)
+                messages = [encode_letter(letter) for letter in letters(self._shard.number, rows, limit)]
+                self.sent += len(messages)
                 self._appends.add(inbox, MessagesPart(messages, _nothing, _nothing))
             self._marking.need(inbox)
 

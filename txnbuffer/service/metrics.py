@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from broker_io.waits import long_waits
 from txnbuffer.coordinator.states import State
 from txnbuffer.service.engine import Engine
 
@@ -22,15 +23,19 @@ class Metric(NamedTuple):
 
 
 def metrics(engine: Engine | None) -> Iterator[Metric]:
-    """All metrics as of now; of a process without an engine there is only the first."""
+    """All metrics as of now; of a process without an engine there are only the first ones."""
     yield Metric("serving", "gauge", "1 while this process owns the logs.", engine is not None)
+    waits = long_waits()
+    yield Metric("waits", "gauge", "Waits on the cluster, or another service, that have lasted 3 s.", len(waits))
+    longest = max((wait.seconds for wait in waits), default=0.0)
+    yield Metric("longest_wait_seconds", "gauge", "How long the longest of them has lasted.", longest)
     if engine is None:
         return
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
     tails = [topic.tail for topic in engine.topics.by_name.values() if topic.tail is not None]
     counts, account = engine.carrying.counts, engine.intake.account
-    stopped = sum(topic.problem is not None for topic in engine.topics.by_name.values())
+    stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
     yield Metric("shard", "gauge", "Which shard of the namespace this process owns.", engine.coordinator.shard)
     yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
@@ -39,7 +44,9 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield Metric("topics", "gauge", "Topics that are open for writing.", len(engine.topics.by_name))
     yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(tails))
     yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
-    waiting = sum(topic.problem is None and topic.why_not is not None for topic in engine.topics.by_name.values())
+    damaged = len(engine.verifying.damages)
+    yield Metric("topics_damaged", "gauge", "Topics whose log is not what was written.", damaged)
+    waiting = sum(topic.why_not is not None and not topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("topics_retrying", "gauge", "Topics that fail at the moment and are tried again.", waiting)
     endangered = len(engine.guarding.dangers)
     yield Metric("topics_endangered", "gauge", "Topics whose policies drop or stop what is needed.", endangered)

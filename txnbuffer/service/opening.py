@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from broker_io.batch import Batch
 from broker_io.environment import Clock
-from broker_io.errors import Error
+from broker_io.errors import Damaged, Error
 from broker_io.port import Broker, GuardedBroker, NotingBroker, Writer, open_or_make
 from broker_io.position import Position
+from snapshots.errors import TopicDamaged
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.parts import part_items
 from snapshots.policy import SnapshotPolicy
+from snapshots.writer import MAX_ENTRY_BYTES
+from txnbuffer.buffer.buffer import PART_SIZE
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.entries import Ownership
+from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.lost import first_ids, no_owner, what_is_lost
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
@@ -49,7 +56,7 @@ class Standing(NamedTuple):
 class Opened(NamedTuple):
     """What an engine owns. `at`: where its own entry stands in the decision log; `letters`: where those end.
 
-    `name`: what tells its log from every other.
+    `name`: what tells its log from every other; `owners`: its newest owners, by epoch.
     """
 
     coordinator: Coordinator
@@ -58,6 +65,7 @@ class Opened(NamedTuple):
     at: Position
     letters: Position | None
     name: str
+    owners: Mapping[int, Ownership]
 
 
 def take_over(
@@ -78,17 +86,29 @@ def take_over(
         prepare(broker, shard)
     pool = ThreadPoolExecutor(AT_ONCE if isinstance(broker, GuardedBroker) else 1, "txnbuffer-recovery")
     snapshots = shard.topic(SNAPSHOT_TOPIC)
-    keeper = BufferKeeper(broker, clock=clock, policy=policy, snapshot_topic=snapshots, each=pool.map)
+    keeper = BufferKeeper(
+        broker,
+        clock=clock,
+        policy=policy,
+        snapshot_topic=snapshots,
+        part_size=min(PART_SIZE, part_items(config.max_message_bytes)),
+        max_entry_bytes=min(MAX_ENTRY_BYTES, config.max_message_bytes),
+        each=pool.map,
+    )
     writer, log = standing or fence(broker, shard.topic(DECISIONS))
     try:
         if (why := no_owner(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
-        at = acquire_decisions(log, writer, identity)
+        with _needed(log.topic):
+            last = _nothing if isinstance(broker, GuardedBroker) else _last_id
+            at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
         _check_same(broker, log.topic, at)
         _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address, identity.makes_topics))
         letters = _end_of_letters(broker, shard)
         name = broker.incarnation(log.topic)
-        keeper.recover()
+        with _needed(snapshots):
+            # Whoever copies a directory can put the copy back; a cluster's topics are made anew at most.
+            keeper.recover("" if isinstance(broker, GuardedBroker) else secrets.token_hex(16))
         _check_whole(log, shard, keeper)
         _begin_ids(broker, log, writer, clock)
         keeper.expect(filter(shard.owns, log.history.topics))
@@ -99,7 +119,7 @@ def take_over(
         pool.shutdown(cancel_futures=True)
         log.close()
     coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, now())
-    return Opened(coordinator, writer, keeper, at, letters, name)
+    return Opened(coordinator, writer, keeper, at, letters, name, log.history.owners)
 
 
 def _check_same(broker: Broker, topic: str, at: Position) -> None:
@@ -138,12 +158,26 @@ def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:
 
 def fence(broker: Broker, topic: str = DECISIONS) -> Standing:
     """Take a decision log from whoever has it."""
-    writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True))
+    return read_decisions(broker, topic, open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True)))
+
+
+def read_decisions(broker: Broker, topic: str, writer: Writer) -> Standing:
+    """What a decision log says, whose only writer is ours; closed if that can't be read."""
     try:
-        return Standing(writer, DecisionLog(broker, topic))
+        with _needed(topic):
+            return Standing(writer, DecisionLog(broker, topic))
     except BaseException:
         writer.close()
         raise
+
+
+@contextlib.contextmanager
+def _needed(topic: str) -> Iterator[None]:
+    """Raises TopicDamaged where the log of one of our own topics is damaged: nothing can be decided without it."""
+    try:
+        yield
+    except Damaged as error:
+        raise TopicDamaged(topic, error, needed=True) from error
 
 
 def _note(broker: Broker, topic: str, whereabouts: Whereabouts) -> None:
@@ -153,11 +187,30 @@ def _note(broker: Broker, topic: str, whereabouts: Whereabouts) -> None:
             broker.note(topic, encode_note(whereabouts))
 
 
-def acquire_decisions(log: DecisionLog, writer: Writer, identity: Identity) -> Position:
-    """Write our `owner` entry to the decision log and read up to it; where it stands."""
-    acquisition = Acquisition(identity.owner, log.history.epoch, identity.address)
+def _last_id(history: History) -> int | None:
+    """Where ids may have gone on in a log of which this is an older copy; None for one that is begun now."""
+    return history.highest_id if history.owned else None
+
+
+def _nothing(history: History) -> None:
+    """A cluster's log is no copy."""
+
+
+def acquire_decisions(
+    log: DecisionLog,
+    writer: Writer,
+    identity: Identity,
+    max_bytes: int,
+    last: Callable[[History], int | None],
+) -> Position:
+    """Write our `owner` entry to the decision log and read up to it; where it stands. `last`: see `Acquisition`."""
+    history = log.history
+    drawn = secrets.token_hex(16)
+    acquisition = Acquisition(
+        identity.owner, history.epoch, identity.address, drawn, history.owners, max_bytes, last(history)
+    )
     while True:
         at = writer.append(Batch.of([acquisition.entry()])).result().first
-        if acquisition.read(log.read_to(at)):
-            log.history.epoch = acquisition.epoch
+        if acquisition.read(log.read_to(at), log.history.owners, last(log.history)):
+            log.history.epoch, log.history.owners = acquisition.epoch, {one.epoch: one for one in acquisition.owners}
             return at

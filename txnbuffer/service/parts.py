@@ -16,6 +16,8 @@ class SendPart:
 
     __slots__ = ("_account", "_connection", "_least", "_number", "_sends", "batch", "size")
 
+    reserved = False
+
     def __init__(
         self, batch: Batch, connection: Connection, number: int, least: list[int], sends: Sends, account: Account
     ) -> None:
@@ -55,6 +57,8 @@ class MessagesPart:
     """Messages of the service itself."""
 
     __slots__ = ("_failed", "_landed", "batch", "size")
+
+    reserved = True
 
     def __init__(
         self, messages: Sequence[Message], landed: Callable[[], None], failed: Callable[[Error], None]

@@ -97,8 +97,10 @@ class Registering:
                 if fresh and topic.shared and topic.tail is not None:
                     ongoing = {entry.txn for entry in topic.tail.buffer.ongoing}
                     self._coordinator.topic_remade(topic.name, ongoing, self._now())
-                if self.beginning is not None and (obstacle := await self.beginning.begin(topic)) is not None:
-                    return self._failed(name, obstacle)
+                if self.beginning is not None:
+                    obstacle = await self.beginning.begin(topic, new=fresh)
+                    if obstacle is not None:
+                        return self._failed(name, obstacle)
                 self._registered(topic)
                 return None
 

@@ -8,12 +8,13 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker_io.errors import Error
+from broker_io.errors import Error, Fenced, PeerError
 from broker_io.port import Broker
+from broker_io.waits import long_waits, waiting
 from snapshots.policy import SnapshotPolicy
 from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.config import Config as CoordinatorConfig
@@ -22,14 +23,15 @@ from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.front import Front, advertised
 from txnbuffer.service.grpc_server import check_listening
-from txnbuffer.service.leaving import Leaving
+from txnbuffer.service.leaving import Leaving, in_thread
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.opening import Standing
-from txnbuffer.service.standing import Standby
+from txnbuffer.service.standing import PAUSE, Standby, take_if_free
 from txnbuffer.shards import Shard, check_shard
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
+NO_ANSWER = "there is no answer yet"
 HURRY = 2.0
 """Seconds in which a service ends whose log was deleted: what it has under way would reach one that is made anew."""
 
@@ -39,6 +41,10 @@ def check(config: Config, *, shared: bool = False) -> None:
     service = config.service
     if service.standby and not shared:
         raise InvalidConfiguration("one can stand by beside a cluster only: another log has one owner at a time")
+    if service.fence and not shared:
+        raise InvalidConfiguration("one can fence beside a cluster only: stop the process that has another log")
+    if service.fence and service.standby:
+        raise InvalidConfiguration("a standby fences nobody: say --standby or --fence")
     check_shard(_shard(service), shared=shared)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
@@ -124,23 +130,58 @@ async def serve(
     if not config.service.standby:
         log("recovering")
     started = time.monotonic()
-    broker = await asyncio.to_thread(open_broker)
     front = Front(config.service, limits(config))
+    telling = asyncio.ensure_future(_tell(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log))
+    broker: Broker | None = None
     try:
         await front.start(certificate, key)
-        standing: Standing | None = None
-        if config.service.standby:
-            standing = await _stand_by(broker, _shard(config.service), front, signals, log)
-            started = time.monotonic()
-            if standing is None:
-                return None
-        return await _own(broker, front, config, owner, signals, log, started, standing, shared=shared)
+        broker = await _open(open_broker, signals, for_ever=config.service.standby)
+        if broker is None:
+            return None
+        engine: Engine | None = None
+        while engine is None:
+            standing: Standing | None = None
+            if config.service.standby:
+                standing = await _stand_by(broker, _shard(config.service), front, signals, log)
+                started = time.monotonic()
+                if standing is None:
+                    return None
+            elif shared and not config.service.fence:
+                standing = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
+            try:
+                engine = await _take_over(broker, front, config, owner, standing, shared=shared)
+            except PeerError as error:
+                # A cluster that has lost its storage gives the log to whoever opens it next, again and again.
+                if not config.service.standby or not (error.retryable or isinstance(error, Fenced)):
+                    raise
+                log("problem", what="taking over", error=str(error))
+                await asyncio.sleep(PAUSE)
+        return await _own(engine, front, config, signals, log, started)
     finally:
         if leaving is not None:
             leaving.begin()
         await front.stop()
-        await asyncio.to_thread(broker.close)
+        if broker is not None:
+            await asyncio.to_thread(broker.close)
+        telling.cancel()
         log("stopped")
+
+
+async def _open(open_broker: Callable[[], Broker], signals: Signals, *, for_ever: bool) -> Broker | None:
+    """The broker, None if a signal came first; `for_ever`: also where its cluster is away for longer than it waits."""
+    with waiting("the log to be opened") as wait:
+        while not signals.first.is_set():
+            opening = in_thread(open_broker)
+            await _either(signals.first, opening)
+            if not opening.done():
+                return None
+            try:
+                return opening.result()
+            except Error as error:
+                if not for_ever or not error.retryable:
+                    raise
+                wait.failed(error)
+    return None
 
 
 async def _stand_by(broker: Broker, shard: Shard, front: Front, signals: Signals, log: Log) -> Standing | None:
@@ -158,19 +199,10 @@ async def _stand_by(broker: Broker, shard: Shard, front: Front, signals: Signals
     return standing
 
 
-async def _own(
-    broker: Broker,
-    front: Front,
-    config: Config,
-    owner: str,
-    signals: Signals,
-    log: Log,
-    started: float,
-    standing: Standing | None,
-    *,
-    shared: bool,
-) -> Error | None:
-    engine = await Engine.start(
+async def _take_over(
+    broker: Broker, front: Front, config: Config, owner: str, standing: Standing | None, *, shared: bool
+) -> Engine:
+    return await Engine.start(
         broker,
         owner=owner,
         address=advertised(config.service, front.port),
@@ -183,6 +215,11 @@ async def _own(
         retention=config.retention,
         streams=config.streams,
     )
+
+
+async def _own(
+    engine: Engine, front: Front, config: Config, signals: Signals, log: Log, started: float
+) -> Error | None:
     try:
         _tell_recovery(engine, log, time.monotonic() - started)
         await front.serve(engine)
@@ -250,7 +287,7 @@ def _tell_recovery(engine: Engine, log: Log, seconds: float) -> None:
     for note in engine.notes:
         log("note", text=note)
     for topic in engine.topics.by_name.values():
-        if topic.problem is not None:
+        if topic.stopped:
             log("topic stopped", topic=topic.name, error=str(topic.problem))
 
 
@@ -260,6 +297,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
     def found() -> dict[str, Error | None]:
         problems = {f"topic {name}": topic.why_not for name, topic in engine.topics.by_name.items()}
         problems |= troubles_elsewhere(engine)
+        problems |= {f"topic {name}": error for name, error in engine.verifying.damages.items()}
         problems |= {f"policies of {name}": danger for name, danger in engine.guarding.dangers.items()}
         return problems | {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}
 
@@ -275,7 +313,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
         telling.cancel()
 
 
-async def _tell(find: Callable[[], dict[str, Error | None]], log: Log) -> None:
+async def _tell(find: Callable[[], Mapping[str, Error | str | None]], log: Log) -> None:
     """Tell of problems as they come and change, for ever."""
     told: dict[str, str] = {}
     while True:

@@ -1,6 +1,7 @@
 """Standing by: wait until whoever owns the decision log is gone, and have read by then what it says.
 
 Nobody is fenced: that the owner is gone is for the cluster to say, which gives its exclusive writer to the next one.
+Of several that want it one gets it, and keeps it: a standby waits on, and who does not stand by ends.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import asyncio
 import threading
 
 from broker_io.errors import Error, StillHeld
-from broker_io.port import Broker, Writer
+from broker_io.port import Broker, Writer, open_or_make
+from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.beside import of_log
 from txnbuffer.service.decision_log import DecisionLog
-from txnbuffer.service.opening import Standing
+from txnbuffer.service.opening import Standing, read_decisions
 from txnbuffer.service.partitioning import prepare
 from txnbuffer.shards import ONLY, Shard
 
@@ -22,6 +24,30 @@ SLICE = 1.0
 READ_SECONDS = 0.25
 PAUSE = 1.0
 """Seconds until what failed is tried again."""
+GOING = 5.0
+"""Seconds that who does not stand by gives an owner to go, as one that was just stopped or killed."""
+
+
+def take_if_free(broker: Broker, shard: Shard = ONLY) -> Standing:
+    """Become the only writer of a decision log that nobody has. Raises StillHeld, which says who has it."""
+    topic = shard.topic(DECISIONS)
+    prepare(broker, shard)
+    try:
+        writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True, wait=GOING))
+    except StillHeld:
+        raise StillHeld(
+            f"another service has this log{_newest(broker, topic)}: to wait until it is gone start this one with "
+            "--standby, to take the log from it with --fence"
+        ) from None
+    return read_decisions(broker, topic, writer)
+
+
+def _newest(broker: Broker, topic: str) -> str:
+    """Where the newest owner of a log is, as far as that is told; for people."""
+    try:
+        return f", which serves at {Finder(broker, '', topic).look()}"
+    except Error:
+        return ""
 
 
 class Standby:
@@ -40,8 +66,9 @@ class Standby:
 
         Raises what waiting longer can't help against.
         """
-        await asyncio.to_thread(prepare, self._broker, self._shard)
-        await asyncio.to_thread(self._broker.create_topic, self._topic)
+        while not await asyncio.to_thread(self._prepared):
+            if stop.is_set():
+                return None
         reading = asyncio.ensure_future(asyncio.to_thread(self._read_on))
         writer: Writer | None = None
         try:
@@ -66,17 +93,31 @@ class Standby:
             await asyncio.to_thread(writer.close)
             raise
 
+    def _prepared(self) -> bool:
+        """Whether our topics are there; False where that can't be seen now."""
+        try:
+            prepare(self._broker, self._shard)
+            self._broker.create_topic(self._topic)
+        except Error as error:
+            self._wait_out(error)
+            return False
+        return True
+
     def _acquire(self) -> Writer | None:
         try:
             return self._broker.writer(self._topic, exclusive=True, wait=SLICE)
         except StillHeld:
             return None
         except Error as error:
-            if not error.retryable:
-                raise of_log(error) from error
-            self.problem = error
-            self._stopping.wait(PAUSE)
+            self._wait_out(error)
             return None
+
+    def _wait_out(self, error: Error) -> None:
+        """Wait a while for what passes. Raises what doesn't."""
+        if not error.retryable:
+            raise of_log(error) from error
+        self.problem = error
+        self._stopping.wait(PAUSE)
 
     def _read_on(self) -> None:
         """Read the decision log as it grows; from its start where that fails, as when it was trimmed meanwhile."""

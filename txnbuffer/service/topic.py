@@ -14,8 +14,10 @@ from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Writer
 from broker_io.position import Position, Positions
+from broker_io.waits import Wait
 from snapshots.tailing import Tail
 from txnbuffer.errors import UnregisteredTopic
+from txnbuffer.model import TxnId
 from txnbuffer.service.following import Follower
 from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES
 
@@ -24,10 +26,14 @@ FLIGHT_BYTES = 8 * 1024 * 1024
 
 
 class Part(Protocol):
-    """Something to be appended, and what is done when that has happened; `size` is about its bytes."""
+    """Something to be appended, and what is done when that has happened; `size` is about its bytes.
+
+    `reserved`: it is no record, and may use what a nearly full disk keeps free.
+    """
 
     batch: Batch
     size: int
+    reserved: bool
 
     def landed(self) -> None: ...
 
@@ -39,13 +45,15 @@ class Flight(NamedTuple):
 
     parts: Sequence[Part]
     batch: Batch
+    reserved: bool = False
 
 
 class Topic:
     """`tail` is None while the topic has no transactions. `held`: nothing is appended for now.
 
     `problem`: why nothing can be appended any more; `trouble`: why nothing is written at the moment. `patient`: what
-    a nearly full disk refuses (`refused`) is tried again, in order, instead of failing. `shared`: others write it
+    a nearly full disk refuses (`refused`) is tried again, in order, instead of failing. `low`: it refuses records, so
+    what is reserved is appended by itself. `shared`: others write it
     too; then `follower` reads it, and the writer is for markers.
     """
 
@@ -54,6 +62,9 @@ class Topic:
         self.patient = patient
         self.shared = shared
         self.refused: list[Part] = []
+        self.low = False
+        self.wait: Wait | None = None
+        """That for space, while there is none."""
         self.writer: Writer | None = None
         self.tail: Tail | None = None
         self.held = True
@@ -65,6 +76,8 @@ class Topic:
         self.flights: deque[Flight] = deque()
         self.checks: dict[int, None] = {}
         """Transactions to be counted once the buffer has all that they sent."""
+        self.doubted: set[TxnId] = set()
+        """Transactions that are to be asked about once the buffer has all that stands in the log."""
         self.asked_up_to: Position | None = None
         """What began behind it has been ongoing for less than a look at the time."""
 
@@ -72,6 +85,11 @@ class Topic:
     def missing(self) -> bool:
         """Whether it was stopped by what can pass: then it is registered again."""
         return can_pass(self.problem, shared=self.shared)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it goes no further by itself; what the cluster did not answer for is tried again."""
+        return self.problem is not None and not (self.missing and self.problem.retryable)
 
     @property
     def why_not(self) -> Error | None:
@@ -94,8 +112,10 @@ class Topic:
             names.update(part.batch.properties)
             if parts and (size + CELL_BYTES * len(names) * rows > FLIGHT_BYTES or len(names) > MAX_PROPERTIES):
                 break
+            if parts and self.low and part.reserved != parts[0].reserved:
+                break
             parts.append(self.waiting.popleft())
-        return Flight(parts, Batch.concat([part.batch for part in parts]))
+        return Flight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
 
 
 def can_pass(problem: Error | None, *, shared: bool) -> bool:

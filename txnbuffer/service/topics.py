@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
-from broker_io.port import Broker, Writer, check_topic_name
+from broker_io.port import Broker, BulkBroker, Writer, check_topic_name
 from broker_io.position import Positions
+from snapshots.errors import stopped_by
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import INTERNAL_PREFIX, is_internal
 from snapshots.losing import was_deleted
@@ -36,6 +37,8 @@ T = TypeVar("T")
 HELD_BYTES = 64 * MIB
 """Undecided messages that wait in memory for their seqnos, all topics together."""
 LEAST_HELD = 64 * 1024
+MORE = 1.1
+"""That memory is shared anew when topics are so many times as many: each time costs a step a topic."""
 AT_ONCE = 8
 """Topics of a cluster about which it is asked at the same time."""
 
@@ -80,7 +83,9 @@ class Topics:
         self.shard = shard
         self.by_name: dict[str, Topic] = {}
         self.keeping = asyncio.Lock()
-        self.registered = 0
+        self._share = HELD_BYTES
+        self._followed = self._sharing = 0
+        self._to_open: list[str] = []
         self.stopped: Callable[[Topic], None] | None = None
         """Told of topics whose buffers go no further."""
         self._applied = applied
@@ -123,7 +128,6 @@ class Topics:
             topic.problem = problem
             if self.stopped is not None:
                 self.stopped(topic)
-        self._share_memory()
 
     def get(self, name: str) -> Topic | None:
         return self.by_name.get(name)
@@ -141,6 +145,7 @@ class Topics:
 
     async def open(self, topic: Topic) -> None:
         """Open a topic for writing, made if missing. Raises TopicNotFound if it is and that is not wanted."""
+        self._to_open.append(topic.name)
         topic.writer = await self.work(self._open, topic.name)
 
     async def register(self, topic: Topic, *, create: bool = True) -> bool:
@@ -159,7 +164,6 @@ class Topics:
         async with self.keeping:
             await self.work(self._keep, topic.name, prepared)
         self._follow(topic)
-        self._share_memory()
         return True
 
     def forget(self, topic: Topic) -> None:
@@ -180,7 +184,7 @@ class Topics:
         """A topic that was missing could not be registered again; unless that is for good it can be tried again."""
         if isinstance(topic.problem, TopicNotFound):
             error = TopicNotFound(f"topic {topic.name!r} was deleted, and can't be registered again ({error})")
-        topic.problem = error
+        topic.problem = stopped_by(topic.name, error)
         self.by_name[topic.name] = topic
         if self.stopped is not None:
             self.stopped(topic)
@@ -221,6 +225,12 @@ class Topics:
         self.keeper.stop(topic.name, error)
         self._stopped(topic)
 
+    def damaged(self, name: str, error: Error) -> None:
+        """The log of a data topic is not what was written: it stops, and nothing else does."""
+        topic = self.by_name.setdefault(name, Topic(name, shared=self.following is not None))
+        self.keeper.stop(name, error)
+        self._stopped(topic)
+
     def _make(self, name: str, create: bool = True) -> None:
         self._check_there(name, create)
         self.broker.create_topic(name)
@@ -230,7 +240,7 @@ class Topics:
             raise TopicNotFound(f"there is no topic {name!r}") if self._create else TopicNotMade(name)
 
     def _prepare(self, name: str, create: bool) -> Tail | None:
-        """All questions about a topic that is to be registered, of which a cluster is asked some thirty."""
+        """All questions about a topic that is to be registered, of which a cluster is asked some twenty."""
         if self._was_missing(name):
             self._make(name, create)
             return None
@@ -247,6 +257,9 @@ class Topics:
         return can_pass(self.keeper.problems.get(name), shared=self.following is not None)
 
     def _open(self, name: str) -> Any:
+        waiting, self._to_open = self._to_open, []
+        if self._create and waiting and isinstance(self.broker, BulkBroker):
+            self.broker.create_topics(waiting)  # those that follow find theirs made
         self._make(name)
         return self.broker.writer(name, exclusive=True)
 
@@ -259,10 +272,14 @@ class Topics:
             take, fail = partial(self._came, topic), partial(self._broke, topic)
             follower = Follower(self.broker, topic.name, tail.at, take, fail, tail.writer.incarnation, reader)
             topic.follower = self.following.follow(follower)
+        self._followed += 1
+        if self._followed > MORE * self._sharing:
+            self._share_memory()
+        tail.numbering.held_limit = self._share
 
     def _share_memory(self) -> None:
         tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]
-        self.registered = len(tails)
-        share = max(HELD_BYTES // max(len(tails), 1), LEAST_HELD)
+        self._followed = self._sharing = len(tails)
+        self._share = max(HELD_BYTES // max(len(tails), 1), LEAST_HELD)
         for tail in tails:
-            tail.numbering.held_limit = share
+            tail.numbering.held_limit = self._share

@@ -208,6 +208,7 @@ class Relay:
     ) -> None:
         under_way = self._under_way
         after, source, rollback = begin.after, begin.source, begin.rollback
+        epochs = reader.epochs
         while not stop():
             batch = reader.read(limit=RECORDS, timeout=POLL if follow and not under_way else 0.0)
             if batch is None:
@@ -221,7 +222,8 @@ class Relay:
                 continue
             if batch.seqnos is not None:
                 after = _follows(after, batch.seqnos.tolist())
-                if not source.version:
+                if not source.version or reader.epochs != epochs:  # a new owner begins a version before its records
+                    epochs = reader.epochs
                     source = self._source(load(broker, self._topic))
             messages = marked(batch, source, rollback)
             rollback = None

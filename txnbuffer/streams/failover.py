@@ -3,6 +3,10 @@
 A version is `(uuid, seqno)`: from `seqno` on, history went the way of `uuid`. A new one is made whenever
 history may have branched: seqnos above it can then mean other mutations than they did before. The log
 stands newest first and keeps 25 versions; who needs an older one starts over.
+
+The owner of an embedded log makes one whenever it takes over, for it can't tell whether the log is an older copy that
+was put back: readers of the log that is gone hold versions which this one never had. So it may keep 1,000, of which
+readers are told the newest 25.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_VERSIONS = 25
+"""So many a reader is told, and holds."""
+MAX_KEPT = 1000
+"""So many the owner of a topic keeps."""
 MAX_UUID = 2**48 - 1
 MAX_SEQNO = 2**63 - 1
 
@@ -26,7 +33,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailoverLog:
-    """1 to 25 versions, newest first; seqnos never grow along it, no uuid stands twice.
+    """1 to 1,000 versions, newest first; seqnos never grow along it, no uuid stands twice.
 
     Raises ValueError if they are not.
     """
@@ -34,8 +41,8 @@ class FailoverLog:
     versions: tuple[Version, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.versions) <= MAX_VERSIONS:
-            raise ValueError(f"a failover log of {len(self.versions)} versions: it has 1 to {MAX_VERSIONS}")
+        if not 1 <= len(self.versions) <= MAX_KEPT:
+            raise ValueError(f"a failover log of {len(self.versions)} versions: it has 1 to {MAX_KEPT}")
         for version in self.versions:
             if not is_sound(version):
                 raise ValueError(f"{version.uuid}@{version.seqno} is no version of a failover log")
@@ -61,7 +68,7 @@ class FailoverLog:
             if is_sound(version) and (not kept or version.seqno <= kept[-1].seqno):
                 kept = [other for other in kept if other.uuid != version.uuid]
                 kept.append(version)
-        return cls(tuple(kept[:MAX_VERSIONS])) if kept else cls.initial(uuid)
+        return cls(tuple(kept[:MAX_KEPT])) if kept else cls.initial(uuid)
 
     @property
     def current(self) -> Version:
@@ -71,6 +78,21 @@ class FailoverLog:
         """The log with a new version from `seqno` on, without those that began above it."""
         rest = dropped_above(self.versions, seqno)
         return FailoverLog((Version(uuid, seqno), *rest[: MAX_VERSIONS - 1]))
+
+    def taken_over(self, uuid: int, seqno: int) -> FailoverLog:
+        """The log of a new owner, with its version from `seqno` on, the newest mutation that it found.
+
+        Versions that began there have no mutation of their own: they go, but the oldest, so that owners which write
+        nothing cost nothing. Who holds one of them holds an older one too, which ends there.
+        """
+        *newer, oldest = self.versions
+        rest = [version for version in newer if version.seqno < seqno][: MAX_KEPT - 2]
+        return FailoverLog((Version(uuid, seqno), *rest, oldest))
+
+    @property
+    def told(self) -> FailoverLog:
+        """The versions that readers are told."""
+        return FailoverLog(self.versions[:MAX_VERSIONS])
 
     def pruned(self, seqno: int) -> FailoverLog:
         """The log after history above `seqno` was undone. Raises ValueError where no version would be left."""

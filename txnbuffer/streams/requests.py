@@ -64,7 +64,7 @@ def answer(request: StreamRequest, facts: TopicFacts) -> Answer:
     if not facts.has_memory:
         return Refused(stream, StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again"))
     return Ok(
-        *(stream, facts.log, start, snapshot_start, snapshot_end, end, facts.high_seqno, facts.purge_seqno),
+        *(stream, facts.log.told, start, snapshot_start, snapshot_end, end, facts.high_seqno, facts.purge_seqno),
         *(facts.cluster, facts.incarnation),
     )
 

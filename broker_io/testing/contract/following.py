@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from threading import Semaphore
 
 from broker_io.batch import Batch, Message, PlacedMessage
-from broker_io.port import Broker
+from broker_io.port import Broker, TellingReader
 from broker_io.position import Position
 from broker_io.testing.contract.base import (
     PATIENCE_SECONDS,
@@ -42,6 +43,42 @@ class FollowingContract(Base):
             batch = waiting.result(PATIENCE_SECONDS)
             assert batch is not None
             assert positions_of(batch) == positions[: len(batch)], "an append may come in portions"
+
+    def test_a_reader_that_tells_of_more_tells_once_and_at_once_of_what_is_there(
+        self, broker: Broker, topic: str
+    ) -> None:
+        told = Semaphore(0)
+        with broker.writer(topic) as writer, broker.reader(topic) as reader:
+            if not isinstance(reader, TellingReader):
+                return
+            reader.when_more(told.release)
+            assert reader.read() is None
+            reader.when_more(told.release)
+            assert not told.acquire(timeout=0.2)
+            put(writer, numbered(3))
+            assert told.acquire(timeout=PATIENCE_SECONDS)
+            found = read_count(reader, 1)
+            if len(found) < 3:
+                reader.when_more(told.release)
+                assert told.acquire(timeout=PATIENCE_SECONDS), "it is there already"
+                found += read_count(reader, 3 - len(found))
+            assert [placed.message for placed in found] == numbered(3)
+            put(writer, numbered(2, start=3))
+            assert not told.acquire(timeout=0.2), "it was not asked again"
+            assert [placed.message for placed in read_count(reader, 2)] == numbered(2, start=3)
+
+    def test_all_that_comes_while_a_reader_is_asked_to_tell_is_read_in_order(self, broker: Broker, topic: str) -> None:
+        found: list[PlacedMessage] = []
+        told = Semaphore(0)
+        with ThreadPoolExecutor(1) as pool, broker.writer(topic) as writer, broker.reader(topic) as reader:
+            if not isinstance(reader, TellingReader):
+                return
+            pool.submit(lambda: [put(writer, numbered(1, start=number)) for number in range(200)])
+            while len(found) < 200:
+                reader.when_more(told.release)
+                assert told.acquire(timeout=PATIENCE_SECONDS)
+                found += reader.read() or ()
+        assert [placed.message for placed in found] == numbered(200)
 
     def test_a_reader_gives_nothing_that_is_not_acknowledged_later(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from broker_io.batch import Batch, PlacedMessage
-from broker_io.errors import Closed, Error, InvalidTopicName, PositionTrimmed, TopicNotFound
+from broker_io.errors import Closed, Error, InvalidTopicName, NotOffered, PositionTrimmed, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing.contract.base import (
@@ -45,6 +45,16 @@ NAMES = ["a", "a" * 330, "ü" * 180, "a b", "a/b", "..", "../x", "a\\b", "ä€�
 
 
 class TopicsContract(Base):
+    def test_a_topic_of_records_is_not_compacted(self, broker: Broker) -> None:
+        topic = f"orders-{uuid.uuid4().hex}"
+        broker.create_topic(topic)
+        fill(broker, topic, numbered(20))
+        broker.roll(topic)
+        with pytest.raises(NotOffered, match=f"{topic}.* transactions"):
+            broker.compact(topic)
+        assert len(read_all(broker, topic)) == 20
+        assert read_all(broker, topic, compacted=True) == read_all(broker, topic)
+
     def test_a_new_topic_is_listed_among_sorted_names(self, broker: Broker) -> None:
         names = [new_topic(broker) for _ in range(3)]
         listed = broker.topics()

@@ -25,7 +25,7 @@ from broker_io.errors import Error
 from txnbuffer.client.connecting import Opening, connect
 from txnbuffer.client.shares import Share, abort_shares, commit_shares
 from txnbuffer.coordinator.messages import Branch
-from txnbuffer.errors import AlreadyCommitted, InvalidRequest, TransactionAborted
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest, LogRestored, TransactionAborted
 from txnbuffer.pipeline.spark.records import batches_of, check_schema
 from txnbuffer.pipeline.write_options import WriteOptions
 
@@ -96,7 +96,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_share(self._options, f"spark-{query}", int(batch) + 1, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # named by Spark
-        commit_messages(self._options, messages)
+        commit_messages(self._options, messages, each=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # named by Spark
         abort_messages(self._options, messages)
@@ -131,14 +131,22 @@ def write_share(options: WriteOptions, name: str, number: int, rows: Iterator[pa
             raise
 
 
-def commit_messages(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """What the driver does when all tasks are done: commit what they wrote, unless that was done before."""
+def commit_messages(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, each: bool = False
+) -> None:
+    """What the driver does when all tasks are done: commit what they wrote, unless that was done before.
+
+    `each`: of a name that has any number, each is committed, also where nothing was written; so one that is missing
+    tells that the log lacks it. Raises LogRestored then.
+    """
     written = [message for message in messages if isinstance(message, Written)]
     shares = [message.share for message in written if message.share is not None]
-    if not shares and not any(message.committed for message in written):
+    if not (each and written) and not shares and not any(message.committed for message in written):
         return
     name, number = written[0].name, written[0].number
     with opening(options) as client:
+        if each:
+            _check_follows(name, number, client.committed_number(name))
         try:
             if not any(message.committed for message in written):
                 client.call(commit_shares, client.client, name, number, shares)
@@ -175,6 +183,15 @@ def _check(options: WriteOptions, schema: StructType, *, overwrite: bool) -> Non
     if overwrite:
         raise InvalidRequest("what stands in a topic can't be overwritten: write with mode append")
     check_schema(schema, options.topic)
+
+
+def _check_follows(name: str, number: int, last: int) -> None:
+    if 0 < last < number - 1:
+        raise LogRestored(
+            f"the log has batches of {name!r} up to number {last}, and this one is number {number}: an older copy of "
+            f"it was put back, and the batches between are gone; write them by a query with another checkpoint, or go "
+            f"on without them after client.delete_name({name!r})"
+        )
 
 
 def _check_again(done: AlreadyCommitted) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from broker_io import is_cluster
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from snapshots.loading import Snapshots
@@ -20,7 +21,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
 from txnbuffer.pipeline.losses import end_below, gone
-from txnbuffer.pipeline.marks import Marks
+from txnbuffer.pipeline.marks import EVERY, Marks
 from txnbuffer.pipeline.offsets import Json, Offset, Reached, Stretch, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, milliseconds, names
@@ -45,7 +46,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._views: dict[str, TopicView] = {}
         self._fixed: dict[str, Fixed] = {}
         self._target: Offset | None = None
-        self._marks = Marks()
+        self._marks = Marks(EVERY if is_cluster(options.broker) else 0.0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get options, and no connection of the planner."""

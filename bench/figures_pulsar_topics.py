@@ -1,0 +1,79 @@
+"""Many topics beside a real broker: how soon they are registered, and what following them takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bench.fresh import fresh
+from bench.harness import Pair, figure
+from bench.pulsar_broker import broker, once_per_broker
+from broker_io.testing.standalone import ask
+
+TOPICS = 200
+AT_ONCE = 8
+"""So many topics the peer makes at the same time, as a service registers them."""
+
+Options = dict[str, str]
+
+
+async def registering(address: str, count: int, options: Options) -> dict[str, float]:
+    """Register so many new topics together; topics a second, and the threads of the process then."""
+    from broker_io import open_broker
+    from txnbuffer.service.engine import Engine
+
+    names = [f"topic-{number}" for number in range(count)]
+    with open_broker(address, **options) as log:
+        engine = await Engine.start(log, shared=True)
+        try:
+            began = time.perf_counter()
+            await asyncio.gather(*map(engine.registering.registered, names))
+            elapsed = time.perf_counter() - began
+            followed = [topic for topic in map(engine.topics.get, names) if topic is not None and topic.follower]
+            if len(followed) < count:
+                raise RuntimeError(f"{len(followed)} topics were registered of {count}")
+            return {"per_second": count / elapsed, "threads": threading.active_count()}
+        finally:
+            await engine.stop()
+
+
+def run_registering(address: str, count: int, options: Options) -> dict[str, float]:
+    return asyncio.run(registering(address, count, options))
+
+
+def registered() -> dict[str, Any]:
+    """What registering topics in a fresh namespace tells."""
+    address = f"{broker().url}/{broker().namespace()}"
+    options = {"admin_url": broker().admin}
+    result: dict[str, Any] = fresh("bench.figures_pulsar_topics", "run_registering", address, TOPICS, options)
+    return result
+
+
+@once_per_broker
+def threads() -> float:
+    return float(registered()["threads"])
+
+
+def made() -> float:
+    """Topics that are made by the admin interface alone, a second."""
+    space = broker().namespace()
+    paths = [f"persistent/{space}/bare-{number}" for number in range(TOPICS)]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda path: ask(broker().admin, path, "PUT"), paths))
+    return TOPICS / (time.perf_counter() - began)
+
+
+@figure(
+    "pulsar.topics_per_s", unit="topics/s", goal=">= 0.1 times the peer", peer="making topics by the admin interface"
+)
+def topics_per_second() -> Pair:
+    return Pair(float(registered()["per_second"]), made())
+
+
+@figure("pulsar.topics_threads", unit="threads", goal="<= 64")
+def topics_threads() -> float:
+    return threads()

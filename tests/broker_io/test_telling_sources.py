@@ -1,0 +1,111 @@
+"""A source of the client library that is asked to tell of the next message: what it gives stays in order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import _pulsar
+import pulsar
+import pytest
+
+from broker_io.errors import Error
+from broker_io.position import EARLIEST
+from broker_io.pulsar.source import Source
+
+
+def message(entry: int) -> Any:
+    place = SimpleNamespace(ledger_id=lambda: 1, entry_id=lambda: entry, batch_index=lambda: -1)
+    return SimpleNamespace(entry=entry, message_id=lambda: place)
+
+
+class Library:
+    """A reader of the library with a queue, and who is to be told of the next message."""
+
+    def __init__(self) -> None:
+        self.queue: list[Any] = []
+        self.told: Any = None
+        self.closed = False
+
+    def read_next_async(self, told: Any) -> None:
+        assert self.told is None, "it was asked twice"
+        if self.queue:
+            told(pulsar.Result.Ok, self.queue.pop(0))
+        else:
+            self.told = told
+
+    def read_next(self, milliseconds: int) -> Any:
+        if self.closed:
+            raise pulsar.AlreadyClosed
+        if not self.queue:
+            raise _pulsar.Timeout
+        return self.queue.pop(0)
+
+    def comes(self, entry: int) -> None:
+        told, self.told = self.told, None
+        if told is None:
+            self.queue.append(message(entry))
+        else:
+            told(pulsar.Result.Ok, message(entry))
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library()
+
+
+@pytest.fixture
+def source(library: Library) -> Source:
+    cluster: Any = SimpleNamespace(opened=lambda *_: SimpleNamespace(_reader=library))
+    return Source(cluster, "t", EARLIEST, compacted=False, ahead=10)
+
+
+def rest(source: Source) -> list[int]:
+    return [found.entry for found in iter(lambda: source.next(0), None)]
+
+
+def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Library, source: Source) -> None:
+    told: list[int] = []
+    source.when_more(lambda: told.append(1))
+    assert rest(source) == []
+    source.when_more(lambda: told.append(2))
+    library.comes(0)
+    library.comes(1)
+    assert told == [2]
+    source.when_more(lambda: told.append(3))
+    assert told == [2, 3]
+    assert rest(source) == [0, 1]
+    library.comes(2)
+    source.when_more(lambda: told.append(4))
+    assert told == [2, 3, 4]
+    assert rest(source) == [2]
+
+
+def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(library: Library, source: Source) -> None:
+    source.when_more(lambda: None)
+    library.queue.append(message(0))  # the library saw that nobody waited, and then we came
+    library.comes(1)
+    first = source.next(0)
+    assert first is not None
+    told: list[int] = []
+    source.when_more(lambda: told.append(1))
+    assert told == [1]
+    assert [first.entry, *rest(source)] == [0, 1]
+
+
+def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(library: Library, source: Source) -> None:
+    source.when_more(lambda: None)
+    library.queue.append(message(0))
+    assert rest(source) == [0]
+    library.comes(1)
+    assert rest(source) == [1]
+
+
+def test_it_tells_of_its_end(library: Library, source: Source) -> None:
+    told: list[int] = []
+    source.when_more(lambda: told.append(1))
+    library.closed = True
+    library.told(pulsar.Result.AlreadyClosed, None)
+    assert told == [1]
+    with pytest.raises(Error):
+        source.next(0)

@@ -1,0 +1,97 @@
+"""What a process tells of its waits: those that last, with what was said at the last attempt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from broker_io import waits
+from broker_io.errors import ServiceUnavailable
+from broker_io.pulsar.admin import Patience
+from broker_io.waits import LongWait, long_waits, waiting
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests of this process wait for, or waited for in vain just now, is not among them."""
+    monkeypatch.setattr(waits, "_waits", {})
+    monkeypatch.setattr(waits, "_in_vain", {})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [100.0]
+    monkeypatch.setattr("broker_io.waits.time.monotonic", lambda: now[0])
+    yield now
+    assert long_waits() == []
+
+
+def test_a_wait_is_shown_once_it_has_lasted_and_until_it_is_over(clock: list[float]) -> None:
+    with waiting("the moon") as wait:
+        assert long_waits() == []
+        clock[0] += 4
+        wait.failed(ServiceUnavailable("behind a cloud"))
+        clock[0] += 1
+        with waiting("a train"):
+            clock[0] += 4
+            assert long_waits() == [LongWait("the moon", 9.0, "behind a cloud"), LongWait("a train", 4.0, "")]
+        assert [str(one) for one in long_waits()] == ["waiting for the moon for 9 s: behind a cloud"]
+
+
+def test_it_is_logged_once(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="txnbuffer.waits"), waiting("the moon") as wait:
+        for _ in range(10):
+            clock[0] += 1
+            wait.failed(ServiceUnavailable("behind a cloud"))
+    assert caplog.messages == ["waiting for the moon for 4 s: behind a cloud"]
+
+
+def test_a_wait_that_rests_is_not_shown(clock: list[float]) -> None:
+    wait = waits.begin("acknowledgements")
+    clock[0] += 4
+    assert len(long_waits()) == 1
+    wait.goes_on()
+    assert long_waits() == []
+    wait.rest()
+    clock[0] += 4
+    assert long_waits() == []
+    wait.goes_on()
+    clock[0] += 4
+    assert long_waits() == [LongWait("acknowledgements", 4.0, "")]
+    waits.end(wait)
+    waits.end(wait)
+
+
+def test_what_is_asked_patiently_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "LONG", 0.0)
+    seen: list[list[str]] = []
+
+    def attempt() -> str:
+        seen.append([str(wait).partition(" for 0 s")[0] for wait in long_waits()])
+        if len(seen) < 3:
+            raise ServiceUnavailable("it is away")
+        return "here"
+
+    assert Patience(60.0, lambda: None)("the cluster", attempt) == "here"
+    assert seen == [["waiting for the cluster"]] * 3
+    assert long_waits() == []
+
+
+def test_who_gives_up_and_begins_anew_has_waited_all_the_time(clock: list[float]) -> None:
+    for _ in range(3):
+        with pytest.raises(ServiceUnavailable), waiting("the moon"):
+            clock[0] += 10
+            raise ServiceUnavailable("behind a cloud")
+        clock[0] += 1
+    assert long_waits() == [LongWait("the moon", 33.0, "behind a cloud")]
+    with waiting("the moon"):
+        assert len(long_waits()) == 1
+    assert long_waits() == []
+    with pytest.raises(ServiceUnavailable), waiting("the moon"):
+        raise ServiceUnavailable("behind a cloud")
+    clock[0] += waits.KEPT + 1
+    assert long_waits() == []
+    with waiting("the moon"):
+        assert long_waits() == []

@@ -1,0 +1,125 @@
+"""What answers of the REST interface and results of the client library mean; no cluster is needed."""
+
+from __future__ import annotations
+
+import _pulsar
+import pulsar
+import pytest
+
+from broker_io.errors import ClusterRefused, Error, Fenced, NotAuthorized, ServiceUnavailable, TopicNotFound
+from broker_io.pulsar.answers import RESULTS, Means, of_result, of_status
+from broker_io.pulsar.failures import of_append, of_opening
+
+TOPIC = "persistent://public/default/orders"
+BUNDLE = "public/default/0x80000000_0xc0000000"
+
+ANSWERS = [
+    # As PulsarWebResource, NamespaceService and BrokerService of Pulsar 4.0 say it while a topic has no owner.
+    (412, f"Can't find owner for topic {TOPIC}", Means.LOOKUP),
+    (412, f"Failed to find ownership for topic:{TOPIC}", Means.LOOKUP),
+    (412, f"Failed to find ownership for ServiceUnit:{BUNDLE}", Means.LOOKUP),
+    (412, f"ServiceUnit bundle is actived. ServiceUnit {BUNDLE}", Means.LOOKUP),
+    (412, "Namespace service is not ready for acquiring ownership", Means.LOOKUP),
+    (412, f"Namespace bundle for topic ({TOPIC}) not served by this instance. Please redo the lookup.", Means.LOOKUP),
+    (404, f"Namespace bundle {BUNDLE} is not currently owned", Means.LOOKUP),
+    (404, f"Namespace bundle {BUNDLE} is being unloaded", Means.LOOKUP),
+    (404, f"Bundle {BUNDLE} not owned by this broker", Means.LOOKUP),
+    (409, f"Namespace bundle for topic ({TOPIC}) not served by this instance:b:8080", Means.LOOKUP),
+    (409, "Topic don't owner by this broker!", Means.LOOKUP),
+    (307, "", Means.LOOKUP),
+    (412, "Failed for Subscription Busy: Subscription is fenced", Means.TRANSIENT),
+    (409, "Concurrent modification", Means.TRANSIENT),
+    (408, "", Means.TRANSIENT),
+    (425, "", Means.TRANSIENT),
+    (429, "Too Many Requests", Means.TRANSIENT),
+    (500, f"Finding owner for ServiceUnit {BUNDLE} timed out", Means.TRANSIENT),
+    (500, "<html>Error</html>", Means.TRANSIENT),
+    (502, "", Means.TRANSIENT),
+    (503, "PulsarService is not ready.", Means.TRANSIENT),
+    (504, "", Means.TRANSIENT),
+    (507, "", Means.TRANSIENT),
+    (200, "", Means.DONE),
+    (204, "", Means.DONE),
+    (401, f"Can't find owner for topic {TOPIC}", Means.AUTHORITY),
+    (403, "Unauthorized to validateTopicOperation", Means.AUTHORITY),
+    (400, "", Means.FINAL),
+    (404, f"Topic {TOPIC} not found", Means.FINAL),
+    (404, "Namespace does not exist", Means.FINAL),
+    (404, "Subscription not found", Means.FINAL),
+    (405, "Method Not Allowed", Means.FINAL),
+    (409, "This topic already exists", Means.FINAL),
+    (409, "Subscription already exists for topic", Means.FINAL),
+    (409, "Compaction already in progress", Means.FINAL),
+    (412, "Topic has active producers/subscriptions", Means.FINAL),
+    (412, "Topic name is not valid", Means.FINAL),
+    (412, f"ServiceUnit format is not expected. ServiceUnit {BUNDLE}", Means.FINAL),
+    (412, "Unable to find position for position specified: 3:0", Means.FINAL),
+    (412, "Namespace does not have any clusters configured : local_cluster=a ns=b", Means.FINAL),
+    (422, "", Means.FINAL),
+    (501, "", Means.FINAL),
+    (505, "", Means.FINAL),
+    (999, "", Means.FINAL),
+]
+
+RESULT_MEANS = {
+    Means.DONE: "Ok",
+    Means.FENCED: "ProducerBusy ProducerFenced",
+    Means.AUTHORITY: "AuthenticationError AuthorizationError ErrorGettingAuthenticationData",
+    Means.LOOKUP: "LookupError ServiceUnitNotReady TransactionCoordinatorNotFoundError",
+    Means.TRANSIENT: "UnknownError Timeout ConnectError ReadError BrokerMetadataError BrokerPersistenceError "
+    "ConsumerBusy NotConnected AlreadyClosed TooManyLookupRequestException ProducerQueueIsFull ConsumerNotFound "
+    "MemoryBufferIsFull Interrupted",
+    Means.FINAL: "InvalidConfiguration ChecksumError InvalidMessage ConsumerNotInitialized ProducerNotInitialized "
+    "InvalidTopicName InvalidUrl OperationNotSupported ProducerBlockedQuotaExceededError "
+    "ProducerBlockedQuotaExceededException MessageTooBig TopicNotFound SubscriptionNotFound UnsupportedVersionError "
+    "TopicTerminated CryptoError IncompatibleSchema ConsumerAssignError "
+    "CumulativeAcknowledgementNotAllowedError InvalidTxnStatusError NotAllowedError TransactionConflict "
+    "TransactionNotFound",
+}
+
+
+@pytest.mark.parametrize(("status", "reason", "means"), ANSWERS, ids=lambda value: str(value)[:40])
+def test_an_answer_of_the_rest_interface_means_one_thing(status: int, reason: str, means: Means) -> None:
+    assert of_status(status, reason) is means
+
+
+def test_every_result_of_the_client_library_means_one_thing() -> None:
+    for means, names in RESULT_MEANS.items():
+        for name in names.split():
+            assert (name, of_result(name)) == (name, means)
+    assert RESULTS.keys() == {name for names in RESULT_MEANS.values() for name in names.split()}
+
+
+def test_the_table_has_every_result_of_the_installed_library() -> None:
+    exceptions = {
+        name
+        for name, found in vars(pulsar).items()
+        if isinstance(found, type) and issubclass(found, pulsar.PulsarException) and found is not pulsar.PulsarException
+    }
+    assert len(exceptions) > 40
+    assert {*_pulsar.Result.__members__} | exceptions == RESULTS.keys()
+
+
+def test_a_result_that_nobody_knows_yet_may_pass() -> None:
+    assert of_result("Retryable").passes
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS.keys() - {"Ok"}))
+def test_opening_and_appending_fail_as_the_table_says(name: str) -> None:
+    error = of_opening(getattr(pulsar, name)("why"), "orders", "reader")
+    means = RESULTS[name]
+    kinds: dict[Means, type[Error]] = {Means.FENCED: Fenced, Means.AUTHORITY: NotAuthorized}
+    kind = kinds.get(means, ServiceUnavailable if means.passes else Error)
+    assert isinstance(error, kind)
+    assert error.retryable == means.passes
+    assert "'orders'" in str(error)
+    appending = of_append(name, "orders")
+    assert isinstance(appending, kinds.get(means, Error))
+    assert appending.retryable == (means not in kinds)
+
+
+def test_what_is_final_is_told_by_its_name() -> None:
+    assert isinstance(of_opening(pulsar.TopicNotFound("gone"), "orders", "reader"), TopicNotFound)
+    refused = of_opening(pulsar.TopicTerminated("ended"), "orders", "writer")
+    assert isinstance(refused, ClusterRefused)
+    assert "ended" in str(refused)

@@ -1,0 +1,194 @@
+"""Readers of a cluster whose client library, or whose questions, fail for a moment; no cluster is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from broker_io.batch import PlacedBatch
+from broker_io.errors import Closed, Error, ServiceUnavailable, TopicNotFound
+from broker_io.port import Ledger
+from broker_io.position import EARLIEST, Position
+from broker_io.pulsar import reader as reader_module
+from broker_io.pulsar.reader import PulsarReader
+from broker_io.pulsar.state import TopicState
+
+AWAY = ServiceUnavailable("the topic moves")
+LEDGERS = [Ledger(1, 3, 30, closed=True), Ledger(2, 2, 20, closed=False)]
+
+
+class Id:
+    def __init__(self, place: Position) -> None:
+        self._place = place
+
+    def ledger_id(self) -> int:
+        return self._place.ledger
+
+    def entry_id(self) -> int:
+        return self._place.entry
+
+    def batch_index(self) -> int:
+        return self._place.batch
+
+
+class Received:
+    """A message as the client library gives it."""
+
+    def __init__(self, ledger: int, entry: int) -> None:
+        self._place = Position(ledger, entry)
+
+    def message_id(self) -> Id:
+        return Id(self._place)
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {"data": str(self._place).encode(), "partition_key": "", "length": 3, "publish_timestamp": 7}
+        return lambda: answers.get(name, 0)
+
+
+class Topic:
+    """A cluster with one topic, and the sources that were opened of it; `failures` are what comes of the next calls."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.messages = [Received(1, entry) for entry in range(3)] + [Received(2, entry) for entry in range(2)]
+        self.failures: list[Error | None] = []
+        self.asking: list[Error | None] = []
+        self.opening: list[Error | None] = []
+        self.opened: list[Position] = []
+        self.hidden: set[Position] = set()
+
+    def check(self) -> None: ...
+
+    def incarnation(self, topic: str, *, patiently: bool = True) -> str:
+        _fail(self.asking)
+        return "one"
+
+    def state(self, topic: str, *, patiently: bool = True) -> TopicState:
+        _fail(self.asking)
+        return TopicState(LEDGERS, Position(2, 1), {})
+
+    def source(self, _: Any, __: str, start: Position, *, compacted: bool, ahead: int) -> Source:
+        _fail(self.opening)
+        self.opened.append(start)
+        return Source(self, start)
+
+
+class Source:
+    def __init__(self, topic: Topic, start: Position) -> None:
+        self._topic = topic
+        places = [(message, Position(*_place(message))) for message in topic.messages]
+        self._left = [message for message, place in places if place >= start and place not in topic.hidden]
+        self._dead: Error | None = None
+
+    def next(self, milliseconds: int) -> Received | None:
+        if self._dead is None and self._topic.failures:
+            self._dead = self._topic.failures.pop(0)
+        if self._dead is not None:
+            raise self._dead
+        return self._left.pop(0) if self._left else None
+
+    def is_connected(self) -> bool:
+        return self._dead is None
+
+    def has_more(self) -> bool:
+        return bool(self._left)
+
+    def close(self) -> None:
+        self._dead = Closed("closed")
+
+
+def _place(message: Received) -> tuple[int, int]:
+    return message.message_id().ledger_id(), message.message_id().entry_id()
+
+
+def _fail(failures: list[Error | None]) -> None:
+    if failures and (failure := failures.pop(0)) is not None:
+        raise failure
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Topic]:
+    found = Topic()
+    monkeypatch.setattr(reader_module, "Source", found.source)
+    monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", 0.05)
+    return found
+
+
+def reader_of(topic: Topic) -> PulsarReader:
+    cluster: Any = topic
+    return PulsarReader(cluster, "orders", EARLIEST, inclusive=True, compacted=False, ahead=10)
+
+
+def read_on(reader: PulsarReader) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    while (placed := reader.read()) is not None:
+        found += [(position.ledger, position.entry) for position in placed.positions]
+    return found
+
+
+def read_nothing() -> PlacedBatch:
+    raise AssertionError("what is there does not come")
+
+
+def test_a_source_that_fails_for_a_moment_is_replaced_by_one_that_goes_on_there(topic: Topic) -> None:
+    reader = reader_of(topic)
+    topic.failures = [None, None, AWAY, AWAY, None, None, AWAY]
+    assert read_on(reader) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    assert topic.opened == [EARLIEST, Position(1, 1), Position(1, 1), Position(1, 2)]
+
+
+def test_a_source_that_closed_by_itself_is_replaced_too_and_one_of_ours_is_not(topic: Topic) -> None:
+    reader = reader_of(topic)
+    topic.failures = [None, AWAY]
+    topic.opening = [AWAY, AWAY]
+    assert reader.read(limit=1) is not None
+    for _ in range(2):
+        with pytest.raises(ServiceUnavailable):
+            reader.read()
+    assert read_on(reader) == [(1, 1), (1, 2), (2, 0), (2, 1)]
+    reader.close()
+    with pytest.raises(Closed, match="open another one"):
+        reader.read()
+
+
+def test_what_is_final_is_told_and_not_remembered(topic: Topic) -> None:
+    reader = reader_of(topic)
+    topic.failures = [TopicNotFound("gone")]
+    with pytest.raises(TopicNotFound):
+        reader.read()
+    assert len(read_on(reader)) == 5
+
+
+def test_a_ledger_that_can_not_be_asked_about_is_asked_about_again(topic: Topic) -> None:
+    reader = reader_of(topic)
+    topic.asking = [None, AWAY, None, AWAY]  # at its beginning, and where a ledger ends
+    found: list[tuple[int, int]] = []
+    failures = 0
+    while len(found) < 5:
+        try:
+            found += [(place.ledger, place.entry) for place in (reader.read() or read_nothing()).positions]
+        except ServiceUnavailable:
+            failures += 1
+    assert found == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    assert failures == 2
+
+
+def test_nothing_is_skipped_because_a_second_look_could_not_be_had(topic: Topic) -> None:
+    """A source that leaves something out is asked a second time: one that could not be opened has answered nothing."""
+    reader = reader_of(topic)
+    assert reader.read(limit=1) is not None
+    topic.hidden = {Position(1, 1)}
+    topic.failures = [AWAY]  # the next source skips a message
+    found: list[tuple[int, int]] = []
+    topic.opening = [None, AWAY]
+    with pytest.raises(ServiceUnavailable):
+        found += read_on(reader)
+    topic.hidden = set()
+    found += read_on(reader)
+    assert found == [(1, 1), (1, 2), (2, 0), (2, 1)]

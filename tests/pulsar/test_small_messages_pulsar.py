@@ -1,0 +1,58 @@
+"""A cluster that takes small messages only: what fits commits, what doesn't is refused, and the service goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pulsar_cluster import Cluster
+from service_process import ServiceProcess
+
+from broker_io import open_broker
+from broker_io.errors import MessageTooLarge
+from broker_io.testing.standalone import Standalone
+from txnbuffer import PlainClient, connect
+
+KIB = 1024
+TOPICS = [f"{number:03}-" + "long" * 95 for number in range(130)]
+
+
+@pytest.fixture(scope="module")
+def small(cluster: Cluster) -> Iterator[Standalone]:
+    with cluster.private_standalone([f"maxMessageSize={64 * KIB}"]) as broker:
+        yield broker
+
+
+def commit(client: PlainClient, topics: list[str]) -> None:
+    with client.transaction(timeout=300) as txn:
+        for topic in topics:
+            txn.send(topic, b"x" * 100)
+
+
+def test_messages_are_as_large_as_the_cluster_takes(small: Standalone) -> None:
+    address = f"{small.url}/{small.namespace()}"
+    with open_broker(address, admin_url=small.admin) as broker:
+        assert broker.max_message_bytes == 48 * KIB
+    service = ServiceProcess(address, "--admin-url", small.admin).wait_serving()
+    try:
+        with connect(address, broker_options={"admin_url": small.admin}) as client:
+            with client.transaction() as txn:
+                for _ in range(300):
+                    txn.send("many", b"x" * 3000, key="k", properties={"p": "v" * 300})
+            commit(client, TOPICS[:80])
+            with pytest.raises(MessageTooLarge, match="130 topics"):
+                commit(client, TOPICS)
+            with pytest.raises(MessageTooLarge):
+                client.send("many", b"x" * 60 * KIB)
+            commit(client, TOPICS[:80])
+            with client.reader(["many", TOPICS[0], TOPICS[100]]) as reader:
+                found: list[str] = []
+                while len(found) < 302:
+                    batch = reader.read(timeout=300)
+                    assert batch is not None
+                    found += [record.topic for record in batch]
+        assert found.count("many") == 300
+        assert found.count(TOPICS[0]) == 2
+        assert service.process.poll() is None
+    finally:
+        service.kill()

@@ -1,0 +1,44 @@
+"""Unloads under readers, a stream, a group and transactions on a real cluster: the soak in its short form."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pulsar_cluster import Cluster
+from soak_scripts import load
+
+
+@pytest.fixture(scope="module")
+def soaking() -> ModuleType:
+    return load(Path(__file__).with_name("unload_soak.py"))
+
+
+@pytest.mark.parametrize("services", [1, 2])
+def test_nothing_is_lost_doubled_or_ended_by_unloads(cluster: Cluster, soaking: ModuleType, services: int) -> None:
+    report = soaking.soak(cluster, [*soaking.UNLOADS], seed=20260107, writers=1, services=services)
+    assert report.good, report
+    assert report.committed > 0
+    assert report.unloads == len(soaking.UNLOADS)
+    assert report.answers[204] > 0
+    assert services > 1 or not report.ended_by_themselves
+
+
+@pytest.mark.parametrize(("unloads", "restarts"), [(50, 5), (3, 0), (0, 2)])
+def test_the_plan_unloads_as_often_as_it_is_told(soaking: ModuleType, unloads: int, restarts: int) -> None:
+    events = Counter(soaking.plan(unloads, restarts, random.Random(1)))
+    assert events.pop("kill_broker", 0) == restarts
+    assert events.total() == unloads
+    assert {*events} <= {*soaking.UNLOADS}
+    assert len(events) == min(unloads, len(soaking.UNLOADS))
+
+
+@pytest.mark.parametrize("wrong", ["lost", "live_differs", "ended_by_unloads", "copies_differ", "stream_differs"])
+def test_a_report_is_good_without_this(soaking: ModuleType, wrong: str) -> None:
+    report = soaking.Unloaded()
+    assert report.good
+    setattr(report, wrong, ["?"] if wrong == "ended_by_unloads" else 1)
+    assert not report.good

@@ -1,0 +1,214 @@
+"""Unload namespace, bundles and topics, restart the broker, and compare what is left with what was told.
+
+    python tests/pulsar/unload_soak.py --unloads 50 --restarts 5 --services 2 --seed 7
+
+The rig of `cluster_soak`: a service, maybe others that stand by, writers of transactions and a reader that follows.
+A reader for asyncio without patience, a change stream and a consumer group follow too. While topics have no owner the
+cluster's answers are refusals that pass: none of these, and no service, may end by an unload. In the end all have to
+agree. Prints one JSON object; exit code 1 if they don't.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+import urllib.error
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from cluster_soak import SECONDS, Report, Soak, read_decided, wait_until
+from pulsar_cluster import Cluster, choose
+from soak_followers import COPIES, KINDS
+from soak_judge import TOPICS
+
+from broker_io import Broker, open_broker
+from broker_io.testing.standalone import Standalone, ask
+
+OURS = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
+DONE = 204
+FENCED = "the cluster let go of the exclusive writer of topic"
+UNLOADS = ("unload_namespace", "unload_bundles", "unload_topics", "unload_ours")
+
+
+@dataclass
+class Unloaded(Report):
+    """`slowest_commit`: seconds from an unload to the next commit; `ended_by_unloads`: services that did, and why.
+
+    Not those that handed over: while a log has no owner, whoever stands by may be the first to open it.
+    `failed_reads`: of the reader without patience; `answers`: of the cluster to unloads, by status.
+    """
+
+    unloads: int = 0
+    handed_over: int = 0
+    failed_reads: int = 0
+    answers: dict[int, int] = field(default_factory=dict)
+    slowest_commit: float = 0.0
+    ended_by_unloads: list[str] = field(default_factory=list)
+    copies_differ: int = 0
+    stream_differs: int = 0
+    rollbacks: int = 0
+
+    @property
+    def good(self) -> bool:
+        return super().good and not (self.ended_by_unloads or self.copies_differ or self.stream_differs)
+
+
+class UnloadSoak(Soak):
+    def __init__(self, broker: Standalone | Cluster, directory: Path, seed: int, writers: int, services: int) -> None:
+        self.services = services
+        super().__init__(broker, directory, seed, writers)
+        self.report: Unloaded = Unloaded()
+        arguments = {kind: (kind, self._address, str(directory / kind), json.dumps(self._options)) for kind in KINDS}
+        self._followers = {kind: self._start("soak_followers.py", *given) for kind, given in arguments.items()}
+
+    def run(self, events: Sequence[str]) -> Unloaded:
+        for event in events:
+            self._wait_for_progress()
+            time.sleep(self._random.uniform(0.0, 0.5))
+            print(time.strftime("%H:%M:%S"), event, file=sys.stderr)
+            ended, began = len(self.report.ended_by_themselves), time.monotonic()
+            getattr(self, f"_{event}")()
+            self._wait_for_progress()
+            self._supervise()
+            if event in UNLOADS:
+                self.report.unloads += 1
+                self.report.slowest_commit = max(self.report.slowest_commit, round(time.monotonic() - began, 1))
+                self._judge_ended(self.report.ended_by_themselves[ended:])
+            self._see_followers()
+        self._end()
+        return self.report
+
+    # What happens
+
+    def _unload_namespace(self) -> None:
+        self._unload(f"namespaces/{self.namespace}")
+
+    def _unload_bundles(self) -> None:
+        bounds = ask(self._broker.admin, f"namespaces/{self.namespace}/bundles")["boundaries"]
+        for low, high in itertools.pairwise(bounds):
+            self._unload(f"namespaces/{self.namespace}/{low}_{high}")
+
+    def _unload_topics(self) -> None:
+        for topic in TOPICS:
+            self._unload(f"persistent/{self.namespace}/{topic}")
+
+    def _unload_ours(self) -> None:
+        for topic in OURS:
+            self._unload(f"persistent/{self.namespace}/{topic}")
+
+    def _unload(self, what: str) -> None:
+        """What the cluster refuses is not unloaded: its bundle moves just now, maybe."""
+        answer = DONE
+        try:
+            ask(self._broker.admin, f"{what}/unload", "PUT")
+        except urllib.error.HTTPError as error:
+            answer = error.code
+        self.report.answers[answer] = self.report.answers.get(answer, 0) + 1
+
+    def _judge_ended(self, reasons: Sequence[str]) -> None:
+        others = [reason for reason in reasons if self.services == 1 or FENCED not in reason]
+        self.report.handed_over += len(reasons) - len(others)
+        self.report.ended_by_unloads += others
+
+    def _see_followers(self) -> None:
+        for kind, process in self._followers.items():
+            assert process.poll() is None, f"the {kind} ended by itself, with {process.returncode}"
+
+    # The end
+
+    def _compare_live(self, final: dict[str, list[bytes]]) -> None:
+        super()._compare_live(final)
+        first = final[TOPICS[0]]
+        wanted = {value.decode().partition("/")[0]: value.decode() for value in first}
+        count = sum(len(found) for found in final.values())
+        wait_until(lambda: len(self._lines("reader")) >= count, "the reader for asyncio does not see everything")
+        for topic in TOPICS:
+            seen = [value.encode() for name, value in self._lines("reader") if name == topic]
+            self.report.live_differs += seen != final[topic]
+        deadline = time.monotonic() + SECONDS
+        while self._table() != wanted and time.monotonic() < deadline:
+            time.sleep(0.2)
+        self.report.stream_differs += self._table() != wanted
+        with open_broker(self._address, **self._options) as broker:
+            copies = _copies(broker)
+            deadline = time.monotonic() + SECONDS
+            while copies.total() < len(first) and time.monotonic() < deadline:
+                time.sleep(1.0)
+                copies = _copies(broker)
+        failed = self._directory / "reader.failed"
+        self.report.failed_reads = failed.read_text().count("\n") if failed.exists() else 0
+        missing, too_many = Counter(first) - copies, copies - Counter(first)
+        self.report.copies_differ += missing.total() + too_many.total()
+        self._see_followers()
+        for kind, process in self._followers.items():
+            process.terminate()
+            if process.wait(SECONDS):
+                self.report.surprises.append(f"the {kind} ended with {process.returncode}")
+
+    def _table(self) -> dict[str, str]:
+        """What the stream made of the first topic."""
+        lines = self._lines("stream")
+        begun = [index for index, line in enumerate(lines) if line == ["rollback"]]
+        self.report.rollbacks = len(begun)
+        return {line[0]: line[1] for line in lines[begun[-1] + 1 if begun else 0 :]}
+
+    def _lines(self, kind: str) -> list[list[str]]:
+        """Whole lines that a follower wrote."""
+        file = self._directory / kind
+        return [line.split() for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _copies(broker: Broker) -> Counter[bytes]:
+    """What the group made; its topic is made by its first commit, which may be still to come."""
+    return Counter(read_decided(broker, COPIES)) if COPIES in broker.topics() else Counter()
+
+
+def plan(unloads: int, restarts: int, chance: random.Random) -> list[str]:
+    """So many of each, the kinds of unloads by turns, in random order."""
+    events = [UNLOADS[number % len(UNLOADS)] for number in range(unloads)] + ["kill_broker"] * restarts
+    chance.shuffle(events)
+    return events
+
+
+def soak(
+    broker: Standalone | Cluster, events: Sequence[str], seed: int, writers: int = 2, services: int = 1
+) -> Unloaded:
+    with tempfile.TemporaryDirectory(prefix="txnbuffer-soak-") as directory:
+        run = UnloadSoak(broker, Path(directory), seed, writers, services)
+        try:
+            return run.run(events)
+        finally:
+            run.close()
+            if isinstance(broker, Cluster):  # which is not gone with this
+                broker.drop(run.namespace)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--unloads", type=int, default=50)
+    parser.add_argument("--restarts", type=int, default=5, help="how often the broker is killed and started again")
+    parser.add_argument("--writers", type=int, default=2)
+    parser.add_argument("--services", type=int, default=1, help="with more, the log may change hands by an unload")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left behind
+    print(f"seed {options.seed}", file=sys.stderr)
+    events = plan(options.unloads, options.restarts, random.Random(options.seed))
+    with Cluster(choose(), "", "").private_standalone() as broker:
+        report = soak(broker, events, options.seed, options.writers, options.services)
+    print(json.dumps(asdict(report) | {"good": report.good}))
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

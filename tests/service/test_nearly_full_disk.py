@@ -1,0 +1,129 @@
+"""A disk that is nearly full: records are refused, their transactions still end, and nothing has to be started anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from raw_session import transactional
+from service_setup import engine_on, on_a_loop, session_on
+
+from broker_io.environment import SystemDisk
+from broker_io.errors import DiskWatermark
+from broker_io.file.options import MIB
+from broker_io.memory import MemoryBroker
+from txnbuffer import Outcome, PlainClient, PlainTransaction, connect
+from txnbuffer.errors import TransactionAborted
+
+WATERMARK = 256 * MIB
+LOW, LOWER = WATERMARK - 1, WATERMARK // 2 - 1
+RECORD = b"x" * 1_000_000
+
+
+class Disk:
+    free = 1024 * MIB
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(SystemDisk, "free_bytes", lambda *_: disk.free)
+    monkeypatch.setattr("broker_io.file.watermark.SECONDS_BETWEEN", 0.0)
+    return disk
+
+
+@pytest.fixture
+def client(tmp_path: Path, disk: Disk) -> Iterator[PlainClient]:
+    with connect(f"file:{tmp_path / 'log'}") as opened:
+        opened.send("t", b"first")
+        yield opened
+        disk.free = 1024 * MIB
+
+
+def read(client: PlainClient, topic: str) -> list[bytes | None]:
+    with client.reader(topic) as reader:
+        values: list[bytes | None] = []
+        while (batch := reader.read(timeout=1)) is not None:
+            values += [record.value for record in batch]
+        return values
+
+
+def written(client: PlainClient, txn: PlainTransaction) -> None:
+    """Wait until what a transaction holds is in the log."""
+    client.call(txn.hand_over)
+    with client.reader("t", isolation="read_uncommitted") as reader:
+        values: list[bytes | None] = []
+        while b"second" not in values:
+            batch = reader.read(timeout=60)
+            assert batch is not None
+            values += [record.value for record in batch]
+
+
+def test_a_transaction_whose_records_are_refused_aborts(client: PlainClient, disk: Disk) -> None:
+    disk.free = LOW
+    for _ in range(3):
+        txn = client.transaction(timeout=60)
+        txn.send("t", RECORD)
+        with pytest.raises((TransactionAborted, DiskWatermark), match="fewer than the watermark"):
+            txn.commit()
+        for _ in range(2000):
+            if client.outcome(txn._transaction.id) is Outcome.ABORT:
+                break
+            time.sleep(0.01)
+        assert client.outcome(txn._transaction.id) is Outcome.ABORT
+    with pytest.raises(DiskWatermark):
+        client.send("t", b"refused")
+    disk.free = 2 * WATERMARK
+    with client.transaction() as txn:
+        txn.send("t", b"second")
+    assert read(client, "t") == [b"first", b"second"]
+
+
+def test_one_whose_records_are_written_commits(client: PlainClient, disk: Disk) -> None:
+    with client.transaction() as txn:
+        txn.send("t", b"second")
+        written(client, txn)
+        disk.free = LOW
+    assert client.outcome(txn.id) is Outcome.COMMIT
+    disk.free = 2 * WATERMARK
+    assert read(client, "t") == [b"first", b"second"]
+
+
+def test_below_half_of_the_watermark_a_commit_waits_for_space(client: PlainClient, disk: Disk) -> None:
+    timer = threading.Timer(2.0, lambda: setattr(disk, "free", 2 * WATERMARK))
+    with client.transaction() as txn:
+        txn.send("t", b"second")
+        written(client, txn)
+        disk.free = LOWER
+        timer.start()
+    assert disk.free > WATERMARK
+    assert read(client, "t") == [b"first", b"second"]
+
+
+def test_a_service_starts_then_and_takes_new_topics_once_there_is_space(tmp_path: Path, disk: Disk) -> None:
+    log = f"file:{tmp_path / 'log'}"
+    with connect(log) as client:
+        client.send("t", b"first")
+    disk.free = LOW
+    with connect(log) as client:
+        disk.free = LOWER
+        timer = threading.Timer(2.0, lambda: setattr(disk, "free", 2 * WATERMARK))
+        timer.start()
+        client.run(lambda txn: txn.send("new", b"taken"), attempts=10)  # what can't wait for space aborts
+        assert read(client, "new") == [b"taken"]
+
+
+@on_a_loop
+async def test_a_topic_whose_first_marker_is_refused_at_a_start_goes_on_later() -> None:
+    with MemoryBroker() as broker:
+        async with engine_on(broker) as engine:
+            await session_on(engine, "t")
+        for _ in range(2):
+            broker.faults.fail_append(DiskWatermark("nearly full"), topic="t")
+        async with engine_on(broker) as engine:
+            session, ids = await session_on(engine, "t")
+            await session.write(("t", transactional(ids[:1])))
+            assert await session.commit(ids[0], ["t"], [1]) is Outcome.COMMIT

@@ -1,0 +1,150 @@
+"""Beside a cluster: how often a topic is told how a transaction ended, while its buffer or its writer stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster_app import App, app_on, beside
+from service_setup import engine_on, eventually, on_a_loop
+
+from broker_io.errors import ServiceUnavailable
+from broker_io.memory import MemoryBroker
+from txnbuffer.frames import Abort
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import MARKER, decode_marker
+from txnbuffer.service import engine as engine_module
+from txnbuffer.service.engine import Engine
+
+TICK = 0.02
+MANY = 20
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBroker]:
+    monkeypatch.setattr(engine_module, "TICK", TICK)
+    with MemoryBroker() as opened:
+        yield opened
+
+
+def told(cluster: MemoryBroker, topic: str, txn: int) -> list[Outcome]:
+    """What markers in a topic say of a transaction, one after the other."""
+    found = []
+    with cluster.reader(topic) as reader:
+        while (placed := reader.read()) is not None:
+            markers = [message for message in placed.messages if MARKER in (message.properties or {})]
+            items = [item for message in markers for item in decode_marker(message.value).items]
+            found += [item.outcome for item in items if item.txn.least == txn]
+    return found
+
+
+async def ongoing(engine: Engine, topic: str, *ids: int) -> None:
+    """Until the buffer of a topic has these for so long that they are asked about."""
+    buffer = engine.topics.by_name[topic].tail.buffer  # type: ignore[union-attr]  # it is followed
+    await eventually(lambda: all(buffer.ongoing.get(TxnId(0, one)) is not None for one in ids))
+    await asyncio.sleep(3 * TICK)
+
+
+async def written(engine: Engine, cluster: MemoryBroker, *topics: str) -> tuple[App, int]:
+    """A transaction that is open in topics."""
+    app = await app_on(engine, cluster, *topics)
+    txn = next(app.ids)
+    for topic in topics:
+        await app.write(topic, [txn])
+        await ongoing(engine, topic, txn)
+    return app, txn
+
+
+@on_a_loop
+async def test_a_commit_is_told_once_however_long_its_marker_is_not_read(cluster: MemoryBroker) -> None:
+    async with beside(cluster) as (engine, _):
+        app, txn = await written(engine, cluster, "a")
+        topic = engine.topics.by_name["a"]
+        assert topic.follower is not None
+        topic.follower.paused += 1
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        await eventually(lambda: engine.coordinator.has_ended(txn))
+        await asyncio.sleep(MANY * TICK)
+        assert told(cluster, "a", txn) == [Outcome.COMMIT]
+        assert topic.doubted == {TxnId(0, txn)}
+        topic.follower.paused -= 1
+        await eventually(lambda: not topic.doubted)
+        await asyncio.sleep(3 * TICK)
+        assert told(cluster, "a", txn) == [Outcome.COMMIT]
+
+
+@on_a_loop
+async def test_a_commit_that_still_waits_for_another_topic_is_told_once(cluster: MemoryBroker) -> None:
+    async with beside(cluster) as (engine, its):
+        app, txn = await written(engine, cluster, "a", "b")
+        topic = engine.topics.by_name["a"]
+        assert topic.follower is not None
+        topic.follower.paused += 1
+        its.faults.hold(topic="b", landing=False)
+        assert await app.commit(txn, "a", "b") is Outcome.COMMIT
+        await asyncio.sleep(MANY * TICK)
+        assert told(cluster, "a", txn) == [Outcome.COMMIT]
+        its.faults.release()
+        topic.follower.paused -= 1
+        await eventually(lambda: engine.coordinator.has_ended(txn))
+        await asyncio.sleep(3 * TICK)
+        assert told(cluster, "a", txn) == told(cluster, "b", txn) == [Outcome.COMMIT]
+
+
+class Away:
+    """No writer of a topic can be opened until it is `back`."""
+
+    def __init__(self, broker: MemoryBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.back = False
+        self._opened, self._topic = broker.writer, topic
+        monkeypatch.setattr(broker, "writer", self.writer)
+
+    def writer(self, topic: str, **options: Any) -> Any:
+        if topic == self._topic and not self.back:
+            raise ServiceUnavailable("the broker is away")
+        return self._opened(topic, **options)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@on_a_loop
+async def test_an_abort_is_queued_once_while_nothing_can_be_written(
+    cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """`named`: the client tells of the topic; else its buffer asks."""
+    async with beside(cluster) as (engine, its):
+        app, txn = await written(engine, cluster, "a")
+        away = Away(its, "a", monkeypatch)
+        topic = engine.topics.by_name["a"]
+        topic.writer, topic.held = None, True
+        topics = ("a",) if named else ()
+        answer = await app.session.ask(aborts=lambda request: (Abort(request, TxnId(0, txn), topics),))
+        assert answer is Outcome.ABORT
+        await asyncio.sleep(MANY * TICK)
+        assert sum(len(part.batch) for part in topic.waiting) == 1
+        away.back = True
+        await eventually(lambda: told(cluster, "a", txn))
+        await asyncio.sleep(3 * TICK)
+        assert told(cluster, "a", txn) == [Outcome.ABORT]
+
+
+@on_a_loop
+async def test_a_new_owner_queues_once_what_was_decided_before(
+    cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with beside(cluster) as (engine, its):
+        app, txn = await written(engine, cluster, "a")
+        its.faults.hold(topic="a", landing=False)
+        assert await app.commit(txn, "a") is Outcome.COMMIT
+        engine.fail(ServiceUnavailable("its process is gone"))
+        its.close()
+    with cluster.connect() as its:
+        away = Away(its, "a", monkeypatch)
+        async with engine_on(its, shared=True) as engine:
+            await asyncio.sleep(MANY * TICK)
+            assert sum(len(part.batch) for part in engine.topics.by_name["a"].waiting) == 1
+            away.back = True
+            await eventually(lambda: engine.coordinator.has_ended(txn))
+            await asyncio.sleep(3 * TICK)
+            assert told(cluster, "a", txn) == [Outcome.COMMIT]
