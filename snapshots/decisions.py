@@ -18,13 +18,13 @@ from broker_io.position import EARLIEST
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.loading import load
 from snapshots.recovery import restored_topics
+from snapshots.shards import Shard
 from snapshots.silence import behind_silence
 from snapshots.table import scan
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.lost import begun_anew, no_owner, what_is_lost
-from txnbuffer.shards import Shard
 
 Buffers = dict[str, TransactionBuffer]
 

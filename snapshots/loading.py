@@ -16,7 +16,7 @@ from broker_io.port import Broker
 from broker_io.position import Position
 from snapshots.errors import SnapshotError, SnapshotMissing, UnsupportedSnapshot
 from snapshots.recovery import Restored, before_ledger, fresh, restore
-from snapshots.shards import snapshot_topic_of
+from snapshots.shard_count import snapshot_topic_of
 from snapshots.table import Scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer

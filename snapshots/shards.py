@@ -1,56 +1,41 @@
-"""How many shards a namespace has, and which partition of the snapshot topic holds the state of a topic.
+"""Shards: several services that share the topics of a namespace.
 
-Where there are several, `__txnbuffer_snapshots` has the note `shards=N` once a service has begun: partitions that
-somebody adds later count for nothing. Without that note it has as many shards as partitions.
+Topics that begin with `__txnbuffer_` have a partition for each shard where there is more than one. A data topic, a
+named producer and a consumer group belong to shard h mod n of n: h is the first 8 bytes of the SHA-256 of the name in
+UTF-8, as an unsigned number, most significant byte first. Topic names are those within the namespace, and a partition
+has the name of its own, `T-partition-0`. Golden vectors pin this: under another
+shard a topic would have lost its state.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
+import hashlib
+from typing import NamedTuple
 
-from broker_io.errors import Error, TopicNotFound
-from broker_io.port import Broker, NotingBroker, PartitionedBroker
-from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.shards import Shard, shard_of
+from broker_io.partitions import partition_name
 
 
-def shards_of(broker: Broker) -> int:
-    """How many shards share the topics of a broker; 1 also where nothing was served yet."""
-    partitions = broker.partitions(SNAPSHOT_TOPIC) if isinstance(broker, PartitionedBroker) else 0
-    return max((settled(broker) if partitions else None) or partitions, 1)
+def shard_of(name: str, shards: int) -> int:
+    """Which of `shards` a topic, a named producer or a consumer group belongs to."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % shards
 
 
-def settled(broker: Broker) -> int | None:
-    """How many shards were noted; None if no number was."""
-    if not isinstance(broker, NotingBroker):
-        return None
-    try:
-        found = re.fullmatch(r"shards=([1-9]\d*)", broker.noted(SNAPSHOT_TOPIC) or "")
-    except TopicNotFound:
-        return None
-    return None if found is None else int(found[1])
+class Shard(NamedTuple):
+    """Shard `number` of `of`."""
+
+    number: int = 0
+    of: int = 1
+
+    def owns(self, name: str) -> bool:
+        """Whether a topic, a named producer or a consumer group belongs to it."""
+        return self.of == 1 or shard_of(name, self.of) == self.number
+
+    def topic(self, internal: str) -> str:
+        """The name of its part of one of our own topics."""
+        return internal if self.of == 1 else partition_name(internal, self.number)
+
+    def others(self) -> list[Shard]:
+        return [Shard(number, self.of) for number in range(self.of) if number != self.number]
 
 
-def settle(broker: Broker, shards: int) -> None:
-    """Note how many shards there are for ever. Without the note, which may fail, the number of partitions tells it."""
-    if isinstance(broker, NotingBroker):
-        with contextlib.suppress(Error):
-            broker.note(SNAPSHOT_TOPIC, f"shards={shards}")
-
-
-def snapshot_topics(broker: Broker) -> list[str]:
-    """The topics that hold snapshots, by shard."""
-    count = shards_of(broker)
-    return [Shard(number, count).topic(SNAPSHOT_TOPIC) for number in range(count)]
-
-
-def owner_of(broker: Broker, topic: str) -> Shard:
-    """The shard that a data topic belongs to."""
-    count = shards_of(broker)
-    return Shard(shard_of(topic, count), count)
-
-
-def snapshot_topic_of(broker: Broker, topic: str) -> str:
-    """Where the snapshot of a data topic stands."""
-    return owner_of(broker, topic).topic(SNAPSHOT_TOPIC)
+ONLY = Shard()

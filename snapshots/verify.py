@@ -29,14 +29,14 @@ from snapshots.layout import reaches
 from snapshots.losing import holds_transactions
 from snapshots.parts import decode_part
 from snapshots.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
-from snapshots.shards import shards_of
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard
 from snapshots.states import TopicState
 from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
-from txnbuffer.shards import Shard
 
 
 class Level(enum.Enum):

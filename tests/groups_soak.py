@@ -25,9 +25,9 @@ from service_process import ServiceProcess, kept_port
 
 from broker_io.position import Position
 from broker_io.testing.standalone import ask as ask_cluster
+from snapshots.shards import shard_of
 from txnbuffer import PlainClient, connect
 from txnbuffer.cli.asking import Service, ask
-from txnbuffer.shards import shard_of
 
 MEMBER = Path(__file__).with_name("group_member.py")
 MOST, FEWEST = 5, 1

@@ -16,6 +16,7 @@ from service_setup import visible
 
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
+from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer import TransactionBuffer
 from txnbuffer.client.client import Client
 from txnbuffer.client.cluster import client_on
@@ -25,7 +26,6 @@ from txnbuffer.frames import Abort
 from txnbuffer.model import TxnId
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.letters import Letters
-from txnbuffer.shards import Shard, shard_of
 
 
 def topics_of(shards: int, each: int = 1) -> list[list[str]]:

@@ -14,6 +14,7 @@ from shard_world import Shards, shards_on, topics_of
 
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
+from snapshots.shards import Shard, shard_of
 from txnbuffer.client import session, sessions
 from txnbuffer.client.client import Client
 from txnbuffer.client.finding import Finder
@@ -26,7 +27,6 @@ from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, S
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import BESIDE
 from txnbuffer.service.partitioning import prepare
-from txnbuffer.shards import Shard, shard_of
 
 (HERE,), (THERE,) = topics_of(2)
 QUICK = replace(BESIDE, transaction_timeout=2.0, session_timeout=2.0)

@@ -12,6 +12,7 @@ from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.shards import Shard, shard_of
 from txnbuffer.client.cluster import finding
 from txnbuffer.client.finding import Finder, check_made, owner_of
 from txnbuffer.client.link import Link
@@ -19,7 +20,6 @@ from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.whereabouts import Whereabouts, decode_note, encode_note
 from txnbuffer.errors import ServiceUnavailable, TopicNotMade
 from txnbuffer.frames import ClientFrame, ServerFrame
-from txnbuffer.shards import Shard, shard_of
 
 
 class Log:

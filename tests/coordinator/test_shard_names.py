@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.batch import Message
+from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter
-from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.shards import ONLY, Shard, check_shard, shard_of
 
 NAMES = ["orders", "orders-partition-0", "orders-partition-1", "a", "", "größe", "注文", "x" * 400]
 LETTER = Letter(
@@ -51,12 +50,6 @@ def test_one_shard_has_the_topics_of_old() -> None:
     assert ONLY.topic("__txnbuffer_decisions") == "__txnbuffer_decisions"
     assert Shard(1, 2).topic("__txnbuffer_decisions") == "__txnbuffer_decisions-partition-1"
     assert [other.number for other in Shard(1, 3).others()] == [0, 2]
-
-
-@pytest.mark.parametrize("shard", [Shard(2, 2), Shard(-1, 2), Shard(0, 0), Shard(0, 257)])
-def test_shards_that_are_none(shard: Shard) -> None:
-    with pytest.raises(InvalidConfiguration, match="shard"):
-        check_shard(shard, shared=True)
 
 
 def test_golden_letter() -> None:

@@ -12,11 +12,11 @@ from broker_io.port import Broker
 from broker_io.testing.contract.base import eventually as sooner_or_later
 from broker_io.testing.standalone import ask
 from snapshots.decisions import begin_anew, look
+from snapshots.shards import ONLY
 from txnbuffer.coordinator.entries import TOPIC
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.model import Outcome
 from txnbuffer.service.engine import Engine
-from txnbuffer.shards import ONLY
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,6 +16,7 @@ from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.decisions import begin_anew
+from snapshots.shards import ONLY
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.ids import IdSet, bitmap_of
@@ -28,7 +29,6 @@ from txnbuffer.service.beside import of_log
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.leaving import Leaving
 from txnbuffer.service.standing import Standby
-from txnbuffer.shards import ONLY
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from broker_io.errors import StillHeld
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from snapshots.decisions import begin_anew, hold, look
+from snapshots.shards import ONLY
 from snapshots.verify import Level, verify
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.ended import CoordinatorState
@@ -27,7 +28,6 @@ from txnbuffer.coordinator.rows import Row
 from txnbuffer.errors import CoordinatorStopped, DecisionsLost
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
-from txnbuffer.shards import ONLY
 
 
 def told(

@@ -7,10 +7,10 @@ import pytest
 from broker_io.errors import ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.shards import settled, shards_of
+from snapshots.shard_count import settled, shards_of
+from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.partitioning import OURS, prepare
-from txnbuffer.shards import Shard
+from txnbuffer.service.partitioning import OURS, check_shard, prepare
 
 DECISIONS = OURS[0]
 
@@ -124,3 +124,9 @@ def test_of_two_first_services_one_settles_the_number(monkeypatch: pytest.Monkey
 
 def _unavailable(*_: object) -> None:
     raise ServiceUnavailable("not now")
+
+
+@pytest.mark.parametrize("shard", [Shard(2, 2), Shard(-1, 2), Shard(0, 0), Shard(0, 257)])
+def test_shards_that_are_none(shard: Shard) -> None:
+    with pytest.raises(InvalidConfiguration, match="shard"):
+        check_shard(shard, shared=True)

@@ -17,6 +17,7 @@ from broker_io.errors import UnsafePolicy
 from broker_io.memory import MemoryBroker
 from broker_io.memory.writer import MemoryWriter
 from snapshots.decisions import look
+from snapshots.shards import Shard, shard_of
 from snapshots.verify import Level, verify
 from txnbuffer.config import Config as Settings
 from txnbuffer.config import RetentionConfig, ServiceConfig
@@ -39,7 +40,6 @@ from txnbuffer.service.engine import BESIDE, Engine
 from txnbuffer.service.letters import Letters
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.serving import check
-from txnbuffer.shards import Shard, shard_of
 
 (HERE,), (THERE,) = topics_of(2)
 BOTH = (HERE, THERE)

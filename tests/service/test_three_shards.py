@@ -10,13 +10,13 @@ from service_setup import eventually, on_a_loop
 from shard_world import App, Shards, shards_on, topics_of
 
 from broker_io.errors import ServiceUnavailable
+from snapshots.shards import shard_of
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.service import elsewhere, engine, letters
 from txnbuffer.service.beside import writers_elsewhere
-from txnbuffer.shards import shard_of
 
 (A,), (B,), (C,) = topics_of(3)
 ALL = (A, B, C)

@@ -14,10 +14,10 @@ from snapshots.decisions import look
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.loading import load
+from snapshots.shards import ONLY
 from snapshots.table import scan
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.entries import Lease, Owner, encode
-from txnbuffer.shards import ONLY
 
 
 def test_a_dead_reader_hides_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

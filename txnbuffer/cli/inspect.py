@@ -15,7 +15,7 @@ from snapshots.entries import decode_end
 from snapshots.errors import SnapshotError
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.loading import Loaded, load
-from snapshots.shards import snapshot_topic_of, snapshot_topics
+from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from snapshots.table import TopicEntries, scan
 from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows

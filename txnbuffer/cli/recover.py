@@ -10,11 +10,11 @@ from broker_io.port import Broker
 from snapshots.decisions import Decisions, begin_anew, hold, look
 from snapshots.keys import check_data_topic
 from snapshots.rebuilding import compared
-from snapshots.shards import owner_of, shards_of, snapshot_topic_of
+from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
+from snapshots.shards import Shard
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
-from txnbuffer.shards import Shard
 
 OWNER = "txnbuf recover"
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from snapshots.shards import shard_of
 from txnbuffer.client.grpc_link import open_channel
 from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
-from txnbuffer.shards import shard_of
 from txnbuffer.wire.faults import told
 
 if TYPE_CHECKING:

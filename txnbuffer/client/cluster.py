@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol, TypeAlias, TypeVar
 
 from broker_io.port import Broker, PartitionedBroker
+from snapshots.shards import Shard
 from txnbuffer.client.client import Client
 from txnbuffer.client.direct_link import Carrier
 from txnbuffer.client.finding import Finder
@@ -20,7 +21,6 @@ from txnbuffer.client.session import Session
 from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.writers import Writers
 from txnbuffer.errors import Error, ServiceUnavailable
-from txnbuffer.shards import Shard
 
 LOOK = 0.5
 """Seconds between two looks whether another owner came, while the one that is known does not answer."""

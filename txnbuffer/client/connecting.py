@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from broker_io import is_cluster, open_broker
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
-from snapshots.shards import shards_of
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard
 from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink, Questions
 from txnbuffer.client.checks import check_patience
 from txnbuffer.client.client import Client
@@ -31,7 +32,6 @@ from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, Strea
 from txnbuffer.client.trust import certificates
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.shards import Shard
 
 if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient

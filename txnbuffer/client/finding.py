@@ -10,11 +10,11 @@ from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, NotingBroker, PartitionedBroker
 from broker_io.position import EARLIEST, Position
-from snapshots.shards import shards_of
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.whereabouts import decode_note
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable, TopicNotMade
-from txnbuffer.shards import Shard, shard_of
 
 PATIENCE = 0.25
 """Seconds of silence after which another reader is asked, and then the log is taken to be read."""

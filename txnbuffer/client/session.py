@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import forking
 from txnbuffer.client.core import SessionCore
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.frames import ClientFrame
-from txnbuffer.shards import ONLY, Shard, shard_of
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""

@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from snapshots.shards import shard_of
 from txnbuffer.client.core import SessionCore
 from txnbuffer.client.session import Session
-from txnbuffer.shards import shard_of
 
 AWAY = 2.0
 """Seconds without a connection after which transactions begin at another shard."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from snapshots.shards import shard_of
 from txnbuffer.client.stream_link import StreamDial
 from txnbuffer.client.streaming import Streaming
-from txnbuffer.shards import shard_of
 
 
 class ShardStreams:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from snapshots.shards import shard_of
 from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.ending import Ending
 from txnbuffer.coordinator.messages import Branch, CheckCounts, Commit, Naming
@@ -14,7 +15,6 @@ from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Block, Session, Transaction
 from txnbuffer.errors import Error, ForeignTransaction, InvalidRequest, ProducerFenced, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.shards import shard_of
 
 
 class Committing:

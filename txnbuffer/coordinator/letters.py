@@ -34,6 +34,9 @@ from txnbuffer import avro
 from txnbuffer.coordinator.entry_columns import deltas, same_length, sums
 from txnbuffer.coordinator.sizes import FIXED, LONG, text_bytes
 
+TOPIC = "__txnbuffer_letters"
+"""It exists only where there are several shards."""
+
 KIND = "letter"
 VERSION = "1"
 FINAL = "tb.final"

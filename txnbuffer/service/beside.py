@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from broker_io.batch import PlacedBatch
 from broker_io.errors import ClusterRefused, Error, TopicNotFound
 from broker_io.position import EARLIEST, Position
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.errors import LogDeleted
 from txnbuffer.service.beginning import Beginning
 from txnbuffer.service.counting import Counting
@@ -17,7 +18,6 @@ from txnbuffer.service.following import GATHER_OWN, Follower, Following
 from txnbuffer.service.letters import Letters
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.remaking import Remaking
-from txnbuffer.shards import LETTERS
 
 if TYPE_CHECKING:
     from txnbuffer.service.engine import Engine

@@ -23,6 +23,7 @@ from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, as_error
 from broker_io.port import Broker
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
+from snapshots.shards import ONLY, Shard
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
@@ -40,6 +41,7 @@ from txnbuffer.service.intake import OPENING, Intake
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.opening import Identity, Standing, take_over
+from txnbuffer.service.partitioning import check_shard
 from txnbuffer.service.registering import Registering
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.sends import Sends
@@ -47,7 +49,6 @@ from txnbuffer.service.streaming.streams import Streams
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
 from txnbuffer.service.verifying import Verifying
-from txnbuffer.shards import ONLY, Shard, check_shard
 
 TICK = 1.0
 """Seconds between two looks at the time."""

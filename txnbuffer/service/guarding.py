@@ -8,8 +8,8 @@ from broker_io.errors import Error, TopicNotFound, UnsafePolicy
 from broker_io.port import GuardedBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.service.topics import Topics
-from txnbuffer.shards import LETTERS
 
 
 class Guarding:

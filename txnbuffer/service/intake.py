@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
+from snapshots.shards import Shard
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import Ownership
 from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, LogRestored, TopicNotMade, UnknownSession
@@ -20,7 +21,6 @@ from txnbuffer.service.parts import Account, SendPart
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics, check_name, check_owned
-from txnbuffer.shards import Shard
 
 Named = TypeVar("Named", NamedRequest, Deletion)
 

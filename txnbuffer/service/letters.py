@@ -13,7 +13,9 @@ from typing import Any
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, ServiceUnavailable
+from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter, letters
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
@@ -25,7 +27,6 @@ from txnbuffer.service.parts import MessagesPart
 from txnbuffer.service.registering import FINAL
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
-from txnbuffer.shards import LETTERS, Shard, shard_of
 
 PATIENCE = 30.0
 """Seconds after which a registration at another shard is given up."""

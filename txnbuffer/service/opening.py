@@ -18,6 +18,7 @@ from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.parts import part_items
 from snapshots.policy import SnapshotPolicy
+from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
 from txnbuffer.buffer.buffer import PART_SIZE
 from txnbuffer.coordinator.config import Config
@@ -25,13 +26,13 @@ from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.entries import Ownership
 from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.coordinator.lost import first_ids, no_owner, what_is_lost
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.partitioning import prepare
-from txnbuffer.shards import LETTERS, ONLY, Shard
 
 AT_ONCE = 16
 """Topics of a cluster that are recovered at the same time: each takes a dozen answers of it, one behind the other."""

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from broker_io.port import Broker, PartitionedBroker
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.shards import settle, settled
+from snapshots.shard_count import settle, settled
+from snapshots.shards import Shard
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.shards import LETTERS, Shard
 
 OURS = (DECISIONS, SNAPSHOT_TOPIC, LETTERS)
+
+MAX_SHARDS = 256
+
+
+def check_shard(shard: Shard, *, shared: bool) -> None:
+    """Raises InvalidConfiguration for a shard that can't be; `shared`: beside a cluster."""
+    if shard.of > 1 and not shared:
+        raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
+    if not 1 <= shard.of <= MAX_SHARDS:
+        raise InvalidConfiguration(f"{shard.of} shards: there may be 1 to {MAX_SHARDS}")
+    if shard.number < 0:
+        raise InvalidConfiguration(f"say which of {shard.of} shards is meant, 0 to {shard.of - 1}: give --shard")
+    if shard.number >= shard.of:
+        raise InvalidConfiguration(
+            f"there is no shard {shard.number} of {shard.of}: they are 0 to {shard.of - 1}; give --shard"
+        )
 
 
 def prepare(broker: Broker, shard: Shard) -> None:

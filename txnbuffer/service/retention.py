@@ -11,11 +11,11 @@ from broker_io.errors import DiskFailed, Error, ServiceUnavailable
 from broker_io.port import Broker, Ledger
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Topic
 from txnbuffer.service.topics import Topics
-from txnbuffer.shards import LETTERS
 
 COMPACT_BYTES = 32 * MIB
 """The decision log is compacted when it is this long, and twice as long as after the last time."""

@@ -16,6 +16,7 @@ from broker_io.errors import Error, Fenced, PeerError
 from broker_io.port import Broker
 from broker_io.waits import long_waits, waiting
 from snapshots.policy import SnapshotPolicy
+from snapshots.shards import Shard
 from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.config import Config as CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
@@ -26,8 +27,8 @@ from txnbuffer.service.grpc_server import check_listening
 from txnbuffer.service.leaving import Leaving, in_thread
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.opening import Standing
+from txnbuffer.service.partitioning import check_shard
 from txnbuffer.service.standing import PAUSE, Standby, take_if_free
-from txnbuffer.shards import Shard, check_shard
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""

@@ -11,13 +11,13 @@ import threading
 
 from broker_io.errors import Error, StillHeld
 from broker_io.port import Broker, Writer, open_or_make
+from snapshots.shards import ONLY, Shard
 from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.service.beside import of_log
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.opening import Standing, read_decisions
 from txnbuffer.service.partitioning import prepare
-from txnbuffer.shards import ONLY, Shard
 
 SLICE = 1.0
 """Seconds that are waited for the owner in one go; so long it takes to stop standing by."""

@@ -24,13 +24,13 @@ from snapshots.errors import stopped_by
 from snapshots.keeper import BufferKeeper
 from snapshots.keys import INTERNAL_PREFIX, is_internal
 from snapshots.losing import was_deleted
+from snapshots.shards import ONLY, Shard, shard_of
 from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.errors import ForeignTopic, TopicNotMade
 from txnbuffer.service.following import Follower, Following
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, can_pass, placed_runs
-from txnbuffer.shards import ONLY, Shard, shard_of
 
 T = TypeVar("T")
 

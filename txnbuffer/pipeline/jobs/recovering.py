@@ -19,7 +19,7 @@ from snapshots.decisions import hold
 from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from snapshots.owner import acquire
 from snapshots.rebuilding import Folded, folded, write
-from snapshots.shards import owner_of
+from snapshots.shard_count import owner_of
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import Tell, told
 from txnbuffer.pipeline.options import ReadOptions

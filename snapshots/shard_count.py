@@ -1,0 +1,56 @@
+"""How many shards a namespace has, and which partition of the snapshot topic holds the state of a topic.
+
+Where there are several, `__txnbuffer_snapshots` has the note `shards=N` once a service has begun: partitions that
+somebody adds later count for nothing. Without that note it has as many shards as partitions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker, NotingBroker, PartitionedBroker
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.shards import Shard, shard_of
+
+
+def shards_of(broker: Broker) -> int:
+    """How many shards share the topics of a broker; 1 also where nothing was served yet."""
+    partitions = broker.partitions(SNAPSHOT_TOPIC) if isinstance(broker, PartitionedBroker) else 0
+    return max((settled(broker) if partitions else None) or partitions, 1)
+
+
+def settled(broker: Broker) -> int | None:
+    """How many shards were noted; None if no number was."""
+    if not isinstance(broker, NotingBroker):
+        return None
+    try:
+        found = re.fullmatch(r"shards=([1-9]\d*)", broker.noted(SNAPSHOT_TOPIC) or "")
+    except TopicNotFound:
+        return None
+    return None if found is None else int(found[1])
+
+
+def settle(broker: Broker, shards: int) -> None:
+    """Note how many shards there are for ever. Without the note, which may fail, the number of partitions tells it."""
+    if isinstance(broker, NotingBroker):
+        with contextlib.suppress(Error):
+            broker.note(SNAPSHOT_TOPIC, f"shards={shards}")
+
+
+def snapshot_topics(broker: Broker) -> list[str]:
+    """The topics that hold snapshots, by shard."""
+    count = shards_of(broker)
+    return [Shard(number, count).topic(SNAPSHOT_TOPIC) for number in range(count)]
+
+
+def owner_of(broker: Broker, topic: str) -> Shard:
+    """The shard that a data topic belongs to."""
+    count = shards_of(broker)
+    return Shard(shard_of(topic, count), count)
+
+
+def snapshot_topic_of(broker: Broker, topic: str) -> str:
+    """Where the snapshot of a data topic stands."""
+    return owner_of(broker, topic).topic(SNAPSHOT_TOPIC)
