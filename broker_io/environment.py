@@ -43,6 +43,11 @@ class ReadableFile(Protocol):
     def close(self) -> None: ...
 
 
+def read_file(file: ReadableFile) -> bytes:
+    """Return all that a file holds."""
+    return file.read(0, file.size())
+
+
 class File(ReadableFile, Protocol):
     """One open file that can be written, if it was opened so."""
 

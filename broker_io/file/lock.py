@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from broker_io.environment import Disk, Environment, File
+from broker_io.environment import Disk, Environment, File, read_file
 from broker_io.errors import Locked
 from broker_io.file import layout
-from broker_io.file.manifest import read_file
 
 TRIES, PAUSE = 20, 0.005
 """Readers that look whether a log has an owner hold its lock for a moment."""

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 
-from broker_io.environment import Disk, File
+from broker_io.environment import Disk, read_file
 from broker_io.errors import Damaged, ForeignDirectory, UnsupportedFormat
 from broker_io.file import layout
 
@@ -164,10 +164,6 @@ def _read_topic(document: dict[str, Any]) -> TopicEntry:
         raise ValueError(f"topic {document['number']} has no ledger")
     ledger, entry = document["floor"]
     return TopicEntry(document["number"], document["name"], document["incarnation"], (ledger, entry), ledgers)
-
-
-def read_file(file: File) -> bytes:
-    return file.read(0, file.size())
 
 
 def load_manifest(disk: Disk, directory: str) -> Manifest | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker_io.environment import Disk, File
+from broker_io.environment import Disk, File, read_file
 from broker_io.errors import Damaged
 from broker_io.file import layout
 from broker_io.file.journal import FILE_HEAD_BYTES, JournalBlock, Replay, read_journal
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, read_file
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry
 from broker_io.file.segment import whole_blocks
 
 

@@ -6,11 +6,11 @@ import threading
 from typing import Protocol
 
 from broker_io.block import HEADER_BYTES, BadBlock, parse_header
-from broker_io.environment import Disk, Environment, File, ReadableFile
+from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
 from broker_io.errors import Closed, Damaged, ForeignDirectory, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.abandoned import Abandoned
-from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest, read_file
+from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
 from broker_io.file.options import disk_error
 from broker_io.file.recovery import missing_journal
 

@@ -5,21 +5,32 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from broker_io.checking import OWN_PREFIX
 from broker_io.environment import Clock, SystemClock
-from broker_io.errors import TopicNotFound
+from broker_io.errors import Fenced, TopicNotFound
 from broker_io.memory.faults import Faults
 from broker_io.memory.topic import TopicLog
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 from broker_io.position import Position
 
-if TYPE_CHECKING:
-    from broker_io.memory.writer import MemoryWriter
-
 POLL_SECONDS = 0.01
+
+
+class OpenWriter(Protocol):
+    """What the log knows of a writer."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def exclusive(self) -> bool: ...
+
+    def fence(self, error: Fenced) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class MemoryLog:
@@ -32,7 +43,7 @@ class MemoryLog:
         self.max_message_bytes = max_message_bytes
         self.compacted_prefix = compacted_prefix
         self.topics: dict[str, TopicLog] = {}
-        self.writers: dict[TopicLog, list[MemoryWriter]] = {}
+        self.writers: dict[TopicLog, list[OpenWriter]] = {}
         self.partitions: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.changed = threading.Condition(threading.RLock())

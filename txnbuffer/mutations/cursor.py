@@ -8,15 +8,13 @@ ends, and reads the log again up to there, and so on until memory has all that i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from txnbuffer.mutations.backfill import Backfill
 from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.mutations.chain import Chain
 from txnbuffer.mutations.chunk import Chunk
 from txnbuffer.mutations.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from txnbuffer.mutations.manager import MutationManager
 
 UNLIMITED = 2**62
 
@@ -51,6 +49,24 @@ class Slice(NamedTuple):
     rows: MutationBatch
 
 
+class CursorManager(Protocol):
+    """What a cursor needs of the manager that made it."""
+
+    @property
+    def chain(self) -> Chain: ...
+
+    def new_backfill(self, first: int, last: int, floor: int) -> Backfill: ...
+
+    def demand(self, cursor: Cursor, backfill: Backfill) -> None:
+        """Ask the log for what there is room for."""
+
+    def end_backfill(self, backfill: Backfill) -> None:
+        """Stop reading for a backfill that nobody reads from any more."""
+
+    def forget(self, cursor: Cursor) -> None:
+        """Release a cursor that was closed."""
+
+
 class Cursor:
     """Hands out the mutations above `after`, which moves with it.
 
@@ -62,7 +78,7 @@ class Cursor:
         "error", "floor", "items_sent", "name", "pin", "registered", "waiting",
     )  # fmt: skip
 
-    def __init__(self, manager: MutationManager, name: str, after: int, end: int | None, floor: int) -> None:
+    def __init__(self, manager: CursorManager, name: str, after: int, end: int | None, floor: int) -> None:
         self._manager = manager
         self.name = name
         self.after = after

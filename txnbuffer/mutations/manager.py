@@ -24,7 +24,6 @@ from txnbuffer.mutations.statistics import (
     CursorStatistics,
     ManagerStatistics,
     of_cursor,
-    of_manager,
     of_persistence,
 )
 
@@ -245,11 +244,35 @@ class MutationManager:
         return self.index.anchor(seqno)
 
     def statistics(self) -> ManagerStatistics:
-        return of_manager(self)
+        chain = self.chain
+        counters = chain.counters
+        snapshots = list(chain)
+        return ManagerStatistics(
+            chain.high,
+            chain.open.start,
+            len(snapshots),
+            sum(chunk.live for snapshot in snapshots for chunk in snapshot.chunks),
+            chain.account.bytes,
+            sum(snapshot.index_bytes for snapshot in snapshots),
+            self.backfills.bytes,
+            self.leaving.bytes,
+            len(self.cursors),
+            len(self.index),
+            counters.queued,
+            counters.deduplicated,
+            counters.snapshots_removed,
+            counters.snapshots_collapsed,
+            counters.snapshots_evicted,
+            counters.items_expelled,
+            counters.bytes_removed,
+            counters.bytes_expelled,
+            counters.bytes_evicted,
+            self.cursors_dropped,
+        )
 
     def cursor_statistics(self) -> list[CursorStatistics]:
         """Of each cursor, in the order of their registration, the persistence cursor first."""
-        return [of_persistence(self), *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
+        return [of_persistence(self.persistence), *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
 
     # Word to those who wait
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from txnbuffer.mutations.cursor import Cursor
-    from txnbuffer.mutations.manager import MutationManager
-    from txnbuffer.mutations.snapshot import Snapshot
+from txnbuffer.mutations.cursor import Cursor
+from txnbuffer.mutations.snapshot import Snapshot
 
 PERSISTENCE = "persistence"
 """The name under which statistics show the persistence cursor; no other cursor may have it."""
@@ -62,37 +60,8 @@ class ManagerStatistics(NamedTuple):
     cursors_dropped: int
 
 
-def of_manager(manager: MutationManager) -> ManagerStatistics:
-    chain = manager.chain
-    counters = chain.counters
-    snapshots = list(chain)
-    return ManagerStatistics(
-        chain.high,
-        chain.open.start,
-        len(snapshots),
-        sum(chunk.live for snapshot in snapshots for chunk in snapshot.chunks),
-        chain.account.bytes,
-        sum(snapshot.index_bytes for snapshot in snapshots),
-        manager.backfills.bytes,
-        manager.leaving.bytes,
-        len(manager.cursors),
-        len(manager.index),
-        counters.queued,
-        counters.deduplicated,
-        counters.snapshots_removed,
-        counters.snapshots_collapsed,
-        counters.snapshots_evicted,
-        counters.items_expelled,
-        counters.bytes_removed,
-        counters.bytes_expelled,
-        counters.bytes_evicted,
-        manager.cursors_dropped,
-    )
-
-
-def of_persistence(manager: MutationManager) -> CursorStatistics:
+def of_persistence(place: Snapshot) -> CursorStatistics:
     """Of the persistence cursor: it has passed all snapshots before the one where it stands, and gives no items."""
-    place = manager.persistence
     return CursorStatistics(PERSISTENCE, place.start, place.start - 1, None, 0, _from(place, place.start - 1))
 
 
