@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from spark_driver import SETTINGS
 
-from txnbuffer.pipeline.jobs import submit
+from txnbuffer.cli import submit
 
 SECONDS = 400.0
 """What waits is over by then, on a machine that is busy with other tests."""

@@ -1,4 +1,4 @@
-"""Jobs under spark-submit: `spark-submit --master … submit.py export ADDRESS DIR`, as `txnbuf pipeline` takes it."""
+"""The script for spark-submit: `spark-submit … submit.py export ADDRESS DIR` does what `txnbuf pipeline` does."""
 
 from __future__ import annotations
 
