@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,16 @@ MAX_MEDIAN_LINES = 200
 MAX_FUNCTION_LINES = 60
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
+IN_CYCLES = {
+    "txnbuffer.client.batches", "txnbuffer.client.changes", "txnbuffer.client.client", "txnbuffer.client.core",
+    "txnbuffer.client.handling", "txnbuffer.client.membership", "txnbuffer.client.plain",
+    "txnbuffer.client.plain_transaction", "txnbuffer.client.processing", "txnbuffer.client.sending",
+    "txnbuffer.client.session", "txnbuffer.client.sessions", "txnbuffer.client.streaming",
+    "txnbuffer.client.transaction", "txnbuffer.service.beside", "txnbuffer.service.engine",
+    "txnbuffer.service.streaming.connection", "txnbuffer.service.streaming.streams",
+}  # fmt: skip
+"""Modules that import themselves by way of others: none may be added."""
+
 PRODUCT = modules(*PACKAGES)
 EVERYTHING = modules(*PACKAGES, "bench", "docs", "tests", "requirements")
 TESTS = [module for module in EVERYTHING if re.search(r"/test_[^/]*$", module.path)]
@@ -93,6 +103,27 @@ def _forbidden(importer: str, found: Import) -> str:
     if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, JOBS, "txnbuffer.pipeline.arrow"):
         return "heavy packages are imported where they are used"
     return ""
+
+
+def modules_in_cycles(source: Sequence[Module]) -> set[str]:
+    """Return the modules that import themselves by way of others; imports inside functions and for types count."""
+    names = {module.name for module in source}
+    imports = {module.name: {_module_of(each, names) for each in module.imports()} - {""} for module in source}
+
+    def reached(name: str) -> set[str]:
+        found: set[str] = set()
+        waiting = {*imports[name]}
+        while waiting:
+            found.add(each := waiting.pop())
+            waiting |= imports[each] - found
+        return found
+
+    return {name for name in imports if name in reached(name)}
+
+
+def _module_of(found: Import, names: Set[str]) -> str:
+    """Return the module that an import is of: a module, or the one that has the name; "" if it is not of `names`."""
+    return found.dotted if found.dotted in names else found.module if found.module in names else ""
 
 
 def _names_a_shell(target: str) -> bool:
@@ -156,6 +187,27 @@ def test_dependency_rule_sees(path: str, text: str) -> None:
 def test_dependency_rule_lets_pass(path: str, text: str) -> None:
     module = Module(path, text)
     assert [*forbidden_imports(module), *worldly_calls(module)] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert modules_in_cycles(PRODUCT) == IN_CYCLES, "break the new cycle; what is in none any more leaves IN_CYCLES"
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from a.x import X",
+        "from a import x",
+        "import a.x",
+        "from .x import X",
+        "def f():\n    from a.x import X",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a.x import X",
+    ],
+)
+def test_import_cycles_are_seen(back: str) -> None:
+    chain = [Module("a/x.py", "from a.y import Y"), Module("a/y.py", "import a.z"), Module("a/over.py", "import a.x")]
+    assert modules_in_cycles([*chain, Module("a/z.py", "import math")]) == set()
+    assert modules_in_cycles([*chain, Module("a/z.py", back)]) == {"a.x", "a.y", "a.z"}
 
 
 @each_product_module
