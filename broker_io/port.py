@@ -84,6 +84,15 @@ class Ledger:
     lasting: bool = True
 
 
+def messages_up_to(ledgers: list[Ledger], position: Position | None) -> int:
+    """How many messages these ledgers have up to a position, that of the position included."""
+    if position is None:
+        return 0
+    below = sum(ledger.entries for ledger in ledgers if ledger.ledger < position.ledger)
+    inside = [ledger.entries for ledger in ledgers if ledger.ledger == position.ledger]
+    return below + (min(position.entry + 1, inside[0]) if inside else 0)
+
+
 class Writer(Protocol):
     def append(self, batch: Batch) -> Future[Positions]:
         """Add messages at the end, in order; the future gives their positions once they are durable.

@@ -143,7 +143,7 @@ class OverGrpc:
     def __init__(self, port: int) -> None:
         import grpc
 
-        from txnbuffer.service.names import SESSION_SERVICE, TALK
+        from txnbuffer.rpc.names import SESSION_SERVICE, TALK
 
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)

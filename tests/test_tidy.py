@@ -20,6 +20,12 @@ SHELLS = (
     "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
     "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.sinks", "txnbuffer.testing",
 )  # fmt: skip
+LIBRARIES = ("txnbuffer.rpc",)
+ORDER = (
+    ("txnbuffer.rpc",), ("txnbuffer.service",), ("txnbuffer.client",),
+    ("txnbuffer.cli", "txnbuffer.demo", "txnbuffer.pipeline", "txnbuffer.sinks"),
+)  # fmt: skip
+"""Sub-packages that import only those of their own row and of the rows before it."""
 WORLD = (
     "asyncio", "concurrent", "grpc", "io", "multiprocessing", "os", "pathlib", "pulsar", "random", "secrets", "shutil",
     "signal", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
@@ -71,15 +77,22 @@ each_module = pytest.mark.parametrize("module", EVERYTHING, ids=lambda module: m
 
 
 def is_pure(name: str) -> bool:
-    """Every module of txnbuffer is pure unless it is a shell, or the package itself, whose names are lazy."""
-    return within(name, "txnbuffer") and name != "txnbuffer" and not within(name, *SHELLS)
+    """All modules of txnbuffer are pure but libraries, shells, and the package itself, whose names are lazy."""
+    return within(name, "txnbuffer") and name != "txnbuffer" and not within(name, *LIBRARIES, *SHELLS)
 
 
 def forbidden_imports(module: Module) -> Iterator[str]:
     """What the dependency rule has against the imports of a module."""
     for found in module.imports():
-        if reason := _forbidden(module.name, found):
+        if reason := _against_order(module.name, found.dotted) or _forbidden(module.name, found):
             yield f"{module.path}:{found.line} imports {found.dotted}: {reason}"
+
+
+def _against_order(importer: str, target: str) -> str:
+    first, other = (
+        [row for row, packages in enumerate(ORDER) if within(name, *packages)] for name in (importer, target)
+    )
+    return "sub-packages are imported one way" * bool(first and first < other)
 
 
 def _forbidden(importer: str, found: Import) -> str:
@@ -93,8 +106,14 @@ def _forbidden(importer: str, found: Import) -> str:
             return "pure modules don't touch the world"
         if within(target, "broker_io") and not within(target, *PURE_MAY_USE):
             return "pure modules know positions, batches, blocks and errors of a broker"
-        if (within(target, "snapshots") and not within(target, *PURE_MAY_USE)) or _names_a_shell(target):
+        if (
+            within(target, *LIBRARIES)
+            or (within(target, "snapshots") and not within(target, *PURE_MAY_USE))
+            or _names_a_shell(target)
+        ):
             return "pure modules know only pure modules"
+    if within(importer, *LIBRARIES) and _names_a_shell(target):
+        return "libraries stand below the shells"
     if within(importer, "snapshots"):
         if within(target, "broker_io") and not within(target, *SNAPSHOTS_MAY_USE):
             return "snapshots know a broker by its port"
@@ -155,6 +174,11 @@ def test_dependency_rule(module: Module) -> None:
         ("txnbuffer/buffer/x.py", "from ..client import reader"),
         ("txnbuffer/buffer/x.py", "from datetime import datetime\ndatetime.now()"),
         ("txnbuffer/model.py", "open('x')"),
+        ("txnbuffer/buffer/x.py", "from txnbuffer.rpc import discovery"),
+        ("txnbuffer/rpc/x.py", "from txnbuffer.service.engine import Engine"),
+        ("txnbuffer/rpc/x.py", "from txnbuffer.config import Config"),
+        ("txnbuffer/service/x.py", "def f():\n    from txnbuffer.client.client import Client"),
+        ("txnbuffer/client/x.py", "from txnbuffer.sinks import sqlite"),
         ("broker_io/x.py", "from txnbuffer.model import TxnId"),
         ("broker_io/file/x.py", "import snapshots"),
         ("snapshots/x.py", "from broker_io.memory import MemoryBroker"),
@@ -180,6 +204,8 @@ def test_dependency_rule_sees(path: str, text: str) -> None:
         ("snapshots/x.py", "from broker_io.port import Broker\nfrom txnbuffer.buffer.state import BufferState"),
         ("txnbuffer/buffer/x.py", "ongoing.open(1)"),
         ("txnbuffer/client/x.py", "from broker_io import open_broker\ndef f():\n    import pulsar"),
+        ("txnbuffer/client/x.py", "from txnbuffer.rpc import discovery\nfrom txnbuffer.service.engine import Engine"),
+        ("txnbuffer/rpc/x.py", "import asyncio\nfrom broker_io.port import Broker\nimport txnbuffer.protocol"),
         ("txnbuffer/pipeline/spark/x.py", "import pyspark\nfrom txnbuffer.pipeline.arrow import schema_of"),
         ("txnbuffer/client/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pulsar"),
     ],

@@ -15,8 +15,8 @@ from service_process import ServiceProcess
 
 from txnbuffer import connect
 from txnbuffer.cli.app import app
-from txnbuffer.client.trust import certificates
 from txnbuffer.errors import Error, InvalidConfiguration
+from txnbuffer.rpc.ca_file import read_ca_file
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_file_that_holds_no_certificates_is_named(tmp_path: Path, what: str) -
     elif what == "directory":
         path.mkdir()
     with pytest.raises(InvalidConfiguration, match=what):
-        certificates(path)
+        read_ca_file(path)
     for command in (["tail"], ["tail", "--stream"], ["materialize"]):
         targets = ["sqlite:none"] if command == ["materialize"] else []
         arguments = [*command, "txnbuf://127.0.0.1:1", "orders", *targets, "--tls-ca", str(path)]

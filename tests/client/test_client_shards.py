@@ -17,7 +17,6 @@ from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
 from txnbuffer.client import session, sessions
 from txnbuffer.client.client import Client
-from txnbuffer.client.finding import Finder
 from txnbuffer.client.link import Link
 from txnbuffer.client.plain import PlainClient
 from txnbuffer.client.records import Record
@@ -25,6 +24,7 @@ from txnbuffer.client.shares import Share, abort_shares
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.engine import BESIDE
 from txnbuffer.service.partitioning import prepare
 
@@ -273,9 +273,9 @@ async def test_kills_at_random_leave_transactions_across_shards_whole(seed: int)
 
 def test_a_client_that_was_there_before_the_shards_is_told() -> None:
     cluster = MemoryBroker()
-    finder = Finder(cluster, "ns")
+    discovery = ServiceDiscovery(cluster, "ns")
     with pytest.raises(ServiceUnavailable, match="no service has ever"):
-        finder.look()
+        discovery.newest_address()
     prepare(cluster, Shard(0, 2))
     with pytest.raises(InvalidRequest, match="has 2 shards by now"):
-        finder.look()
+        discovery.newest_address()

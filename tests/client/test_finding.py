@@ -13,13 +13,13 @@ from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
-from txnbuffer.client.cluster import finding
-from txnbuffer.client.finding import Finder, check_made, owner_of
+from txnbuffer.client.cluster import dial_owner
 from txnbuffer.client.link import Link
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
-from txnbuffer.coordinator.whereabouts import Whereabouts, decode_note, encode_note
+from txnbuffer.coordinator.owner_address import OwnerAddress, decode_owner_address, encode_owner_address
 from txnbuffer.errors import ServiceUnavailable, TopicNotMade
 from txnbuffer.frames import ClientFrame, ServerFrame
+from txnbuffer.rpc.discovery import ServiceDiscovery, check_creatable, owner_address_of
 
 
 class Log:
@@ -27,7 +27,7 @@ class Log:
 
     def __init__(self) -> None:
         self.broker: MemoryBroker = MemoryBroker(ledger_entries=4)
-        self.finder = Finder(self.broker.connect(), "public/default")
+        self.discovery = ServiceDiscovery(self.broker.connect(), "public/default")
 
     def owner(self, epoch: int, address: str) -> None:
         self.broker.create_topic(TOPIC)
@@ -45,7 +45,7 @@ def test_before_any_owner_it_says_what_to_run() -> None:
     log = Log()
     for _ in range(2):
         with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace public/default: run"):
-            log.finder.look()
+            log.discovery.newest_address()
         log.broker.create_topic(TOPIC)
 
 
@@ -53,24 +53,24 @@ def test_an_owner_without_an_address_is_named() -> None:
     log = Log()
     log.owner(1, "")
     with pytest.raises(ServiceUnavailable, match=r"\(owner 1\) told no address"):
-        log.finder.look()
+        log.discovery.newest_address()
 
 
 def test_the_newest_owner_is_told_and_looked_for_again() -> None:
     log = Log()
     log.owner(1, "a:1")
     log.others(9)
-    assert log.finder.look() == "a:1"
+    assert log.discovery.newest_address() == "a:1"
     log.others(3)
-    assert log.finder.look() == "a:1"
+    assert log.discovery.newest_address() == "a:1"
     log.owner(2, "b:2")
-    assert log.finder.look() == "b:2"
+    assert log.discovery.newest_address() == "b:2"
 
 
 def test_the_owner_of_a_topic_is_that_of_its_shard() -> None:
     log = Log()
     log.owner(1, "only:1")
-    assert owner_of(log.broker, "public/default", "orders") == "only:1"
+    assert owner_address_of(log.broker, "public/default", "orders") == "only:1"
     shared = MemoryBroker()
     shared.partition(SNAPSHOT_TOPIC, 3)
     shared.partition(TOPIC, 3)
@@ -78,38 +78,38 @@ def test_the_owner_of_a_topic_is_that_of_its_shard() -> None:
         with shared.writer(Shard(number, 3).topic(TOPIC)) as writer:
             writer.append(Batch.of([encode(Owner(1, "owner", f"shard:{number}"))])).result()
     for topic in ("orders", "clicks", "flights", "departures"):
-        assert owner_of(shared, "public/default", topic) == f"shard:{shard_of(topic, 3)}"
+        assert owner_address_of(shared, "public/default", topic) == f"shard:{shard_of(topic, 3)}"
 
 
 def test_an_owner_of_an_older_epoch_is_none() -> None:
     log = Log()
     log.owner(2, "b:2")
     log.owner(1, "a:1")
-    assert log.finder.look() == "b:2"
+    assert log.discovery.newest_address() == "b:2"
     log.owner(2, "c:3")
-    assert log.finder.look() == "c:3"
+    assert log.discovery.newest_address() == "c:3"
 
 
 def test_a_log_that_is_compacted_and_trimmed_between_looks_is_read_anew() -> None:
     log = Log()
     log.owner(1, "a:1")
-    assert log.finder.look() == "a:1"
+    assert log.discovery.newest_address() == "a:1"
     log.owner(2, "b:2")
     log.others(9)
     log.broker.compact(TOPIC)
     log.broker.trim(TOPIC, log.broker.ledgers(TOPIC)[-1].ledger)
-    assert log.finder.look() == "b:2"
-    assert Finder(log.broker, "public/default").look() == "b:2"
+    assert log.discovery.newest_address() == "b:2"
+    assert ServiceDiscovery(log.broker, "public/default").newest_address() == "b:2"
 
 
 def test_a_log_that_was_trimmed_behind_the_last_look_is_read_anew() -> None:
     log = Log()
     log.owner(1, "a:1")
-    assert log.finder.look() == "a:1"
+    assert log.discovery.newest_address() == "a:1"
     log.others(9)
     log.owner(2, "b:2")
     log.broker.trim(TOPIC, log.broker.ledgers(TOPIC)[-1].ledger)
-    assert log.finder.look() == "b:2"
+    assert log.discovery.newest_address() == "b:2"
 
 
 class NotedBroker(MemoryBroker):
@@ -136,7 +136,7 @@ class NotedLog(Log):
     def __init__(self, text: str | None, fails: Exception | None = None) -> None:
         super().__init__()
         self.broker = NotedBroker(text, fails)
-        self.finder = Finder(self.broker, "public/default")
+        self.discovery = ServiceDiscovery(self.broker, "public/default")
         self.alive = ""
         self.dialled: list[str] = []
 
@@ -149,7 +149,7 @@ class NotedLog(Log):
     async def find(self) -> list[str]:
         """The addresses that are dialled until a connection stands."""
         self.dialled.clear()
-        await finding(self.finder, self.dial)()
+        await dial_owner(self.discovery, self.dial)()
         return [*self.dialled]
 
 
@@ -158,22 +158,22 @@ def test_what_a_slow_broker_kept_back_is_looked_for_again(monkeypatch: pytest.Mo
     log = Log()
     log.owner(1, "a:1")
     log.owner(2, "b:2")
-    log.finder = Finder(log.broker, "public/default")
+    log.discovery = ServiceDiscovery(log.broker, "public/default")
     with monkeypatch.context() as patched:
         cut_short(patched, log.broker, 1)
-        assert log.finder.look() == "a:1"
-    assert log.finder.look() == "b:2"
+        assert log.discovery.newest_address() == "a:1"
+    assert log.discovery.newest_address() == "b:2"
 
 
 def test_a_note_has_epoch_and_address() -> None:
     for text, place in (
-        ("7 host.name:6650", Whereabouts(7, "host.name:6650")),
-        ("12 ", Whereabouts(12, "")),
-        ("7 host.name:6650 no-topics", Whereabouts(7, "host.name:6650", makes_topics=False)),
-        ("12  no-topics", Whereabouts(12, "", makes_topics=False)),
+        ("7 host.name:6650", OwnerAddress(7, "host.name:6650")),
+        ("12 ", OwnerAddress(12, "")),
+        ("7 host.name:6650 no-topics", OwnerAddress(7, "host.name:6650", makes_topics=False)),
+        ("12  no-topics", OwnerAddress(12, "", makes_topics=False)),
     ):
-        assert encode_note(place) == text
-        assert decode_note(text) == place
+        assert encode_owner_address(place) == text
+        assert decode_owner_address(text) == place
 
 
 NO_NOTES = ["", "7", "7  a:1", "x a:1", "7 a", "7 a:1 b", "7 a:1\n", "0 a:1", "\u0667 a:1"]
@@ -181,18 +181,18 @@ NO_NOTES = ["", "7", "7  a:1", "x a:1", "7 a", "7 a:1 b", "7 a:1\n", "0 a:1", "\
 
 def test_a_note_tells_whether_topics_are_made() -> None:
     for text in ("7 a:1", "8 ", "some other note", None):
-        check_made(NotedBroker(text), "orders")
-    check_made(NotedBroker(None, TopicNotFound("no service was ever there")), "orders")
-    check_made(MemoryBroker(), "orders")
+        check_creatable(NotedBroker(text), "orders")
+    check_creatable(NotedBroker(None, TopicNotFound("no service was ever there")), "orders")
+    check_creatable(MemoryBroker(), "orders")
     with pytest.raises(TopicNotMade, match="there is no topic 'orders', and this service makes none"):
-        check_made(NotedBroker("7 a:1 no-topics"), "orders")
+        check_creatable(NotedBroker("7 a:1 no-topics"), "orders")
     with pytest.raises(ServiceUnavailable):
-        check_made(NotedBroker(None, ServiceUnavailable("not now")), "orders")
+        check_creatable(NotedBroker(None, ServiceUnavailable("not now")), "orders")
 
 
 @pytest.mark.parametrize("text", NO_NOTES)
 def test_what_is_no_note_tells_nothing(text: str) -> None:
-    assert decode_note(text) is None
+    assert decode_owner_address(text) is None
 
 
 def test_a_note_is_followed_without_a_look_at_the_log() -> None:
@@ -310,7 +310,7 @@ def test_a_dial_goes_over_to_the_next_owner_while_the_one_before_does_not_answer
                 await asyncio.Event().wait()
             return Nobody(address)
 
-        link = await finding(log.finder, dial)()
+        link = await dial_owner(log.discovery, dial)()
         assert isinstance(link, Nobody)
         assert link.address == "b:2"
         assert dialled == ["a:1", "b:2"]
@@ -333,7 +333,7 @@ def test_a_dial_that_is_given_up_leaves_no_connection_behind() -> None:
                 links.append(Nobody(address))  # it was there just then
             return links[0]
 
-        task = asyncio.ensure_future(finding(log.finder, dial)())
+        task = asyncio.ensure_future(dial_owner(log.discovery, dial)())
         await dialling.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -351,8 +351,8 @@ def test_whatever_breaks_a_look_is_tried_again() -> None:
         async def dial(address: str) -> Link:
             return Nobody(address)
 
-        found = finding(log.finder, dial)
-        faults = log.finder._broker.faults  # type: ignore[attr-defined]  # a MemoryBroker
+        found = dial_owner(log.discovery, dial)
+        faults = log.discovery._broker.faults  # type: ignore[attr-defined]  # a MemoryBroker
         faults.fail_read(RuntimeError("what is this"))
         with pytest.raises(ServiceUnavailable, match="what is this"):
             await found()

@@ -12,14 +12,14 @@ from broker_io.memory import MemoryBroker
 from txnbuffer import Error, ServiceUnavailable
 from txnbuffer.client.admin_link import GrpcAdminLink
 from txnbuffer.client.client import Client
-from txnbuffer.client.cluster import client_on, dial_at, finding
-from txnbuffer.client.finding import Finder
+from txnbuffer.client.cluster import client_on, dial_at, dial_owner
 from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, Link
-from txnbuffer.client.same_log import SameLog, log_of
 from txnbuffer.client.session import Session
 from txnbuffer.client.stream_link import GrpcStreamLink, StreamLink
 from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.rpc.log_identity import LogIdentity, log_identity_of
 from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
@@ -56,8 +56,8 @@ class Served:
             await self.engine.stop()
 
     @property
-    def log(self) -> SameLog:
-        return log_of(self.broker, "n", TOPIC)
+    def log(self) -> LogIdentity:
+        return log_identity_of(self.broker, "n", TOPIC)
 
     @property
     def untouched(self) -> bool:
@@ -65,7 +65,7 @@ class Served:
         return not [*self.engine.coordinator.sessions()] and not seen(self)
 
 
-def dialling(log: SameLog) -> Callable[[str], Awaitable[Link]]:
+def dialling(log: LogIdentity) -> Callable[[str], Awaitable[Link]]:
     async def dial(target: str) -> Link:
         return await GrpcLink.open(target, None, CONNECTING, log)
 
@@ -117,7 +117,7 @@ def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_addre
                 refused += target == other.address
                 return await GrpcLink.open(target, None, CONNECTING, log)
 
-            async with client_of(ours, finding(Finder(ours.broker, "n"), dial), 60.0) as client:
+            async with client_of(ours, dial_owner(ServiceDiscovery(ours.broker, "n"), dial), 60.0) as client:
                 await until(lambda: refused == 2)
                 assert other.untouched
                 await owner.aclose()
@@ -133,7 +133,7 @@ def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
     async def test() -> None:
         first, second = Served(shared=False), Served(shared=False)
         async with first.running(), second.running():
-            target, log = first, SameLog()
+            target, log = first, LogIdentity()
 
             async def dial() -> Link:
                 return await GrpcLink.open(target.address, None, CONNECTING, log)
@@ -159,7 +159,7 @@ def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
     run(test())
 
 
-class Silent(SameLog):
+class Silent(LogIdentity):
     """Does not say which log it wants, as if the service took no notice."""
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -182,8 +182,8 @@ def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("kind", [SameLog, Silent], ids=["the service refuses", "the client refuses"])
-def test_streams_are_not_of_another_log(kind: type[SameLog]) -> None:
+@pytest.mark.parametrize("kind", [LogIdentity, Silent], ids=["the service refuses", "the client refuses"])
+def test_streams_are_not_of_another_log(kind: type[LogIdentity]) -> None:
     async def test() -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
@@ -224,7 +224,7 @@ def test_operators_questions_are_not_asked_of_another_log() -> None:
 
 def test_a_namespace_that_was_never_served_has_no_log() -> None:
     async def test() -> None:
-        log = log_of(MemoryBroker(), "public/n", TOPIC)
+        log = log_identity_of(MemoryBroker(), "public/n", TOPIC)
         with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace public/n: run"):
             await log.metadata()
 
@@ -241,7 +241,7 @@ def test_a_log_that_cant_be_asked_for_is_asked_for_again() -> None:
                     raise error
                 return "i"
 
-        log = log_of(Odd(), "n", TOPIC)
+        log = log_identity_of(Odd(), "n", TOPIC)
         with pytest.raises(ServiceUnavailable, match="what is this"):
             await log.metadata()
         assert await log.metadata() == (("txnbuffer-log", "i"),)

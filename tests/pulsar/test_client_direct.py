@@ -28,7 +28,7 @@ from txnbuffer import (
     connect,
 )
 from txnbuffer.client.connecting import Opening
-from txnbuffer.client.finding import Finder
+from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.admin import Admin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
@@ -238,7 +238,7 @@ def test_a_client_is_told_the_services_address_where_it_wants(place: Place) -> N
 
 
 def newest_address(engine: Engine) -> str:
-    return Finder(engine.broker, "").look()
+    return ServiceDiscovery(engine.broker, "").newest_address()
 
 
 def test_the_service_of_another_namespace_decides_nothing_here(cluster: Cluster, place: Place) -> None:

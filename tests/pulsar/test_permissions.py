@@ -27,11 +27,11 @@ from broker_io.port import Broker, NotingBroker
 from broker_io.testing.standalone import Standalone, ask
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import CommittedReader, connect
-from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.exporting import Export
 from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.rpc.discovery import ServiceDiscovery
 
 SECRET = bytes(range(32))
 TENANT = "acme"
@@ -183,7 +183,7 @@ def test_applications_write_to_none_of_our_topics(place: Place) -> None:
 def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place) -> None:
     with place.open("app") as broker:
         assert isinstance(broker, NotingBroker)
-        assert Finder(broker, NAMESPACE).noted() == f"127.0.0.1:{place.service.port}"
+        assert ServiceDiscovery(broker, NAMESPACE).noted_address() == f"127.0.0.1:{place.service.port}"
         with pytest.raises(NotAuthorized):
             broker.note(DECISIONS, "9 elsewhere:1")
 

@@ -14,8 +14,8 @@ from broker_io.environment import SystemClock
 from broker_io.port import Broker, NotingBroker
 from broker_io.pulsar.admin import Admin
 from snapshots.policy import SnapshotPolicy
-from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.config import Config
+from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.opening import Identity, take_over
 
@@ -85,14 +85,14 @@ def test_a_service_that_starts_notes_where_it_is_for_clients_that_ask_once(
     broker = opening()
     for address in ("here:1", "there:2"):
         start(broker, address)
-        assert Finder(broker, namespace).noted() == address
-        assert Finder(broker, namespace).look() == address
+        assert ServiceDiscovery(broker, namespace).noted_address() == address
+        assert ServiceDiscovery(broker, namespace).newest_address() == address
     incarnation = broker.incarnation(OWN[0])
     assert isinstance(broker, NotingBroker)
     broker.note(OWN[0], "nothing that a client understands")
-    assert Finder(broker, namespace).noted() is None
+    assert ServiceDiscovery(broker, namespace).noted_address() is None
     assert broker.incarnation(OWN[0]) == incarnation
     broker.delete_topic(OWN[0])
-    assert Finder(broker, namespace).noted() is None
+    assert ServiceDiscovery(broker, namespace).noted_address() is None
     broker.create_topic(OWN[0])
     assert broker.noted(OWN[0]) is None

@@ -11,8 +11,8 @@ import click
 
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from txnbuffer.cli.opening import tls_option
-from txnbuffer.client.trust import certificates
 from txnbuffer.errors import ForeignTopic, ForeignTransaction
+from txnbuffer.rpc.ca_file import read_ca_file
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
@@ -130,4 +130,4 @@ def _channel(target: str, tls_ca: str | None) -> Any:
 
     if tls_ca is None:
         return grpc.insecure_channel(target)
-    return grpc.secure_channel(target, grpc.ssl_channel_credentials(certificates(tls_ca)))
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(read_ca_file(tls_ca)))

@@ -58,9 +58,9 @@ def open_for_reading(address: str, config: Config, tls_ca: str | None = None) ->
     if is_cluster(address):
         return open_broker(address, **config.pulsar.options())
     if address.startswith("txnbuf:") and tls_ca is not None:
-        from txnbuffer.client.trust import certificates
+        from txnbuffer.rpc.ca_file import read_ca_file
 
-        return open_broker(address, root_certificates=certificates(tls_ca))
+        return open_broker(address, root_certificates=read_ca_file(tls_ca))
     return open_broker(address)
 
 

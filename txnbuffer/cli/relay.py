@@ -153,7 +153,7 @@ def _run(relay: Relay, follow: bool, stopping: threading.Event) -> bool:
 
 
 def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: str | None) -> RelayCursor:
-    from txnbuffer.client.finding import owner_of
+    from txnbuffer.rpc.discovery import owner_address_of
     from txnbuffer.sinks.relay_cursor import RelayCursor
 
     if address.startswith("txnbuf://"):
@@ -162,7 +162,7 @@ def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: st
         raise InvalidRequest(f"only a service keeps durable cursors: say with --service which one owns {address}")
 
     def ask_owner(broker: Broker, method: str, question: dict[str, Any]) -> Any:
-        owner = service or owner_of(broker, address, topic)
+        owner = service or owner_address_of(broker, address, topic)
         return ask(Service(owner, tls_ca), method, timeout=ASKING, **question)
 
     return RelayCursor(ask_owner, topic, name)

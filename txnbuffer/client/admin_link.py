@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from snapshots.shards import shard_of
 from txnbuffer.client.grpc_link import open_channel
-from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.rpc.log_identity import LogIdentity
 from txnbuffer.wire.faults import told
 
 if TYPE_CHECKING:
@@ -96,13 +96,15 @@ class EngineAdminLink:
 
 
 class GrpcAdminLink:
-    def __init__(self, target: str, channel: Any, log: SameLog) -> None:
+    def __init__(self, target: str, channel: Any, log: LogIdentity) -> None:
         self._target = target
         self._channel = channel
         self._log = log
 
     @classmethod
-    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: SameLog) -> GrpcAdminLink:
+    async def open(
+        cls, target: str, root_certificates: bytes | None, timeout: float, log: LogIdentity
+    ) -> GrpcAdminLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
         return cls(target, await open_channel(target, root_certificates, timeout), log)
 

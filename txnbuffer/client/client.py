@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
+from txnbuffer.checks import check_name, check_number, check_timeout, check_txn
 from txnbuffer.client import forking
 from txnbuffer.client.admin_link import Questions
 from txnbuffer.client.changes import ChangeStream
-from txnbuffer.client.checks import check_name, check_number, check_timeout, check_txn
 from txnbuffer.client.closing import close_all, to_the_end
 from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task

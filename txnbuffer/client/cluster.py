@@ -12,7 +12,6 @@ from broker_io.port import Broker, PartitionedBroker
 from snapshots.shards import Shard
 from txnbuffer.client.client import Client
 from txnbuffer.client.direct_link import Carrier
-from txnbuffer.client.finding import Finder
 from txnbuffer.client.link import Dial, Link
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.routing import Routes
@@ -21,6 +20,7 @@ from txnbuffer.client.session import Session
 from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.writers import Writers
 from txnbuffer.errors import Error, ServiceUnavailable
+from txnbuffer.rpc.discovery import ServiceDiscovery
 
 LOOK = 0.5
 """Seconds between two looks whether another owner came, while the one that is known does not answer."""
@@ -77,12 +77,12 @@ def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
     return given
 
 
-def finding(finder: Finder, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
-    """Dials whoever owns the namespace, and goes over to the next owner as soon as there is one."""
+def dial_owner(discovery: ServiceDiscovery, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
+    """Dials the owner of the namespace, and the next one as soon as there is one."""
 
     async def found() -> L:
         try:
-            return await _dial_newest(finder, dial)
+            return await _dial_newest(discovery, dial)
         except Error:
             raise
         except Exception as error:  # a session that met it would never dial again
@@ -91,16 +91,16 @@ def finding(finder: Finder, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
     return found
 
 
-async def _dial_newest(finder: Finder, dial: DialAddress[L]) -> L:
-    noted = await asyncio.to_thread(finder.noted)
-    address = await asyncio.to_thread(finder.look) if noted is None else noted
+async def _dial_newest(discovery: ServiceDiscovery, dial: DialAddress[L]) -> L:
+    noted = await asyncio.to_thread(discovery.noted_address)
+    address = await asyncio.to_thread(discovery.newest_address) if noted is None else noted
     dialling = asyncio.ensure_future(dial(address))
     try:
         while True:
             await asyncio.wait([dialling], timeout=LOOK)
             if dialling.done() and dialling.exception() is None:
                 return dialling.result()
-            if (newer := await asyncio.to_thread(finder.look)) != address:
+            if (newer := await asyncio.to_thread(discovery.newest_address)) != address:
                 await _abandon(dialling)
                 address = newer
                 dialling = asyncio.ensure_future(dial(address))

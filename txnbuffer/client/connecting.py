@@ -15,23 +15,23 @@ from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
+from txnbuffer.checks import check_patience
 from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, GrpcAdminLink, Questions
-from txnbuffer.client.checks import check_patience
 from txnbuffer.client.client import Client
 from txnbuffer.client.closing import opened, to_the_end
-from txnbuffer.client.cluster import client_on, dial_at, finding
-from txnbuffer.client.finding import Finder
+from txnbuffer.client.cluster import client_on, dial_at, dial_owner
 from txnbuffer.client.grpc_link import GrpcLink
 from txnbuffer.client.link import Dial, EngineLink, Link
 from txnbuffer.client.rows import BATCHINGS, Batching
-from txnbuffer.client.same_log import SameLog, log_of
 from txnbuffer.client.serializers import Schema, Serializer, Serializers
 from txnbuffer.client.session import Session
 from txnbuffer.client.shard_streams import ShardStreams
 from txnbuffer.client.stream_link import EngineStreamLink, GrpcStreamLink, StreamLink
-from txnbuffer.client.trust import certificates
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.rpc.ca_file import read_ca_file
+from txnbuffer.rpc.discovery import ServiceDiscovery
+from txnbuffer.rpc.log_identity import LogIdentity, log_identity_of
 
 if TYPE_CHECKING:
     from txnbuffer.client.plain import PlainClient
@@ -134,7 +134,7 @@ class Opening:
     def _way(self, broker: Broker, decisions: str, trusted: bytes | None) -> Way:
         """How to the owner of a decision log: from what opens a link to an address to what dials the owner."""
         service, _ = self._cluster
-        log = log_of(broker, self.address, decisions)
+        log = log_identity_of(broker, self.address, decisions)
 
         def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
             async def dial(target: str) -> Any:
@@ -142,7 +142,7 @@ class Opening:
 
             if service is not None:
                 return dial_at(service, dial)
-            return finding(Finder(broker, self.address, decisions), dial)
+            return dial_owner(ServiceDiscovery(broker, self.address, decisions), dial)
 
         return dial_of
 
@@ -152,7 +152,7 @@ class Opening:
         return min(self._timeout, max(self._patience, LEAST))
 
     async def _certificates(self) -> bytes | None:
-        return None if self._tls_ca is None else await asyncio.to_thread(certificates, self._tls_ca)
+        return None if self._tls_ca is None else await asyncio.to_thread(read_ca_file, self._tls_ca)
 
     async def _open_remote(self, resources: AsyncExitStack) -> Client:
         target = self.address.removeprefix(REMOTE).rstrip("/")
@@ -160,7 +160,7 @@ class Opening:
             raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
         trusted = await self._certificates()
         brokers: list[Broker] = []
-        log = SameLog()
+        log = LogIdentity()
 
         async def dial() -> Link:
             return await GrpcLink.open(target, trusted, self._attempt, log)

@@ -6,10 +6,10 @@ from typing import Any
 
 from broker_io.errors import MessageTooLarge
 from txnbuffer.client import forking
-from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import Error, ServiceUnavailable
 from txnbuffer.frames import MAX_FRAME_BYTES, ClientFrame, OtherVersion, ServerFrame
-from txnbuffer.service.names import LOG_KEY
+from txnbuffer.rpc.log_identity import LogIdentity
+from txnbuffer.rpc.names import LOG_KEY
 from txnbuffer.wire import decode_server_frame, encode_client_frame
 
 METHOD = "/txnbuffer.v1.Session/Talk"
@@ -39,7 +39,7 @@ class GrpcLink:
         self._call = call
 
     @classmethod
-    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: SameLog) -> GrpcLink:
+    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: LogIdentity) -> GrpcLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
         return cls(target, *await open_call(target, METHOD, root_certificates, timeout, log))
 
@@ -83,7 +83,7 @@ class GrpcLink:
 
 
 async def open_call(
-    target: str, method: str, root_certificates: bytes | None, timeout: float, log: SameLog
+    target: str, method: str, root_certificates: bytes | None, timeout: float, log: LogIdentity
 ) -> tuple[Any, Any]:
     """A channel to HOST:PORT and a call of a method with streams over it, let in by the service of that log.
 

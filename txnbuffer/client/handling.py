@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from txnbuffer.client.checks import check_awaitable
+from txnbuffer.checks import check_awaitable
 from txnbuffer.client.dead_letters import DeadLetter, letter_of
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.pace import BLOCKED, LEAST_CALLS, Pace, Turns

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from broker_io.position import EARLIEST, Position
-from txnbuffer.client.checks import check_name
+from txnbuffer.checks import check_name
 from txnbuffer.client.read_topics import ReadTopics
 from txnbuffer.coordinator.messages import Share, TakePart
 from txnbuffer.errors import Error, StaleGeneration

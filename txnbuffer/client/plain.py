@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from txnbuffer.checks import check_done, check_plain
 from txnbuffer.client import forking
 from txnbuffer.client.changes import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
-from txnbuffer.client.checks import check_done, check_plain
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import At
 from txnbuffer.client.loop_thread import LoopThread

@@ -18,7 +18,7 @@ from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
-from txnbuffer.client.checks import check_callable, check_topics
+from txnbuffer.checks import check_callable, check_topics
 from txnbuffer.client.dead_letters import DeadLetter
 from txnbuffer.client.handling import PAUSE, Handling, OnError, Processed, Task
 from txnbuffer.client.membership import Membership

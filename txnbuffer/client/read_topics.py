@@ -9,7 +9,7 @@ from typing import TypeAlias
 from broker_io.errors import TopicNotFound
 from broker_io.partitions import partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
-from txnbuffer.client.checks import check_topics
+from txnbuffer.checks import check_topics
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 

@@ -9,9 +9,9 @@ from typing import NamedTuple, Self
 
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, PositionTrimmed
-from broker_io.port import Broker, Ledger
+from broker_io.port import Broker, messages_up_to
+from txnbuffer.checks import check_limit
 from txnbuffer.client import forking
-from txnbuffer.client.checks import check_limit
 from txnbuffer.client.follower import Beginning, CommittedFollower, Follower
 from txnbuffer.client.read_topics import ReadTopics, Start
 from txnbuffer.client.records import RecordBatch
@@ -137,9 +137,9 @@ class CommittedReader:
             ledgers = self._broker.ledgers(follower.topic)
             end = self._broker.last_position(follower.topic)
             at, decided = follower.next_position, follower.decided_position
-            total = ordinal(ledgers, end)
-            undecided = total - ordinal(ledgers, max(at, decided))
-            lags[follower.topic] = Lag(at, decided, end, total - ordinal(ledgers, at), undecided)
+            total = messages_up_to(ledgers, end)
+            undecided = total - messages_up_to(ledgers, max(at, decided))
+            lags[follower.topic] = Lag(at, decided, end, total - messages_up_to(ledgers, at), undecided)
         return lags
 
     def close(self) -> None:
@@ -181,12 +181,3 @@ def _milliseconds(time: datetime) -> int:
         return max(round(time.timestamp() * 1000), 0)
     except (OverflowError, ValueError):
         raise InvalidRequest(f"{time} is no time that a record can have") from None
-
-
-def ordinal(ledgers: list[Ledger], position: Position | None) -> int:
-    """How many messages of these ledgers stand up to and at a position."""
-    if position is None:
-        return 0
-    below = sum(ledger.entries for ledger in ledgers if ledger.ledger < position.ledger)
-    inside = [ledger.entries for ledger in ledgers if ledger.ledger == position.ledger]
-    return below + (min(position.entry + 1, inside[0]) if inside else 0)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from broker_io.batch import Batch
 from broker_io.errors import Error
+from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.batches import check_batch, split
-from txnbuffer.client.checks import check_name, check_number, check_timeout
 from txnbuffer.client.outbox import OpenTransaction
 from txnbuffer.client.rows import Batching
 from txnbuffer.client.transactions import Plan

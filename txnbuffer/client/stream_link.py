@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from txnbuffer.client.grpc_link import open_call
-from txnbuffer.client.same_log import SameLog
 from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.rpc.log_identity import LogIdentity
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
 from txnbuffer.streams.wire import decode_server_frame, encode_client_frame
 
@@ -57,7 +57,9 @@ class GrpcStreamLink:
         self._call = call
 
     @classmethod
-    async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: SameLog) -> GrpcStreamLink:
+    async def open(
+        cls, target: str, root_certificates: bytes | None, timeout: float, log: LogIdentity
+    ) -> GrpcStreamLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
         return cls(target, *await open_call(target, METHOD, root_certificates, timeout, log))
 

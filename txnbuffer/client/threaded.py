@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from broker_io.errors import Error
 from broker_io.port import Broker
-from txnbuffer.client.checks import check_limit
+from txnbuffer.checks import check_limit
 from txnbuffer.client.closing import ClosedOnExit, opened
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader, Lag

@@ -19,8 +19,8 @@ from broker_io.batch import Batch
 from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
-from txnbuffer.client.finding import check_made
 from txnbuffer.protocol import RECORDS
+from txnbuffer.rpc.discovery import check_creatable
 
 MESSAGES_UNDER_WAY = 3_000
 """Messages of a topic that its writer holds; the rest waits here, because a writer that is full blocks the loop."""
@@ -296,7 +296,7 @@ def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, a
     except TopicNotFound:
         if not creates:
             raise
-        check_made(broker, name)
+        check_creatable(broker, name)
         broker.create_topic(name)
         return broker.writer(name, alone=alone)
 

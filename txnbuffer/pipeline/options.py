@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 from broker_io import check_address, is_cluster
 from broker_io.partitions import partition_name, partition_of, whole_name
 from snapshots.keys import is_internal
-from txnbuffer.client.trust import certificates
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
+from txnbuffer.rpc.ca_file import read_ca_file
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
 BEGINNING, END = "beginning", "end"
@@ -154,7 +154,7 @@ def _trusting(broker: str, path: str | None) -> dict[str, Any]:
         return {}
     if not broker.startswith("txnbuf:"):
         raise InvalidRequest("option tls_ca is for services at txnbuf://HOST:PORT: a cluster has pulsar.tls_trust")
-    return {"root_certificates": certificates(path)}
+    return {"root_certificates": read_ca_file(path)}
 
 
 def broker_address(text: str | None) -> str:

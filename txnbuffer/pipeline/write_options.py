@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from broker_io import is_cluster
 from broker_io.port import check_topic_name
-from txnbuffer.client.checks import MAX_NAME, check_name, check_number, check_timeout
+from txnbuffer.checks import MAX_NAME, check_name, check_number, check_timeout
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.options import CLUSTER_SETTINGS, broker_address, broker_options
 

@@ -14,7 +14,7 @@ from typing import Any
 from broker_io.errors import Error, TopicNotFound
 from broker_io.waits import long_waits
 from txnbuffer.buffer.ongoing import OpenTxn
-from txnbuffer.client.checks import check_name
+from txnbuffer.checks import check_name
 from txnbuffer.coordinator.states import State
 from txnbuffer.coordinator.transaction import Session, Transaction
 from txnbuffer.errors import InvalidRequest

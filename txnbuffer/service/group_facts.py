@@ -6,9 +6,8 @@ import contextlib
 from typing import Any, NamedTuple
 
 from broker_io.errors import Error
-from broker_io.port import Broker
+from broker_io.port import Broker, messages_up_to
 from broker_io.position import Position
-from txnbuffer.client.reader import ordinal
 from txnbuffer.coordinator.coordinator import Coordinator
 
 
@@ -55,5 +54,5 @@ def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
     """None where the broker can't tell."""
     with contextlib.suppress(Error):
         ledgers = broker.ledgers(topic)
-        return ordinal(ledgers, broker.last_position(topic)) - ordinal(ledgers, position)
+        return messages_up_to(ledgers, broker.last_position(topic)) - messages_up_to(ledgers, position)
     return None

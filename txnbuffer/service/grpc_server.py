@@ -23,12 +23,12 @@ from broker_io.errors import EnvironmentFault, Error
 from broker_io.waits import long_waits
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
 from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, OtherVersion
+from txnbuffer.rpc.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_KEY, LOG_SERVICE, SESSION_SERVICE, TALK
 from txnbuffer.service.admin import QUESTIONS, Admin
 from txnbuffer.service.connection import Connection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
 from txnbuffer.service.log_service import log_service
-from txnbuffer.service.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_KEY, LOG_SERVICE, SESSION_SERVICE, TALK
 from txnbuffer.service.streaming.grpc_streams import stream_handler
 from txnbuffer.wire import decode_client_frame, encode_server_frame
 
@@ -64,7 +64,7 @@ class GrpcServer:
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-        server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._same_log()])
+        server = self._server = grpc.aio.server(options=_options(self._limits), interceptors=[self._log_check()])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         streams = stream_handler(lambda: self._engine, lambda: self.waits_for)
@@ -102,7 +102,7 @@ class GrpcServer:
         if self._server is not None:
             await self._server.stop(2 * LAST_WORDS)
 
-    def _same_log(self) -> Any:
+    def _log_check(self) -> Any:
         import grpc
 
         outer = self
@@ -113,14 +113,14 @@ class GrpcServer:
             text = "another log is served here than the one that was asked for: ask the service of that one"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
-        class SameLog(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+        class LogCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
             async def intercept_service(self, continuation: Any, details: Any) -> Any:
                 wanted = dict(details.invocation_metadata).get(LOG_KEY)
                 if wanted is None or (outer._engine is not None and outer._engine.log == wanted):
                     return await continuation(details)
                 return grpc.stream_stream_rpc_method_handler(refuse)
 
-        return SameLog()
+        return LogCheck()
 
     def _session_handler(self) -> Any:
         import grpc

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from snapshots.shards import Shard
+from txnbuffer.checks import MAX_NAME
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import Ownership
 from txnbuffer.errors import CoordinatorStopped, ForeignTopic, InvalidRequest, LogRestored, TopicNotMade, UnknownSession
@@ -30,8 +31,6 @@ UNASKED = -1
 """The request number of what has no answer."""
 MAX_SESSION_NAME = 100
 _TOLD = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
-MAX_NAME_BYTES = 400
-"""UTF-8 of the name of a producer or a consumer group, which the decision log keeps as long as there is one."""
 MAX_SHOWN = 100
 """Characters of a wrong name that its refusal quotes."""
 STRAIGHT = (
@@ -254,9 +253,9 @@ def _fitting(connection: Connection, shard: Shard, kind: str, asked: Iterable[Na
 
 def _fits(connection: Connection, kind: str, request: int, name: str) -> bool:
     """Whether something may be called so; else that is answered."""
-    if name and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES:
+    if name and name.isprintable() and len(name.encode()) <= MAX_NAME:
         return True
     shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
-    text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME_BYTES} bytes of printable UTF-8"
+    text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME} bytes of printable UTF-8"
     connection.answer([(request, InvalidRequest(text))])
     return False

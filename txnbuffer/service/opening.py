@@ -28,8 +28,8 @@ from txnbuffer.coordinator.entries import Ownership
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.coordinator.lost import first_ids, no_owner, what_is_lost
+from txnbuffer.coordinator.owner_address import OwnerAddress, encode_owner_address
 from txnbuffer.coordinator.ownership import Acquisition
-from txnbuffer.coordinator.whereabouts import Whereabouts, encode_note
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.partitioning import prepare
@@ -104,7 +104,7 @@ def take_over(
             last = _nothing if isinstance(broker, GuardedBroker) else _last_id
             at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
         _check_same(broker, log.topic, at)
-        _note(broker, log.topic, Whereabouts(log.history.epoch, identity.address, identity.makes_topics))
+        _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.makes_topics))
         letters = _end_of_letters(broker, shard)
         name = broker.incarnation(log.topic)
         with _needed(snapshots):
@@ -181,11 +181,11 @@ def _needed(topic: str) -> Iterator[None]:
         raise TopicDamaged(topic, error, needed=True) from error
 
 
-def _note(broker: Broker, topic: str, whereabouts: Whereabouts) -> None:
-    """Clients need not read the whole log then; without the note they do."""
+def _publish_address(broker: Broker, topic: str, owner: OwnerAddress) -> None:
+    """Write the address where clients find it without reading the log."""
     if isinstance(broker, NotingBroker):
         with contextlib.suppress(Error):
-            broker.note(topic, encode_note(whereabouts))
+            broker.note(topic, encode_owner_address(owner))
 
 
 def _last_id(history: History) -> int | None:

@@ -12,8 +12,8 @@ import threading
 from broker_io.errors import Error, StillHeld
 from broker_io.port import Broker, Writer, open_or_make
 from snapshots.shards import ONLY, Shard
-from txnbuffer.client.finding import Finder
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.beside import of_log
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.opening import Standing, read_decisions
@@ -45,7 +45,7 @@ def take_if_free(broker: Broker, shard: Shard = ONLY) -> Standing:
 def _newest(broker: Broker, topic: str) -> str:
     """Where the newest owner of a log is, as far as that is told; for people."""
     try:
-        return f", which serves at {Finder(broker, '', topic).look()}"
+        return f", which serves at {ServiceDiscovery(broker, '', topic).newest_address()}"
     except Error:
         return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker_io.errors import Error
-from txnbuffer.service.names import LOG_KEY, STREAM, STREAMS_SERVICE
+from txnbuffer.rpc.names import LOG_KEY, STREAM, STREAMS_SERVICE
 from txnbuffer.service.streaming.connection import StreamConnection
 from txnbuffer.streams.wire import decode_client_frame, encode_server_frame
 

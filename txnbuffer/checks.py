@@ -1,4 +1,4 @@
-"""What applications ask for, checked before it goes anywhere: one bad argument harms nobody else."""
+"""Checks of the arguments of applications and operators, before anything is done with them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from txnbuffer.model import TxnId
 T = TypeVar("T")
 
 MAX_NAME = 400
+"""Bytes of UTF-8 that the name of a producer or a consumer group may have; the decision log keeps these names."""
 MAX_NUMBER = 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""Whom a client trusts as its service: a file of certificates."""
+"""The CA file of a client: the certificates by which it trusts a service."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from txnbuffer.errors import InvalidConfiguration
 
 
-def certificates(path: str | os.PathLike[str]) -> bytes:
-    """What stands in a file of certificates, PEM. Raises InvalidConfiguration."""
+def read_ca_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a PEM file of certificates. Raises InvalidConfiguration."""
     try:
         found = Path(path).read_bytes()
     except OSError as error:

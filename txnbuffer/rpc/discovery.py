@@ -1,7 +1,8 @@
-"""Where the service of a cluster's namespace is: what its newest owner wrote into the decision log.
+"""Service discovery: the address of the service of a cluster's namespace, from the decision log.
 
-The owner leaves a note beside the log too, which costs one question where the log may take seconds. It counts for less
-than the log: each owner's note is followed once, and whoever gets nowhere with it looks into the log.
+The newest owner of the log writes its address into the log, and also into a property of the topic. Reading the
+property takes one request, reading the log may take seconds. The log has precedence: the address in the property is
+returned once for each owner, and a caller that can't connect there reads the log.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from broker_io.position import EARLIEST, Position
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
-from txnbuffer.coordinator.whereabouts import decode_note
+from txnbuffer.coordinator.owner_address import decode_owner_address
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable, TopicNotMade
 
-PATIENCE = 0.25
-"""Seconds of silence after which another reader is asked, and then the log is taken to be read."""
+READ_TIMEOUT = 0.25
+"""Seconds without a message after which another reader is opened. If that one finds nothing either, the log is read."""
 
 _KEY = OWNER_KEY.encode()
 
 
-def owner_of(broker: Broker, namespace: str, topic: str) -> str:
-    """HOST:PORT of the service that has a topic: the newest owner of its shard. Raises as `Finder.look`."""
-    return Finder(broker, namespace, _decisions_of(broker, topic)).look()
+def owner_address_of(broker: Broker, namespace: str, topic: str) -> str:
+    """HOST:PORT of the newest owner of a topic's shard. Raises as `ServiceDiscovery.newest_address`."""
+    return ServiceDiscovery(broker, namespace, _decisions_of(broker, topic)).newest_address()
 
 
 def _decisions_of(broker: Broker, topic: str) -> str:
@@ -33,22 +34,22 @@ def _decisions_of(broker: Broker, topic: str) -> str:
     return Shard(shard_of(topic, shards), shards).topic(TOPIC)
 
 
-def check_made(broker: Broker, topic: str) -> None:
-    """Raises TopicNotMade where the service of a topic, which is missing, wants none to be made."""
+def check_creatable(broker: Broker, topic: str) -> None:
+    """Raises TopicNotMade if clients may not create a missing topic, by the setting of its service."""
     if not isinstance(broker, NotingBroker):
         return
     try:
-        noted = decode_note(broker.noted(_decisions_of(broker, topic)) or "")
+        noted = decode_owner_address(broker.noted(_decisions_of(broker, topic)) or "")
     except TopicNotFound:  # no service was ever there
         return
     if noted is not None and not noted.makes_topics:
         raise TopicNotMade(topic)
 
 
-class Finder:
-    """Blocks while it reads, so it belongs into a thread; one call at a time. `namespace` is named in errors.
+class ServiceDiscovery:
+    """Reads the decision log `topic`. Its methods block, so call them in a thread, one at a time.
 
-    `topic`: the decision log that is looked at.
+    `namespace` is for the messages of errors.
     """
 
     def __init__(self, broker: Broker, namespace: str, topic: str = TOPIC) -> None:
@@ -59,25 +60,25 @@ class Finder:
         self._read_to = EARLIEST
         self._followed = 0
 
-    def noted(self) -> str | None:
-        """HOST:PORT as a newer owner than any before noted it, which may be out of date; None if there is no such."""
+    def noted_address(self) -> str | None:
+        """HOST:PORT from the topic's property, maybe out of date; None unless its owner is newer than any before."""
         if not isinstance(self._broker, NotingBroker):
             return None
         try:
             text = self._broker.noted(self._topic)
-        except Error:  # the log will tell what is wrong, if anything is
+        except Error:  # if anything is wrong, reading the log raises it
             return None
-        found = None if text is None else decode_note(text)
+        found = None if text is None else decode_owner_address(text)
         known = max(self._followed, 0 if self._owner is None else self._owner.epoch)
         if found is None or found.epoch <= known or not found.address:
             return None
         self._followed = found.epoch
         return found.address
 
-    def look(self) -> str:
-        """HOST:PORT of the newest owner, from what the log got since the last look.
+    def newest_address(self) -> str:
+        """HOST:PORT of the newest owner. Reads only what was appended to the log since the last call.
 
-        Raises ServiceUnavailable if no service was ever there or it told no address, and what the broker raises.
+        Raises ServiceUnavailable if there never was an owner or it gave no address, and what the broker raises.
         """
         self._read_on()
         if self._owner is None:
@@ -93,7 +94,7 @@ class Finder:
         return self._owner.address
 
     def _check_shards(self) -> None:
-        """Raises InvalidRequest where the namespace got its shards after it was looked at for them."""
+        """Raises InvalidRequest if the namespace got its shards after this client opened it."""
         broker = self._broker
         if self._topic == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
             raise InvalidRequest(f"namespace {self._namespace} has {count} shards by now: open another client")
@@ -105,20 +106,20 @@ class Finder:
                 return
             try:
                 self._read_to_end(end)
-            except PositionTrimmed:  # compacted and trimmed since the last look
+            except PositionTrimmed:  # compacted and trimmed since the last call
                 self._read_to = EARLIEST
                 self._read_to_end(end)
         except TopicNotFound:
             return
 
     def _read_to_end(self, end: Position) -> None:
-        """Read up to an end that may be compacted away: then nobody finds anything more, nor while a broker is slow."""
+        """Read up to `end`, or until a new reader finds nothing: `end` may be compacted away, or the broker slow."""
         found = True
         while found and self._read_to < end:
             found = False
             start = self._read_to
             with self._broker.reader(self._topic, start, inclusive=start == EARLIEST, compacted=True) as reader:
-                while self._read_to < end and (placed := reader.read(timeout=PATIENCE)) is not None:
+                while self._read_to < end and (placed := reader.read(timeout=READ_TIMEOUT)) is not None:
                     found = True
                     self._take(placed)
 
