@@ -11,30 +11,34 @@ KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 
-class NoOpenssl(Exception):
-    """There is nothing to make certificates with; the message says what to do."""
-
-
 class Authority:
     """Signs certificates; `trust` is the file of its own, PEM."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
         self.trust, self._key = directory / f"{name}.pem", directory / f"{name}.key"
-        _openssl("req", "-x509", *KEY, *DAYS, "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.trust)
+        openssl("req", "-x509", *KEY, *DAYS, "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.trust)
 
     def sign(self, name: str) -> tuple[Path, Path]:
         """A certificate of a server on this machine, or of a client of that name, and its key in PKCS 8."""
         certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         request, extensions = self._directory / f"{name}.csr", self._directory / "extensions"
         extensions.write_text(NAMES)
-        _openssl("req", "-new", *KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+        openssl("req", "-new", *KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         by = ["-CA", self.trust, "-CAkey", self._key, "-CAcreateserial", "-extfile", extensions]
-        _openssl("x509", "-req", *DAYS, *by, "-in", request, "-out", certificate)
+        openssl("x509", "-req", *DAYS, *by, "-in", request, "-out", certificate)
         return certificate, key
 
 
-def _openssl(*words: str | Path) -> None:
-    if shutil.which("openssl") is None:
-        raise NoOpenssl("there is no openssl to make certificates with: install it")
+def self_signed(directory: Path) -> tuple[str, str]:
+    """Files of a certificate of this machine that signs itself, and of its key."""
+    certificate, key = directory / "cert.pem", directory / "key.pem"
+    openssl(
+        "req", "-x509", *KEY, *DAYS, "-subj", "/CN=localhost", "-addext", NAMES, "-keyout", key, "-out", certificate
+    )
+    return str(certificate), str(key)
+
+
+def openssl(*words: str | Path) -> None:
+    assert shutil.which("openssl"), "there is no openssl to make certificates with: install it"
     subprocess.run(["openssl", *words], check=True, capture_output=True)

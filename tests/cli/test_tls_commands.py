@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import Authority, NoOpenssl
+from certificates import Authority
 from click.testing import CliRunner
 from export_world import run_job
 from relay_kills import RelayProcess
@@ -21,10 +21,7 @@ from txnbuffer.rpc.ca_file import read_ca_file
 
 @pytest.fixture
 def trust(tmp_path: Path) -> Authority:
-    try:
-        return Authority(tmp_path, "authority")
-    except NoOpenssl as error:
-        pytest.skip(str(error))
+    return Authority(tmp_path, "authority")
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from certificates import self_signed
+from commands import txnbuf
 from http_answers import get
 from raw_session import OverGrpc, RawSession, transactional
 from service_process import ServiceProcess, kept_port
@@ -97,8 +98,7 @@ async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
     ],
 )
 def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, message):
-    command = [sys.executable, "-m", "txnbuffer", "serve", f"file:{tmp_path / 'log'}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = txnbuf("serve", f"file:{tmp_path / 'log'}", *flags)
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -106,8 +106,7 @@ def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, messag
 
 
 def test_an_address_that_is_none_is_refused_before_anything_is_told():
-    command = [sys.executable, "-m", "txnbuffer", "serve", "nonsense:"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = txnbuf("serve", "nonsense:")
     assert done.returncode == 2
     assert "is no broker address" in done.stderr
     assert "recovering" not in done.stderr
@@ -126,8 +125,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
     ],
 )
 def test_what_a_service_can_not_be_told(arguments, message):
-    command = [sys.executable, "-m", "txnbuffer", "serve", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = txnbuf("serve", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -143,20 +141,12 @@ def test_a_log_that_another_service_owns_is_refused(tmp_path):
 
 
 def test_operators_reach_a_service_with_tls(tmp_path):
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    kind = ["-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [openssl, "req", "-x509", *kind, *subject, "-keyout", key, "-out", cert], check=True, stderr=subprocess.DEVNULL
-    )
+    cert, key = self_signed(tmp_path)
     with ServiceProcess(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as service:
-        command = [sys.executable, "-m", "txnbuffer", "list", "--service", f"127.0.0.1:{service.port}"]
-        done = subprocess.run([*command, "--tls-ca", cert], capture_output=True, text=True, timeout=200, check=False)
+        command = ["list", "--service", f"127.0.0.1:{service.port}"]
+        done = txnbuf(*command, "--tls-ca", cert)
         assert (done.returncode, done.stdout) == (0, "topics: nothing there\n")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        done = txnbuf(*command)
         assert done.returncode == 3
         assert "no service answers" in done.stderr
 

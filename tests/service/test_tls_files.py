@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from certificates import openssl, self_signed
 
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidConfiguration
@@ -17,16 +16,12 @@ from txnbuffer.service.serving import check
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """cert.pem with key.pem, other.pem: the key of another one, locked.pem: key.pem with a password, junk.pem."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
     place = tmp_path_factory.mktemp("pems")
-    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    for cert, key in (("cert.pem", "key.pem"), ("unused.pem", "other.pem")):
-        command = [openssl, "req", "-x509", *kind, "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
-        subprocess.run(command, check=True, capture_output=True, cwd=place)
-    lock = [openssl, "ec", "-in", "key.pem", "-aes128", "-passout", "pass:secret", "-out", "locked.pem"]
-    subprocess.run(lock, check=True, capture_output=True, cwd=place)
+    self_signed(place)
+    (other := place / "other").mkdir()
+    Path(self_signed(other)[1]).rename(place / "other.pem")
+    locked = ["-aes128", "-passout", "pass:secret", "-out", place / "locked.pem"]
+    openssl("ec", "-in", place / "key.pem", *locked)
     (place / "junk.pem").write_text("junk\n")
     (place / "binary.pem").write_bytes(b"\xff\x00" * 100)
     return place

@@ -28,7 +28,7 @@ class Base:
     destructive_compaction = False
     """Raw readers too lose what compaction drops."""
     keeps_empty_values = True
-    """A value of no bytes is no delete to compaction."""
+    """To compaction a value of no bytes is a value; if false, it is a delete."""
     trims_at_once = True
     """Trimmed ledgers are gone when `trim` returns."""
     waits_for_owners = True

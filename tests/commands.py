@@ -1,0 +1,31 @@
+"""Commands in this process: what `txnbuf` prints and its exit code, without the second a new interpreter takes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from unittest import mock
+
+from txnbuffer.cli import main
+
+
+def txnbuf(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """As from a process of its own; where a signal, a kill or the streams themselves count, start one."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code: object = None
+    with (
+        mock.patch.object(sys, "argv", ["txnbuf", *arguments]),
+        mock.patch.dict(os.environ, environ or {}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]  # of bytes
+    return subprocess.CompletedProcess(["txnbuf", *arguments], code, *texts)
