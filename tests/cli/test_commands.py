@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,17 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import txnbuf
 from writing import TopicWriter
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from snapshots.keeper import BufferKeeper
-
-
-def txnbuf(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "txnbuffer", *arguments]
-    environment = {**os.environ, **(environ or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
 
 
 def result(*arguments: str, code: int = 0) -> Any:

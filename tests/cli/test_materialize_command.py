@@ -1,4 +1,4 @@
-"""`txnbuf materialize` in a process of its own: what it prints, how it ends, and what it refuses."""
+"""`txnbuf materialize`: what it prints, how it ends, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import txnbuf
 from service_process import ServiceProcess
 
 from txnbuffer import connect
@@ -27,7 +28,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def materialize(*arguments: str, code: int = 0) -> Any:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = txnbuf("materialize", *arguments)
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout) if done.stdout.startswith("[") else done.stderr + done.stdout
 
@@ -97,8 +98,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
     materialize(log, "orders", target, "--binary", "--to", "now")
     shutil.rmtree(tmp_path / "log")
     (tmp_path / "copy").rename(tmp_path / "log")
-    recovered = [sys.executable, "-m", "txnbuffer", "recover", log, "orders", "--write"]
-    subprocess.run(recovered, check=True, capture_output=True, timeout=PATIENCE)
+    assert txnbuf("recover", log, "orders", "--write").returncode == 0
     told = materialize(log, "orders", target, "--binary", "--to", "now")
     assert "orders: history branched, back at seqno 2" in told
     assert query(path, 'SELECT key, value FROM "Kept orders" ORDER BY key') == [(b"a", b"1"), (b"b", b"2")]

@@ -7,15 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-
-def pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "txnbuffer", "pipeline", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+from commands import txnbuf
 
 
 def test_help_tells_the_jobs() -> None:
-    listing = pipeline("--help").stdout
+    listing = txnbuf("pipeline", "--help").stdout
     for name in ("export", "audit", "recover", "profile"):
         assert f"  {name}" in listing
 
@@ -40,7 +36,7 @@ def test_help_tells_the_jobs() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_at_once(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = pipeline(*[str(tmp_path / "export") if text == "DIR" else text for text in arguments])
+    done = txnbuf("pipeline", *[str(tmp_path / "export") if text == "DIR" else text for text in arguments])
     assert done.returncode == (4 if "no log" in message else 2), done.stderr
     assert message in done.stderr
     assert not (tmp_path / "export").exists()

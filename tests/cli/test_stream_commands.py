@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import txnbuf
 from service_process import ServiceProcess
 
 from txnbuffer import ChangeBatch, connect
-
-
-def txnbuf(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "txnbuffer", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_a_stream_is_printed_and_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 
+import commands
 import grpc
 import pytest
 from golden_files import GOLDEN
@@ -222,10 +221,8 @@ async def txnbuf(server, *words):
     """Run the command line against a server: exit code, standard output, standard error."""
     import asyncio
 
-    command = [sys.executable, "-m", "txnbuffer", *words, "--service", f"127.0.0.1:{server.port}"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
+    done = await asyncio.to_thread(commands.txnbuf, *words, "--service", f"127.0.0.1:{server.port}")
+    return done.returncode, done.stdout, done.stderr
 
 
 @on_a_loop
@@ -293,8 +290,7 @@ async def test_a_topic_that_is_no_text_is_no_topic(topic):
 
 
 def test_a_service_that_is_away_is_told():
-    command = [sys.executable, "-m", "txnbuffer", "list", "--service", "127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = commands.txnbuf("list", "--service", "127.0.0.1:1")
     assert done.returncode == 3
     assert "no service answers at 127.0.0.1:1" in done.stderr
 

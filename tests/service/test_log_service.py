@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from commands import txnbuf
 from raw_session import transactional
 from service_process import ServiceProcess, kept_port
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
@@ -176,6 +175,5 @@ def test_tail_reads_through_a_service(tmp_path: Path) -> None:
         with log.writer("free") as writer:
             writer.append(ROW).result()
     with ServiceProcess(tmp_path) as service:
-        command = [sys.executable, "-m", "txnbuffer", "tail", f"txnbuf://127.0.0.1:{service.port}", "free"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+        done = txnbuf("tail", f"txnbuf://127.0.0.1:{service.port}", "free")
     assert Counter(line.split("\t")[-1] for line in done.stdout.splitlines()) == {"plain": 1}

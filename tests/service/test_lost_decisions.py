@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from cluster_app import app_on, beside
+from commands import txnbuf
 from pyroaring import BitMap64
 from raw_session import transactional
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
@@ -207,8 +206,7 @@ def test_the_command_tells_of_a_loss_and_mends_it(tmp_path):
     address = f"file:{tmp_path / 'log'}"
 
     def recover(*options: str) -> tuple[int, list[dict[str, object]]]:
-        command = [sys.executable, "-m", "txnbuffer", "recover", address, "--decisions", "--output", "json", *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = txnbuf("recover", address, "--decisions", "--output", "json", *options)
         return done.returncode, json.loads(done.stdout)
 
     @on_a_loop

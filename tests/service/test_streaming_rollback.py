@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import txnbuf
 from service_process import ServiceProcess, kept_port
 from service_setup import engine_on, on_a_loop, on_a_loop_for
 from streamed import Follower, client_of, write
@@ -23,8 +22,7 @@ from txnbuffer.streams.failover import Version
 
 
 def recover(directory: Path, topic: str) -> None:
-    command = [sys.executable, "-m", "txnbuffer", "recover", f"file:{directory}", topic, "--write"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = txnbuf("recover", f"file:{directory}", topic, "--write")
     assert done.returncode == 0, done.stderr
 
 
