@@ -15,7 +15,8 @@ from txnbuffer import (
     Outcome,
     connect,
 )
-from txnbuffer.client.transaction import CHUNK, PROPERTY_BYTES
+from txnbuffer.client.rows import PROPERTY_BYTES
+from txnbuffer.client.transaction import CHUNK
 from txnbuffer.errors import InvalidRequest
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from broker_io.batch import Batch
 from broker_io.errors import MessageTooLarge
 from txnbuffer.client.outbox import CELL_BYTES, ROW_BYTES, Flight, OpenTransaction, Run, width
-from txnbuffer.client.transaction import PROPERTY_BYTES
+from txnbuffer.client.rows import PROPERTY_BYTES
 from txnbuffer.frames import SEND_BYTES, Send
 from txnbuffer.protocol import transactional
 from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, Stretch, pack_all

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from broker_io.batch import Batch
-from broker_io.port import Broker, check_topic_name
-from txnbuffer.checks import check_name, check_number, check_timeout, check_txn
-from txnbuffer.client import forking
+from broker_io.port import Broker
+from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.admin_link import Questions
+from txnbuffer.client.base import BaseClient
 from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.closing import close_all, to_the_end
 from txnbuffer.client.cursors import DurableCursors, Hold
 from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
-from txnbuffer.client.names import Names
 from txnbuffer.client.ordinary import OrdinarySends
 from txnbuffer.client.outbox import Rows
 from txnbuffer.client.processing import Source, process
 from txnbuffer.client.read_topics import Start
-from txnbuffer.client.routing import NoRoutes, Routes
 from txnbuffer.client.rows import (
-    BATCHINGS,
     Batching,
     EventTime,
     Key,
@@ -37,17 +33,13 @@ from txnbuffer.client.rows import (
 )
 from txnbuffer.client.serializers import Serializer, Serializers
 from txnbuffer.client.session import Session
-from txnbuffer.client.sessions import Sessions
 from txnbuffer.client.shard_streams import ShardStreams
 from txnbuffer.client.stream_link import StreamDial
 from txnbuffer.client.streaming import Streaming
-from txnbuffer.client.threaded import AsyncReader
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.coordinator.messages import Joined, NameOpened, Naming, Shares, TakePart
+from txnbuffer.coordinator.messages import Joined
 from txnbuffer.errors import InvalidRequest, TransactionAborted
-from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recordset import SET_BYTES
 from txnbuffer.streams.token import ResumeToken
 
 Result = TypeVar("Result")
@@ -57,7 +49,7 @@ FIRST_PAUSE = 0.01
 """Seconds before a transaction is run again; twice as long each time."""
 
 
-class Client:
+class Client(BaseClient):
     """A connection to a service, or to a log in this process; made by `connect`. Use it on the loop that made it."""
 
     def __init__(
@@ -67,21 +59,13 @@ class Client:
         serializers: Serializers | None,
         ordinary: OrdinarySends | None = None,
     ) -> None:
-        """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
-        self.session = session
-        self.sessions = Sessions(session)
-        self.serializers = serializers or Serializers()
-        self.batching: Batching = "messages"
-        self.routes: Routes | NoRoutes = NoRoutes()
+        """Make a client as BaseClient; `connect` sets what else it needs."""
+        super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
-        self.open_broker = broker
         self.dial_streams: StreamDial | None = None
         self.questions = Questions((), 0.0)
         self.shard_streams: ShardStreams | None = None  # where there are several shards
-        self._ordinary = ordinary
         self._streaming: Streaming | None = None
-        self.names = Names()
-        self._topics: set[str] = set()
 
     async def close(self) -> None:
         """End the session and all change streams; transactions that are open abort. A cancel waits for that."""
@@ -105,10 +89,6 @@ class Client:
         if name is not None:
             naming = check_name(name, "a producer"), check_number(number)
         return Transaction(self, naming, check_timeout(timeout))
-
-    def transaction_of(self, group: str) -> Transaction:
-        """A transaction that is to move a consumer group."""
-        return Transaction(self, None, None, group)
 
     async def run(
         self,
@@ -136,19 +116,6 @@ class Client:
             else:
                 return result
         raise InvalidRequest(f"{attempts} attempts are none: allow at least 1")
-
-    async def outcome(self, txn: TxnId | str) -> Outcome | None:
-        """How a transaction ended; None while it has not. Raises OutcomeForgotten, UnknownTransaction."""
-        wanted = check_txn(txn)
-        session = self.sessions.at(wanted.most)
-        result = await session.result(lambda future: session.core.query(wanted, future))
-        return result if isinstance(result, Outcome) else None
-
-    async def committed_number(self, name: str) -> int:
-        """Open a producer's name, which fences whoever had it, and tell its last committed number; 0 for none."""
-        opened: NameOpened = await self._ask("open_names", check_name(name, "a producer"))
-        self.names.opened(name, opened)
-        return opened.committed
 
     async def delete_name(self, name: str, *, over: int = 0) -> None:
         """Forget a producer's name; for an hour numbers up to `over` are over, and shares of them refused."""
@@ -201,17 +168,6 @@ class Client:
         await self._send(topic, deletion(key))
 
     # Reading
-
-    async def reader(
-        self,
-        topics: str | Sequence[str],
-        *,
-        start: Start | Mapping[str, Start] = "beginning",
-        isolation: str = "read_committed",
-    ) -> AsyncReader:
-        """A reader of what committed; see CommittedReader for the arguments."""
-        self.check()
-        return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
     async def process(
         self,
@@ -288,68 +244,8 @@ class Client:
 
     async def join(self, group: str) -> Joined:
         """Begin a new generation of a consumer group without members; those that it had join it anew."""
-        joined: Joined = await self._ask("joins", check_name(group, "a group"))
+        joined: Joined = await self.ask("joins", check_name(group, "a group"))
         return joined
-
-    async def take_part(self, part: TakePart) -> Shares:
-        """A member of a consumer group comes, is still there, or goes; what it holds."""
-        shares: Shares = await self.sessions.ask(part.group, lambda core, future: core.take_part(part, future))
-        return shares
-
-    # For transactions
-
-    async def naming(self, name: str, number: int) -> Naming:
-        """The name as this client holds it, opened at its first use. Raises AlreadyCommitted."""
-        return await self.names.naming(name, number, self.committed_number)
-
-    def check(self) -> None:
-        """Raises what makes anything vain that needs no transaction."""
-        if self._ordinary is None:
-            self.session.check()
-        else:
-            forking.check(self.session.forked_from)
-
-    def check_topic(self, topic: str) -> None:
-        """Raises InvalidTopicName."""
-        if topic not in self._topics:
-            self._topics.add(check_topic_name(topic))
-
-    @property
-    def max_message_bytes(self) -> int:
-        """The largest record that may be sent; 0 while that is not known."""
-        known = self.session.core.max_message_bytes
-        if self._ordinary is None:
-            return known
-        own = self._ordinary.max_message_bytes
-        return min(known, own) if known else own
-
-    def batched(self, topic: str, rows: Rows, batching: Batching | None) -> Rows:
-        """The rows with what they are to become in the log. Raises InvalidRequest."""
-        set_bytes = self.set_bytes(topic, batching)
-        return rows._replace(set_bytes=set_bytes) if set_bytes else rows
-
-    def set_bytes(self, topic: str, batching: Batching | None) -> int:
-        """Of what size at most record sets are to be; 0: none are made. Raises InvalidRequest."""
-        wanted = batching or self.batching
-        if wanted not in BATCHINGS:
-            raise InvalidRequest(f"batching is 'messages' or 'records', not {wanted!r}")
-        if wanted == "messages" or self._ordinary is None:  # an embedded log has columns as it is
-            return 0
-        self.serializers.check_sets(topic)
-        return min(SET_BYTES, self.max_message_bytes)
-
-    async def room(self, session: Session) -> None:
-        """Wait until the service of a session takes more records."""
-        while not session.core.has_room:
-            await session.result(session.core.wait_for_room)
-
-    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
-        """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
-        return await self.routes.parts(topic, rows, partition)
-
-    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, of columns."""
-        return await self.routes.split(topic, records, partition)
 
     async def _send(
         self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
@@ -370,9 +266,6 @@ class Client:
             await self.room(self.session)
             await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))
-
-    async def _ask(self, field: Any, name: str) -> Any:
-        return await self.sessions.ask(name, lambda core, future: core.ask(field, name, future))
 
     def _streams(self, topic: str) -> Streaming:
         if self.shard_streams is not None:

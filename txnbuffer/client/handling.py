@@ -13,9 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from txnbuffer.checks import check_awaitable
+from txnbuffer.client.base import BaseClient
 from txnbuffer.client.dead_letters import DeadLetter, letter_of
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.pace import BLOCKED, LEAST_CALLS, Pace, Turns
@@ -33,9 +34,6 @@ from txnbuffer.errors import (
     UnfitHandler,
 )
 from txnbuffer.model import Outcome, Position
-
-if TYPE_CHECKING:
-    from txnbuffer.client.client import Client
 
 Handler: TypeAlias = Callable[[Transaction, Record], Awaitable[None]]
 BatchHandler: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[None]]
@@ -96,7 +94,7 @@ class Handling:
 
     def __init__(
         self,
-        client: Client,
+        client: BaseClient,
         member: Membership,
         share: Share,
         task: Task,
@@ -161,7 +159,7 @@ class Handling:
         group, topic = self._member.group, self._share.partition
         records = records.take(slice(self._pace.records))
         clock = asyncio.get_running_loop().time
-        txn = self._client.transaction_of(group)
+        txn = Transaction(self._client, group=group)
         began = self._last_at = done = clock()
         self._tried = len(records)
         turns = Turns()

@@ -7,16 +7,13 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from broker_io.position import EARLIEST, Position
 from txnbuffer.checks import check_name
+from txnbuffer.client.base import BaseClient
 from txnbuffer.client.read_topics import ReadTopics
 from txnbuffer.coordinator.messages import Share, TakePart
 from txnbuffer.errors import Error, StaleGeneration
-
-if TYPE_CHECKING:
-    from txnbuffer.client.client import Client
 
 BEAT = 1.0
 """Seconds between two words to the coordinator."""
@@ -32,7 +29,7 @@ class Membership:
     `from_end`: the group begins at the end of topics that it never was on.
     """
 
-    def __init__(self, client: Client, group: str, topics: Sequence[str], *, from_end: bool) -> None:
+    def __init__(self, client: BaseClient, group: str, topics: Sequence[str], *, from_end: bool) -> None:
         self.group = check_name(group, "a group")
         self.shares: Mapping[str, Share] = {}
         self.generation = 0

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from txnbuffer.client import forking
 from txnbuffer.client.outbox import Rows
-from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row
+from txnbuffer.client.rows import (
+    PROPERTY_BYTES,
+    Batching,
+    EventTime,
+    Key,
+    Properties,
+    check_size,
+    deletion,
+    many_rows,
+    one_row,
+)
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.transaction import PROPERTY_BYTES, Transaction
+from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
 

@@ -12,13 +12,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from broker_io.errors import InvalidTopicName, PositionTrimmed
 from broker_io.partitions import whole_name
 from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
 from txnbuffer.checks import check_callable, check_topics
+from txnbuffer.client.base import BaseClient
 from txnbuffer.client.dead_letters import DeadLetter
 from txnbuffer.client.handling import PAUSE, Handling, OnError, Processed, Task
 from txnbuffer.client.membership import Membership
@@ -27,9 +28,6 @@ from txnbuffer.client.read_topics import Start
 from txnbuffer.coordinator.messages import Share
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import EARLIEST, Position
-
-if TYPE_CHECKING:
-    from txnbuffer.client.client import Client
 
 WAIT = 1.0
 """Seconds of one wait for records."""
@@ -48,7 +46,7 @@ class Source(NamedTuple):
     idle_timeout: float | None = None
 
 
-async def process(client: Client, source: Source, task: Task) -> Processed:
+async def process(client: BaseClient, source: Source, task: Task) -> Processed:
     """Be a member of the group and handle what it holds, until cancelled or idle. Raises what a handler does."""
     topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
@@ -108,7 +106,9 @@ def behind(end: Position) -> Position:
 class _Process:
     """One task reads and handles each partition that is held."""
 
-    def __init__(self, client: Client, source: Source, topics: Sequence[str], task: Task, member: Membership) -> None:
+    def __init__(
+        self, client: BaseClient, source: Source, topics: Sequence[str], task: Task, member: Membership
+    ) -> None:
         self.done = Processed()
         self._client = client
         self._source = source

@@ -22,6 +22,8 @@ Batching: TypeAlias = Literal["messages", "records"]
 """What a record becomes on a cluster: a message, or a member of a record set, which is one message of many."""
 BATCHINGS = ("messages", "records")
 
+PROPERTY_BYTES = 80
+"""The most that the properties which make a record part of a transaction add to it."""
 RESERVED = "tb."
 ORDERING_KEY = "ordering_key"
 """The property under which an ordering key is kept."""

@@ -10,23 +10,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from broker_io.batch import Batch
 from broker_io.errors import Error
 from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.batches import check_batch, split
+from txnbuffer.client.client import Client
 from txnbuffer.client.outbox import OpenTransaction
 from txnbuffer.client.rows import Batching
+from txnbuffer.client.session import Session
 from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import SHARED, Branch, Naming
 from txnbuffer.coordinator.states import State
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, NotVisible, TransactionAborted
 from txnbuffer.model import TxnId
-
-if TYPE_CHECKING:
-    from txnbuffer.client.client import Client
-    from txnbuffer.client.session import Session
 
 
 class Share:

@@ -6,22 +6,29 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from txnbuffer.client.base import BaseClient
 from txnbuffer.client.outbox import OpenTransaction, Rows
-from txnbuffer.client.rows import Batching, EventTime, Key, Properties, check_size, deletion, many_rows, one_row, pieces
+from txnbuffer.client.rows import (
+    PROPERTY_BYTES,
+    Batching,
+    EventTime,
+    Key,
+    Properties,
+    check_size,
+    deletion,
+    many_rows,
+    one_row,
+    pieces,
+)
 from txnbuffer.client.serializers import Serializer
+from txnbuffer.client.session import Session
 from txnbuffer.client.transactions import Plan
 from txnbuffer.coordinator.messages import Branch, ConsumerPosition, Naming
 from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
 
-if TYPE_CHECKING:
-    from txnbuffer.client.client import Client
-    from txnbuffer.client.session import Session
-
-PROPERTY_BYTES = 80
-"""The most that the properties which make a record part of a transaction add to it."""
 PARTLY = "only a part of what was given to it was sent"
 CHUNK = 4096
 """Records of a `send_many` that are handed over together."""
@@ -40,7 +47,11 @@ class Transaction:
     __slots__ = ("_client", "_home", "_lent", "_naming", "_open", "_positions", "_session", "_timeout")
 
     def __init__(
-        self, client: Client, naming: tuple[str, int] | None, timeout: float | None, group: str | None = None
+        self,
+        client: BaseClient,
+        naming: tuple[str, int] | None = None,
+        timeout: float | None = None,
+        group: str | None = None,
     ) -> None:
         """`naming`: the name and number of a producer; `group`: whose positions it is to move."""
         self._client = client

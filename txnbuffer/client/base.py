@@ -1,0 +1,134 @@
+"""What transactions, shares and consumer groups need of a client: sessions, producer names, rules for sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from broker_io.batch import Batch
+from broker_io.port import Broker, check_topic_name
+from txnbuffer.checks import check_name, check_txn
+from txnbuffer.client import forking
+from txnbuffer.client.names import Names
+from txnbuffer.client.ordinary import OrdinarySends
+from txnbuffer.client.outbox import Rows
+from txnbuffer.client.read_topics import Start
+from txnbuffer.client.requests import Field
+from txnbuffer.client.routing import NoRoutes, Routes
+from txnbuffer.client.rows import BATCHINGS, Batching
+from txnbuffer.client.serializers import Serializers
+from txnbuffer.client.session import Session
+from txnbuffer.client.sessions import Sessions
+from txnbuffer.client.threaded import AsyncReader
+from txnbuffer.coordinator.messages import NameOpened, Naming, Shares, TakePart
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recordset import SET_BYTES
+
+
+class BaseClient:
+    """The part of a client on which transactions and consumer groups are built."""
+
+    def __init__(
+        self,
+        session: Session,
+        broker: Callable[[], Broker],
+        serializers: Serializers | None,
+        ordinary: OrdinarySends | None = None,
+    ) -> None:
+        """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
+        self.session = session
+        self.sessions = Sessions(session)
+        self.serializers = serializers or Serializers()
+        self.batching: Batching = "messages"
+        self.routes: Routes | NoRoutes = NoRoutes()
+        self.open_broker = broker
+        self.names = Names()
+        self._ordinary = ordinary
+        self._topics: set[str] = set()
+
+    async def outcome(self, txn: TxnId | str) -> Outcome | None:
+        """How a transaction ended; None while it has not. Raises OutcomeForgotten, UnknownTransaction."""
+        wanted = check_txn(txn)
+        session = self.sessions.at(wanted.most)
+        result = await session.result(lambda future: session.core.query(wanted, future))
+        return result if isinstance(result, Outcome) else None
+
+    async def committed_number(self, name: str) -> int:
+        """Open a producer's name, which fences whoever had it, and tell its last committed number; 0 for none."""
+        opened: NameOpened = await self.ask("open_names", check_name(name, "a producer"))
+        self.names.opened(name, opened)
+        return opened.committed
+
+    async def reader(
+        self,
+        topics: str | Sequence[str],
+        *,
+        start: Start | Mapping[str, Start] = "beginning",
+        isolation: str = "read_committed",
+    ) -> AsyncReader:
+        """A reader of what committed; see CommittedReader for the arguments."""
+        self.check()
+        return await AsyncReader.open(self.open_broker, topics, start, isolation)
+
+    async def naming(self, name: str, number: int) -> Naming:
+        """The name as this client holds it, opened at its first use. Raises AlreadyCommitted."""
+        return await self.names.naming(name, number, self.committed_number)
+
+    def check(self) -> None:
+        """Raises what makes anything vain that needs no transaction."""
+        if self._ordinary is None:
+            self.session.check()
+        else:
+            forking.check(self.session.forked_from)
+
+    def check_topic(self, topic: str) -> None:
+        """Raises InvalidTopicName."""
+        if topic not in self._topics:
+            self._topics.add(check_topic_name(topic))
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest record that may be sent; 0 while that is not known."""
+        known = self.session.core.max_message_bytes
+        if self._ordinary is None:
+            return known
+        own = self._ordinary.max_message_bytes
+        return min(known, own) if known else own
+
+    def batched(self, topic: str, rows: Rows, batching: Batching | None) -> Rows:
+        """The rows with what they are to become in the log. Raises InvalidRequest."""
+        set_bytes = self.set_bytes(topic, batching)
+        return rows._replace(set_bytes=set_bytes) if set_bytes else rows
+
+    def set_bytes(self, topic: str, batching: Batching | None) -> int:
+        """Of what size at most record sets are to be; 0: none are made. Raises InvalidRequest."""
+        wanted = batching or self.batching
+        if wanted not in BATCHINGS:
+            raise InvalidRequest(f"batching is 'messages' or 'records', not {wanted!r}")
+        if wanted == "messages" or self._ordinary is None:  # an embedded log has columns as it is
+            return 0
+        self.serializers.check_sets(topic)
+        return min(SET_BYTES, self.max_message_bytes)
+
+    async def room(self, session: Session) -> None:
+        """Wait until the service of a session takes more records."""
+        while not session.core.has_room:
+            await session.result(session.core.wait_for_room)
+
+    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
+        """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
+        return await self.routes.parts(topic, rows, partition)
+
+    async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
+        """As `parts`, of columns."""
+        return await self.routes.split(topic, records, partition)
+
+    async def take_part(self, part: TakePart) -> Shares:
+        """A member of a consumer group comes, is still there, or goes; what it holds."""
+        shares: Shares = await self.sessions.ask(part.group, lambda core, future: core.take_part(part, future))
+        return shares
+
+    async def ask(self, field: Field, name: str) -> Any:
+        """Ask the service of a producer or a group by its name. Raises the error that it answers."""
+        return await self.sessions.ask(name, lambda core, future: core.ask(field, name, future))
