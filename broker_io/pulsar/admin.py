@@ -5,67 +5,33 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
-
-import tenacity
 
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.pulsar.answers import Means, of_status
 from broker_io.pulsar.credentials import Bearer, Credentials
-from broker_io.waits import waiting
-
-T = TypeVar("T")
+from broker_io.retrying import RetryPolicy
 
 CALL_SECONDS = 30.0
 """How long the cluster may take to answer a question; less where there is less patience."""
 LEAST_SECONDS = 2.0
 MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 _REDIRECTS = (301, 302, 307, 308)
-
-
-class Patience:
-    """Does again, within `seconds`, what failed because the cluster was away; `check` raises once nobody waits.
-
-    What is waited for stands among the waits of the process, see `broker_io.waits`.
-    """
-
-    def __init__(self, seconds: float, check: Callable[[], None]) -> None:
-        self.seconds = seconds
-        self._check = check
-
-    def __call__(self, what: str, attempt: Callable[[], T]) -> T:
-        """What `attempt` gives; `what` names it for those who want to know why it takes long."""
-        with waiting(what) as wait:
-
-            def failed(state: tenacity.RetryCallState) -> None:
-                self._check()
-                wait.failed(None if state.outcome is None else state.outcome.exception())
-
-            retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(ServiceUnavailable),
-                wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
-                stop=tenacity.stop_after_delay(self.seconds),
-                before_sleep=failed,
-                reraise=True,
-            )
-            return retrying(attempt)
 
 
 class Admin:
     """Questions to the interface at `url`; safe from any thread."""
 
-    def __init__(self, url: str, credentials: Credentials, patience: Patience) -> None:
+    def __init__(self, url: str, credentials: Credentials, retry: RetryPolicy) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InvalidAddress(f"{url!r} is no address of an admin interface: write http://HOST:PORT")
         self.url = url.rstrip("/")
-        self._patience = patience
-        self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, patience.seconds))
+        self._retry = retry
+        self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, retry.seconds))
         self._bearer = Bearer(credentials)
         self._tls = credentials.tls_context() if parts.scheme == "https" else None
         self._credentials = credentials
@@ -80,7 +46,7 @@ class Admin:
         """
         if not patiently:
             return self._ask(method, path, body)
-        return self._patience(f"the answer to {method} {path}", lambda: self._ask(method, path, body))
+        return self._retry(f"the answer to {method} {path}", lambda: self._ask(method, path, body))
 
     def close(self) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
@@ -104,12 +103,12 @@ class PulsarBroker:
         self.hashing = hashing
         self._schemas = dict(schemas or {})
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
-        self._limit_asked = False
+        self._limit_asked = self._limit_answered = False
         self._lock = threading.Lock()
         self._lifting = [threading.Lock() for _ in range(LIFTING)]
         self._upkeep = Upkeep(self._cluster)
         try:
-            self._cluster.patiently(f"the cluster at {address}", partial(self._greet, address))
+            self._cluster.retry(f"the cluster at {address}", partial(self._greet, address))
         except BaseException:
             self._cluster.close()
             raise
@@ -131,13 +130,22 @@ class PulsarBroker:
     def max_message_bytes(self) -> int:
         """What was given, or less where the cluster takes less and tells us so, as it tells its administrators."""
         if not self._limit_asked:
-            self._limit_asked = True
-            with contextlib.suppress(NotAuthorized, ClusterRefused, ServiceUnavailable, LookupError, ValueError):
-                found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", patiently=False)
-                limit = int(found["maxMessageSize"])
-                room = min(OVERHEAD_BYTES, limit // 4)
-                self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, limit - room)
+            self._ask_limit()
         return self._cluster.max_message_bytes
+
+    def _ask_limit(self) -> None:
+        """Ask once; after ServiceUnavailable the next writer asks again, which waits for the cluster anyway."""
+        self._limit_asked = True
+        try:
+            found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", patiently=False)
+            limit = int(found["maxMessageSize"])
+            room = min(OVERHEAD_BYTES, limit // 4)
+            self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, limit - room)
+        except ServiceUnavailable:
+            return
+        except (NotAuthorized, ClusterRefused, LookupError, ValueError):
+            pass  # the cluster does not tell us, now or later
+        self._limit_answered = True
 
     def topics(self) -> list[str]:
         self._cluster.check()
@@ -329,6 +337,8 @@ class PulsarBroker:
 
     def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode, *, alone: bool) -> PulsarWriter:
         batching = self._batching and not alone and not self._is_compacted(topic)
+        if not self._limit_answered:
+            self._ask_limit()
         writer = self._cluster.opened(
             topic,
             "writer",
@@ -338,7 +348,7 @@ class PulsarBroker:
                 incarnation,
                 mode=mode,
                 batching=batching,
-                max_message_bytes=self.max_message_bytes,
+                max_message_bytes=self._cluster.max_message_bytes,
                 schema=self._schemas.get(whole_name(topic)),
             ),
         )

@@ -18,11 +18,12 @@ from broker_io.position import Position
 from broker_io.pulsar import forking
 from broker_io.pulsar.acks import Resolver
 from broker_io.pulsar.address import ClusterAddress, path_of, url_of
-from broker_io.pulsar.admin import Admin, Patience
+from broker_io.pulsar.admin import Admin
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_opening
 from broker_io.pulsar.flushing import flusher
 from broker_io.pulsar.state import HOLD, TopicState, read_state
+from broker_io.retrying import RetryPolicy
 
 T = TypeVar("T")
 
@@ -61,8 +62,8 @@ class Cluster:
         self.max_message_bytes = max_message_bytes
         self.goodbye = patience if goodbye is None else goodbye
         self._attempt = min(max(patience, 1.0), OPERATION_SECONDS)
-        self.patiently = Patience(patience, self.check)
-        self.admin = Admin(admin_url or address.admin, credentials, self.patiently)
+        self.retry = RetryPolicy(patience, self.check, from_start=True)
+        self.admin = Admin(admin_url or address.admin, credentials, self.retry)
         self.acks = Resolver()
         try:
             self.client = pulsar.Client(
@@ -174,7 +175,7 @@ class Cluster:
                 self.check()
                 raise of_opening(error, topic, what) from None
 
-        return self.patiently(f"the {what} of topic {topic!r} to be opened", attempt)
+        return self.retry(f"the {what} of topic {topic!r} to be opened", attempt)
 
 
 def _close_client(client: pulsar.Client) -> None:

@@ -35,7 +35,7 @@ class Upkeep:
             if self._cluster.state(topic).newest == newest.ledger:
                 raise ServiceUnavailable(f"topic {topic!r} was unloaded and has no new ledger yet")
 
-        self._cluster.patiently(f"a new ledger of topic {topic!r}", attempt)
+        self._cluster.retry(f"a new ledger of topic {topic!r}", attempt)
 
     def trim(self, topic: str, first_ledger: int, *, wait: float = TRIM_SECONDS) -> None:
         """Move our hold to the first ledger that stays; what nothing else holds goes then, at once as a rule."""
@@ -68,7 +68,7 @@ class Upkeep:
         end = self._cluster.state(topic).last
         if end.entry < 0:
             return
-        self._cluster.patiently(f"topic {topic!r} to be compacted", lambda: self._compacted(topic, end))
+        self._cluster.retry(f"topic {topic!r} to be compacted", lambda: self._compacted(topic, end))
         state = self._cluster.state(topic)
         horizon = state.cursors[COMPACTION]
         first = min(horizon.ledger, state.last.ledger if state.last.entry >= 0 else state.newest)

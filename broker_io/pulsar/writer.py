@@ -129,8 +129,8 @@ class PulsarWriter(Handle):
                 return
             self._closed = True
             waits.end(self._wait)
-            flusher.within(self._producer.close, self._cluster.patiently.seconds)
-        self._cluster.acks.wait(self._cluster.patiently.seconds)
+            flusher.within(self._producer.close, self._cluster.retry.seconds)
+        self._cluster.acks.wait(self._cluster.retry.seconds)
 
     def __enter__(self) -> Self:
         return self

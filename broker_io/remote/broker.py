@@ -62,7 +62,7 @@ class RemoteBroker:
         if wait is not None:
             raise NotOffered(f"{self._connection.target} is a service's log, which nobody stands by: open without wait")
         name, limits = check_topic_name(topic), (self.max_message_bytes, self._max_append_bytes)
-        writer = self._connection.patiently(
+        writer = self._connection.retry(
             lambda: RemoteWriter(self._connection, name, exclusive=exclusive, limits=limits)
         )
         with self._lock:
@@ -126,7 +126,7 @@ class RemoteBroker:
         """Ask what may be asked twice."""
         self._connection.check()
         name = "" if topic is None else check_topic_name(topic)
-        return self._connection.patiently(lambda: self._connection.ask(method, name, number, slow=slow))
+        return self._connection.retry(lambda: self._connection.ask(method, name, number, slow=slow))
 
 
 def _position(reply: Reply) -> Position | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ from broker_io.errors import Closed, Error, InvalidAddress, PeerError, ServiceUn
 from broker_io.faults import ERROR_TRAILER
 from broker_io.remote import messages
 from broker_io.remote.messages import SERVICE, Reply, Request
-from broker_io.waits import waiting
+from broker_io.retrying import RetryPolicy
 
 T = TypeVar("T")
 
@@ -28,16 +27,15 @@ OPTIONS = [
 ]
 CALL_SECONDS = 60.0
 """How long the service may take to answer a question."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
 class Connection:
-    """Asks within `patience` seconds again what can be asked again, while the service is away."""
+    """`retry` is for what may be asked again: for `patience` seconds while the service is away."""
 
     def __init__(self, target: str, root_certificates: bytes | None, patience: float) -> None:
         self.target = target
-        self.patience = patience
         self.closed = False
+        self._patience = patience
         if root_certificates is None:
             self._channel = grpc.insecure_channel(target, OPTIONS)
         else:
@@ -63,23 +61,9 @@ class Connection:
         """The answers of a stream, whose `cancel` ends it."""
         return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests)
 
-    def patiently(self, attempt: Callable[[], T]) -> T:
-        """Try until the service answers; after `patience` seconds raises its absence."""
-        give_up: float | None = None
-        pause = FIRST_PAUSE
-        with waiting(f"the service at {self.target}") as wait:
-            while True:
-                try:
-                    return attempt()
-                except ServiceUnavailable as error:
-                    self.check()
-                    now = time.monotonic()
-                    give_up = now + self.patience if give_up is None else give_up
-                    if now + pause > give_up:
-                        raise
-                    wait.failed(error)
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+    def retry(self, attempt: Callable[[], T]) -> T:
+        policy = RetryPolicy(self._patience, self.check)
+        return policy(f"the service at {self.target}", attempt)
 
     def named(self, error: Any) -> Error:
         """The error that a call ended with."""

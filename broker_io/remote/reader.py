@@ -34,7 +34,7 @@ class RemoteReader:
         self._stream: _Stream | None = None
         self._rest: PlacedBatch | None = None
         self._closed = False
-        self._patiently(lambda _: None)
+        self._retry(lambda _: None)
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         limit = max(limit, 1)
@@ -43,7 +43,7 @@ class RemoteReader:
             remaining = max(deadline - time.monotonic(), 0.0)
             if self._rest is None:
                 wait = min(remaining, LONGEST_ASK)
-                answer = self._patiently(lambda stream, wait=wait: stream.ask(limit, wait))  # type: ignore[misc]  # mypy knows no default of a lambda
+                answer = self._retry(lambda stream, wait=wait: stream.ask(limit, wait))  # type: ignore[misc]  # mypy knows no default of a lambda
                 if answer.error is not None:
                     raise answer.error
                 self._rest = answer.batch
@@ -72,7 +72,7 @@ class RemoteReader:
         self._opening = self._opening._replace(start=batch.positions.last, inclusive=False)
         return batch
 
-    def _patiently(self, use: Callable[[_Stream], T]) -> T:
+    def _retry(self, use: Callable[[_Stream], T]) -> T:
         """Use the stream, opened anew where it broke."""
 
         def attempt() -> T:
@@ -89,7 +89,7 @@ class RemoteReader:
                 self._drop()
                 raise ServiceUnavailable(f"{self._connection.target} ended the stream of a reader") from None
 
-        return self._connection.patiently(attempt)
+        return self._connection.retry(attempt)
 
     def _open(self) -> _Stream:
         self._connection.check()

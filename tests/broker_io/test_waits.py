@@ -9,7 +9,7 @@ import pytest
 
 from broker_io import waits
 from broker_io.errors import ServiceUnavailable
-from broker_io.pulsar.admin import Patience
+from broker_io.retrying import RetryPolicy
 from broker_io.waits import LongWait, long_waits, waiting
 
 
@@ -64,7 +64,7 @@ def test_a_wait_that_rests_is_not_shown(clock: list[float]) -> None:
     waits.end(wait)
 
 
-def test_what_is_asked_patiently_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_tried_again_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "LONG", 0.0)
     seen: list[list[str]] = []
 
@@ -74,7 +74,7 @@ def test_what_is_asked_patiently_is_among_them(monkeypatch: pytest.MonkeyPatch) 
             raise ServiceUnavailable("it is away")
         return "here"
 
-    assert Patience(60.0, lambda: None)("the cluster", attempt) == "here"
+    assert RetryPolicy(60.0, lambda: None)("the cluster", attempt) == "here"
     assert seen == [["waiting for the cluster"]] * 3
     assert long_waits() == []
 

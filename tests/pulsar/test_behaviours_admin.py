@@ -13,10 +13,14 @@ import pytest
 
 from broker_io import open_broker
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
-from broker_io.pulsar.admin import MOST_REDIRECTS, Admin, Patience
+from broker_io.port import MAX_MESSAGE_BYTES
+from broker_io.pulsar.admin import MOST_REDIRECTS, Admin
+from broker_io.pulsar.broker import OVERHEAD_BYTES, PulsarBroker
+from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.policies import QUOTA_KINDS, STOCK_BYTES, UNLIMITED, check_policies, lift, policies_of
 from broker_io.pulsar.state import read_state
+from broker_io.retrying import RetryPolicy
 
 
 class Interface(ThreadingHTTPServer):
@@ -79,7 +83,7 @@ def admin(interface: Interface) -> Iterator[Callable[..., Admin]]:
     opened: list[Admin] = []
 
     def open_admin(credentials: Credentials | None = None, *, patience: float = 30.0, url: str | None = None) -> Admin:
-        opened.append(Admin(url or interface.url, credentials or Credentials(), Patience(patience, nothing)))
+        opened.append(Admin(url or interface.url, credentials or Credentials(), RetryPolicy(patience, nothing)))
         return opened[-1]
 
     yield open_admin
@@ -183,7 +187,7 @@ class LiftedMeanwhile(Admin):
     """Another process lifts the quotas of a topic behind the first question about them."""
 
     def __init__(self) -> None:
-        super().__init__("http://127.0.0.1:1", Credentials(), Patience(0.0, nothing))
+        super().__init__("http://127.0.0.1:1", Credentials(), RetryPolicy(0.0, nothing))
         self.own: dict[str, object] = {}
 
     def ask(self, method: str, path: str, body: object = None, *, patiently: bool = True) -> Any:
@@ -298,7 +302,7 @@ def test_credentials_are_not_printed() -> None:
 
 def test_an_admin_address_is_looked_at() -> None:
     with pytest.raises(InvalidAddress, match="http://HOST:PORT"):
-        Admin("host:8080", Credentials(), Patience(0.0, nothing))
+        Admin("host:8080", Credentials(), RetryPolicy(0.0, nothing))
 
 
 def test_who_says_that_a_namespace_is_missing_is_named(interface: Interface) -> None:
@@ -311,3 +315,29 @@ def test_who_says_that_a_namespace_is_missing_is_named(interface: Interface) -> 
         f"{interface.url}; if that is not the cluster's, give admin_url, else run `pulsar-admin namespaces create "
         "tenant/namespace`"
     )
+
+
+@pytest.mark.parametrize(("status", "again"), [(503, True), (403, False)])
+def test_the_limit_of_messages_is_asked_for_again_if_the_cluster_was_away(
+    interface: Interface, monkeypatch: pytest.MonkeyPatch, status: int, again: bool
+) -> None:
+    """By the next writers, until there is an answer; a refusal is one."""
+
+    def not_opened(*_: object) -> None:
+        raise ClusterRefused("no writer here", 412, "")
+
+    monkeypatch.setattr(Cluster, "opened", not_opened)
+    limit, free = "/admin/v2/brokers/configuration/runtime", MAX_MESSAGE_BYTES - OVERHEAD_BYTES
+    interface.will_answer(200, [])
+    with open_broker(f"pulsar://127.0.0.1:{interface.server_port}/tenant/namespace", admin_url=interface.url) as broker:
+        assert isinstance(broker, PulsarBroker)
+        interface.will_answer(status, {"reason": "not now"})
+        assert [broker.max_message_bytes, broker.max_message_bytes] == [free, free]
+        for _ in range(2):
+            interface.will_answer(200, {INCARNATION: "first"})
+            if again and len(interface.questions) == 2:
+                interface.will_answer(200, {"maxMessageSize": "65536"})
+            with pytest.raises(ClusterRefused):
+                broker.writer_of_new("orders")
+        assert [question[1] for question in interface.questions].count(limit) == 1 + again
+        assert broker.max_message_bytes == (48 * 1024 if again else free)
