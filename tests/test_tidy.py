@@ -59,10 +59,8 @@ MAX_FUNCTION_LINES = 60
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 IN_CYCLES = {
-    "txnbuffer.client.changes",
     "txnbuffer.client.plain",
     "txnbuffer.client.plain_transaction",
-    "txnbuffer.client.streaming",
     "txnbuffer.service.beside", "txnbuffer.service.engine",
     "txnbuffer.service.streaming.connection", "txnbuffer.service.streaming.streams",
 }  # fmt: skip

@@ -18,6 +18,7 @@ import pytest
 from service_setup import eventually, on_a_loop_for
 from stream_world import Branch, Node, Row, Table
 
+from txnbuffer.client.changes import ChangeStream
 from txnbuffer.client.streaming import Streaming
 from txnbuffer.sinks import filling, sqlite
 from txnbuffer.sinks.filling import Filled, fill
@@ -182,7 +183,7 @@ class Streams:
         self._streaming = streaming
 
     def stream(self, topic: str, *, from_: Any, to: Any) -> Any:
-        return self._streaming.stream(topic, from_, to, None)
+        return ChangeStream(self._streaming, topic, from_, to, None)
 
 
 async def history(seed: int, path: Path) -> Counter[str]:

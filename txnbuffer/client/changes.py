@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from txnbuffer.client.closing import ClosedOnExit
 from txnbuffer.client.cursors import Hold
+from txnbuffer.client.streaming import Streaming, StreamRequest
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import Error
 from txnbuffer.mutations.batch import Mutation, MutationBatch
@@ -25,9 +26,6 @@ from txnbuffer.streams.effects import (
     RollBack,
 )
 from txnbuffer.streams.token import ResumeToken
-
-if TYPE_CHECKING:
-    from txnbuffer.client.streaming import Streaming
 
 NOTHING = MutationBatch.of([])
 
@@ -101,19 +99,19 @@ class ChangeStream(ClosedOnExit):
         self,
         streaming: Streaming,
         topic: str,
+        from_: str | ResumeToken,
+        to: int | str | None,
         store: TokenStore | None,
-        begin: Callable[[str | None], int],
         hold: Hold | None = None,
-        from_: str | ResumeToken = "beginning",
     ) -> None:
-        """`hold`: the durable cursor that follows it; `from_`: where it begins if the store has no token."""
+        """It begins when its first batch is asked for; `hold`: the durable cursor that follows it."""
         self.topic = topic
         self.caught_up = False
         self.problem: Error | None = None
         self.token: ResumeToken | None = None
         self._streaming = streaming
         self._store = store
-        self._begin = begin
+        self._request = StreamRequest.of(topic, from_, to)
         self._hold = hold
         self._from = from_
         self._counts: Counter[str] = Counter()
@@ -227,7 +225,8 @@ class ChangeStream(ClosedOnExit):
         if self._hold is not None:
             await self._hold.begin(self._from if stored is None else stored)
         if not self._closed:
-            self._handle = self._begin(stored)
+            request = self._request if stored is None else self._request.resumed(stored)
+            self._handle = self._streaming.open(request)
             self._streaming.add(self._handle, self)
 
     async def _settle(self) -> None:

@@ -230,7 +230,7 @@ class Client(BaseClient):
         """
         self.check_topic(topic)
         hold = None if cursor is None else Hold(self.cursors, topic, cursor)
-        return self._streams(topic).stream(topic, from_, to, store, hold)
+        return ChangeStream(self._streams(topic), topic, from_, to, store, hold)
 
     @property
     def cursors(self) -> DurableCursors:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
+from typing import NamedTuple, Protocol, Self
 
-from txnbuffer.client.changes import ChangeStream
-from txnbuffer.client.cursors import Hold
 from txnbuffer.client.stream_link import StreamDial, StreamLink
-from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import CallerError, ClientBroken, Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import HangUp
+from txnbuffer.streams.effects import ClientEvent, HangUp
 from txnbuffer.streams.errors import ForeignToken
 from txnbuffer.streams.messages import NO_END, RequestFlag
 from txnbuffer.streams.token import ResumeToken
@@ -23,30 +20,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 _BEGINNINGS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
 
 
-class Streaming:
-    """Connects with its first stream. `patience`: seconds without a connection before whoever waits is told so."""
+class StreamRequest(NamedTuple):
+    """What a stream asks for; `start` names the topic."""
 
-    def __init__(self, dial: StreamDial, patience: float, config: ClientConfig | None = None) -> None:
-        self.core = StreamClient(config or ClientConfig())
-        self._dial = dial
-        self._patience = patience
-        self._streams: dict[int, ChangeStream] = {}
-        self._news = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._lost_at = 0.0
-        self._hung_up: Error | None = None
-        self.broken: Error | None = None
-        """Why nothing comes any more."""
+    start: ResumeToken
+    flags: RequestFlag
+    end: int
 
-    def stream(
-        self,
-        topic: str,
-        from_: str | ResumeToken,
-        to: int | str | None,
-        store: TokenStore | None,
-        hold: Hold | None = None,
-    ) -> ChangeStream:
-        """A stream that begins when its first batch is asked for. Raises as `Client.stream`."""
+    @classmethod
+    def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
+        """The request for the arguments of `Client.stream`, and raises as that does."""
         start, flags = beginning(topic, from_)
         end = NO_END
         if to == "now":
@@ -55,7 +38,40 @@ class Streaming:
             end = to
         elif to is not None:
             raise InvalidRequest(f"a stream can't go to {to!r}: give a seqno, 'now', or None to go on for ever")
-        return ChangeStream(self, topic, store, partial(self._open, topic, start, flags, end), hold, from_)
+        return cls(start, flags, end)
+
+    def resumed(self, token: str) -> Self:
+        """The same request, from a stored token on. Raises UnreadableToken, ForeignToken."""
+        start, flags = beginning(self.start.topic, token)
+        return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
+
+
+class StreamListener(Protocol):
+    """A stream as its connection knows it."""
+
+    def take(self, event: ClientEvent) -> None:
+        """Something happened to the stream."""
+
+    def lose_patience(self, error: Error | None) -> None:
+        """Raise an error in the calls that wait; None: raise none any more."""
+
+    async def close(self) -> None: ...
+
+
+class Streaming:
+    """Connects with its first stream. `patience`: seconds without a connection before whoever waits is told so."""
+
+    def __init__(self, dial: StreamDial, patience: float, config: ClientConfig | None = None) -> None:
+        self.core = StreamClient(config or ClientConfig())
+        self._dial = dial
+        self._patience = patience
+        self._streams: dict[int, StreamListener] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._lost_at = 0.0
+        self._hung_up: Error | None = None
+        self.broken: Error | None = None
+        """Why nothing comes any more."""
 
     async def close(self) -> None:
         """End all streams and the connection; one that begins later is told."""
@@ -68,7 +84,15 @@ class Streaming:
 
     # For streams
 
-    def add(self, handle: int, stream: ChangeStream) -> None:
+    def open(self, request: StreamRequest) -> int:
+        """Ask for a stream; its handle."""
+        if self._task is None:
+            self._lost_at = time.monotonic()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return self.core.open(request.start, time.monotonic(), end=request.end, flags=request.flags)
+
+    def add(self, handle: int, stream: StreamListener) -> None:
+        """Tell a stream from now on what happens to it."""
         self._streams[handle] = stream
         if self.broken is not None:
             stream.lose_patience(self.broken)
@@ -88,15 +112,6 @@ class Streaming:
         self._poke()
 
     # Staying connected
-
-    def _open(self, topic: str, start: ResumeToken, flags: RequestFlag, end: int, stored: str | None) -> int:
-        if stored is not None:
-            start, once = beginning(topic, stored)
-            flags = once | (flags & RequestFlag.TO_NOW)
-        if self._task is None:
-            self._lost_at = time.monotonic()
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        return self.core.open(start, time.monotonic(), end=end, flags=flags)
 
     def _poke(self) -> None:
         self._deliver()
