@@ -75,7 +75,7 @@ soak: $(STAMP) ## kill services, clients and brokers for an hour, open all that 
 	PYTHONPATH=tests $(BIN)/python tests/spark_kills.py --pulsar --kills 10 $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py $(if $(SEED),--seed $(SEED))
 	PYTHONPATH=tests $(BIN)/python tests/groups_soak.py --events 0 --shards 2 $(if $(SEED),--seed $(SEED))
-	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations snapshots streams)
+	HYPOTHESIS_PROFILE=soak $(PYTEST) $(addprefix tests/,broker_io buffer coordinator mutations recovery snapshots streams)
 	SOAK=full $(PYTEST) tests/service/test_scale.py tests/pulsar/test_many_aborts.py
 
 bench: $(STAMP) ## figures, one JSON object a line; ONLY=prefix for some

@@ -16,9 +16,9 @@ from broker_io import open_broker
 from broker_io.batch import Batch
 from broker_io.port import Broker, Writer
 from broker_io.position import Positions
-from snapshots.keeper import BufferKeeper
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import transactional
+from txnbuffer.recovery.keeper import BufferKeeper
 
 TOPIC = "bench"
 RECORDS = 1_000_000

@@ -17,11 +17,11 @@ from bench.harness import Pair, figure
 from bench.workload import KEY_BYTES, VALUE_BYTES, batches, end_of
 from broker_io import open_broker
 from broker_io.batch import Blobs
-from snapshots.keeper import BufferKeeper
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
 from txnbuffer.pipeline.targets import DELTA, PARQUET, find, target
 from txnbuffer.protocol import transactional
+from txnbuffer.recovery.keeper import BufferKeeper
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

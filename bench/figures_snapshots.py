@@ -12,9 +12,9 @@ from bench.harness import figure
 from bench.workload import end_of, one_record_each
 from broker_io import open_broker
 from broker_io.port import Broker, Writer
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.model import Outcome
+from txnbuffer.recovery.keeper import BufferKeeper
 
 TOPIC = "bench"
 GROUP = 1_000

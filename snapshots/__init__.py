@@ -1,1 +1,1 @@
-"""Keyed snapshots of transaction buffers."""
+"""Snapshots of any state on a compacted topic: keyed entries and their formats, the scan, the owner and its writer."""

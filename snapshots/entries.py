@@ -3,11 +3,11 @@
 `T-end` (schema `end-1`) is the commit record: a snapshot exists once its end entry is durable, and
 consists of what that entry names. It names the parts `T-first_part` to `T-(next_part - 1)` by their
 numbers and by the chain digest before the first and after the last of them; and it holds the state
-(schema `state-1`, see `snapshots.states`) as bytes, inline or, where that is too long for one entry,
-cut into the spills `T-s(next_spill - n)` to `T-s(next_spill - 1)`, each named by its digest.
+as bytes, inline or, where that is too long for one entry, cut into the spills `T-s(next_spill - n)` to
+`T-s(next_spill - 1)`, each named by its digest.
 
 A digest is BLAKE2b of 16 bytes. An entry ends with the digest of all its bytes before. For a part (see
-`snapshots.parts`) that digest is the chain digest after it, for the entry also holds the one before it;
+`snapshots.segments`) that digest is the chain digest after it, for the entry also holds the one before it;
 the chain starts with the digest of topic and incarnation. A spill is plain bytes without any frame.
 """
 
@@ -89,12 +89,12 @@ class EndEntry:
 
     def encode(self) -> bytes:
         values = {name: getattr(self, name) for name in self.__slots__}
-        return sealed(record("end-1"), {**values, "spills": list(self.spills)}, "digest")
+        return sealed(record("end-1", __package__), {**values, "spills": list(self.spills)}, "digest")
 
     @classmethod
     def decode(cls, data: bytes) -> EndEntry:
         """Raises BadRecord."""
-        values = unsealed(record("end-1"), data)
+        values = unsealed(record("end-1", __package__), data)
         del values["digest"]
         end = cls(**{**values, "spills": tuple(values["spills"])})
         if not 1 <= end.first_part <= end.next_part or end.next_spill <= len(end.spills) or end.snapshot_id < 1:

@@ -54,4 +54,4 @@ def gone(key: bytes, epoch: int) -> Message:
 
 
 def owner_message(epoch: int) -> Message:
-    return message(OWNER_KEY, OWNER, epoch, record("owner-1").encode({"epoch": epoch}))
+    return message(OWNER_KEY, OWNER, epoch, record("owner-1", __package__).encode({"epoch": epoch}))

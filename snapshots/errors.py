@@ -27,9 +27,6 @@ class SnapshotDamaged(SnapshotError):
         self.what = what
 
 
-LOST = "its log holds transactions, so it had one"
-
-
 class SnapshotMissing(SnapshotError):
     """There is no end entry where one must be, and nothing else to recover from."""
 

@@ -1,4 +1,4 @@
-"""How positions, items and other groups of columns are laid out in the flat records of a snapshot.
+"""How positions and groups of columns are laid out in the flat records of a snapshot.
 
 A column of positions `x` becomes the three columns `x_ledger`, `x_entry`, `x_batch`, a single position
 three longs of these names; "none" is -1, -1, -1. Every column may be written as one element that stands
@@ -12,7 +12,6 @@ from typing import Any
 
 from broker_io.position import EARLIEST, NO_INDEX, Int64s, Position, Positions
 from snapshots.columns import constant_shortened, expanded
-from txnbuffer.buffer.items import Items
 
 AXES = ("ledger", "entry", "batch")
 
@@ -52,25 +51,3 @@ def put_positions(name: str, positions: Positions) -> dict[str, Int64s]:
 def get_positions(values: Mapping[str, Any], name: str, count: int) -> Positions:
     ledgers, entries, indexes = (get_column(values, f"{name}_{axis}", count) for axis in AXES)
     return Positions(ledgers, entries, indexes)
-
-
-def put_items(prefix: str, items: Items) -> dict[str, Any]:
-    return {
-        f"{prefix}aborts": len(items.least),
-        f"{prefix}ranges": len(items.firsts),
-        **put_columns({f"{prefix}most": items.most, f"{prefix}least": items.least}),
-        **put_positions(f"{prefix}marker", items.markers),
-        **put_positions(f"{prefix}first", items.firsts),
-        **put_positions(f"{prefix}last", items.lasts),
-    }
-
-
-def get_items(values: Mapping[str, Any], prefix: str) -> Items:
-    aborts, ranges = values[f"{prefix}aborts"], values[f"{prefix}ranges"]
-    return Items(
-        get_column(values, f"{prefix}most", aborts),
-        get_column(values, f"{prefix}least", aborts),
-        get_positions(values, f"{prefix}marker", aborts),
-        get_positions(values, f"{prefix}first", ranges),
-        get_positions(values, f"{prefix}last", ranges),
-    )

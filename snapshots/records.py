@@ -1,9 +1,9 @@
 """Avro records whose arrays are columns.
 
-The schemas stand as plain Avro in `snapshots/schemas`, one file a kind and version. Of Avro they use
-`long`, `boolean`, `string`, `bytes`, `fixed`, `array<long>` (a column, see `snapshots.columns`) and
-`array<bytes>`, in one flat record; what is written here is what any Avro library writes for the same
-schema, and reads.
+The schemas stand as plain Avro in the directory `schemas` of the package that writes the records, one file
+a kind and version. Of Avro they use `long`, `boolean`, `string`, `bytes`, `fixed`, `array<long>` (a column,
+see `snapshots.columns`) and `array<bytes>`, in one flat record; what is written here is what any Avro
+library writes for the same schema, and reads.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ class Record:
         return values
 
 
-def schema(name: str) -> Mapping[str, Any]:
-    """The Avro schema of one kind and version, such as `part-1`."""
-    text = resources.files("snapshots").joinpath("schemas", f"{name}.avsc").read_text()
+def schema(name: str, package: str) -> Mapping[str, Any]:
+    """The Avro schema of one kind and version, such as `end-1`, that a package has."""
+    text = resources.files(package).joinpath("schemas", f"{name}.avsc").read_text()
     parsed: Mapping[str, Any] = json.loads(text)
     return parsed
 
 
 @cache
-def record(name: str) -> Record:
-    return Record(schema(name))
+def record(name: str, package: str) -> Record:
+    return Record(schema(name, package))

@@ -1,7 +1,7 @@
 """What one scan of the snapshot topic finds: the newest entry of each key, topic by topic.
 
 Nothing is judged here but whose writes count; whether the entries of a topic belong together is
-`snapshots.recovery`'s question, asked topic by topic so that a bad one stops no other.
+for whoever restores it to ask, topic by topic so that a bad one stops no other.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ from snapshots.envelope import END, PART, SPILL, gone, message
 from snapshots.errors import SnapshotError
 from snapshots.keys import end_key, part_key, spill_key
 from snapshots.owner import Ownership
-from snapshots.parts import PartEntry, encode_part
+from snapshots.segments import SegmentPayload
 from snapshots.table import TopicEntries
-from txnbuffer.buffer.items import Part
 
 MAX_ENTRY_BYTES = 1024 * 1024
 """No entry is longer, key and properties included."""
@@ -70,7 +69,7 @@ class SnapshotWriter:
     chain: dict[int, bytes] = field(default_factory=dict)
     live_parts: dict[int, Position] = field(default_factory=dict)
     live_spills: set[int] = field(default_factory=set)
-    waiting: list[Part] = field(default_factory=list)
+    waiting: list[SegmentPayload] = field(default_factory=list)
     next_spill: int = 1
 
     def __post_init__(self) -> None:
@@ -99,7 +98,7 @@ class SnapshotWriter:
         """The number that the next part in the snapshot will have; those that wait come first."""
         return self.first_part + len(self.chain)
 
-    def add(self, parts: Iterable[Part]) -> None:
+    def add(self, parts: Iterable[SegmentPayload]) -> None:
         """Take sealed parts, to be written with the next snapshot."""
         for part in parts:
             expected = self.next_part + len(self.waiting)
@@ -119,7 +118,7 @@ class SnapshotWriter:
         before = chain[self.next_part - 1] if chain else self.chain_first
         first: list[Message] = []
         for part in self.waiting:
-            value = encode_part(PartEntry(self.topic, epoch, before, part))
+            value = part.encode(self.topic, epoch, before)
             before = chain[part.number] = value[-len(before) :]
             first.append(message(part_key(self.topic, part.number), PART, epoch, value))
         pieces = self._pieces(state)

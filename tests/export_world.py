@@ -14,12 +14,12 @@ from pipeline_world import Life, records_of
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.cli.app import app
 from txnbuffer.client.records import Record
 from txnbuffer.pipeline.exports import LATEST
 from txnbuffer.pipeline.jobs import running
 from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.recovery.keeper import BufferKeeper
 
 TOPICS = ("orders", "stock")
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
@@ -19,6 +18,7 @@ from txnbuffer.pipeline.ranges import Range
 from txnbuffer.pipeline.reading import Judge, read_range
 from txnbuffer.protocol import encode_marker, transactional
 from txnbuffer.recordset import pack
+from txnbuffer.recovery.keeper import BufferKeeper
 
 Row = tuple[Any, ...]
 

@@ -12,10 +12,10 @@ from pipeline_world import Row, rows_of_batch
 
 from broker_io.environment import Clock, SystemClock
 from broker_io.memory import MemoryBroker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark import stream, tasks
 from txnbuffer.pipeline.spark.stream import StreamReader
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 class Kept:

@@ -12,12 +12,12 @@ from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position, Positions
 from snapshots.entries import EndEntry
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
 from snapshots.table import TopicEntries, scan
-from snapshots.verify import diff_states, rebuild
 from txnbuffer.buffer import TransactionBuffer
+from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.verify import diff_states, rebuild
 
 NEVER = SnapshotPolicy(changes=10**9, interval_ms=10**9, recovery_target=1e9)
 """Snapshots are written only when a test says so."""

@@ -16,13 +16,27 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
+PURE = (
+    "broker_io.batch", "broker_io.block", "broker_io.errors", "broker_io.faults", "broker_io.gather",
+    "broker_io.partitions", "broker_io.position",
+    "snapshots.columns", "snapshots.entries", "snapshots.envelope", "snapshots.errors", "snapshots.keys",
+    "snapshots.layout", "snapshots.policy", "snapshots.records", "snapshots.segments", "snapshots.shards",
+    "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.columns", "txnbuffer.coordinator",
+    "txnbuffer.errors", "txnbuffer.frames", "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.protocol",
+    "txnbuffer.recordset", "txnbuffer.recovery.parts", "txnbuffer.recovery.states", "txnbuffer.runs",
+    "txnbuffer.streams", "txnbuffer.wire",
+)  # fmt: skip
+PORTS = ("broker_io.port", "broker_io.environment")
+LIBRARIES = ("snapshots", "txnbuffer.recovery", "txnbuffer.rpc")
+"""They know a broker by its port; what of them is listed above is pure."""
+WORLDLESS = (*PURE, "snapshots", "txnbuffer.recovery")
+"""What has clocks, files, threads and networks only by ports."""
 SHELLS = (
     "txnbuffer.__main__", "txnbuffer.cli", "txnbuffer.client", "txnbuffer.config", "txnbuffer.demo",
     "txnbuffer.pipeline", "txnbuffer.service", "txnbuffer.sinks", "txnbuffer.testing",
 )  # fmt: skip
-LIBRARIES = ("txnbuffer.rpc",)
 ORDER = (
-    ("txnbuffer.rpc",), ("txnbuffer.service",), ("txnbuffer.client",),
+    ("txnbuffer.recovery", "txnbuffer.rpc"), ("txnbuffer.service",), ("txnbuffer.client",),
     ("txnbuffer.cli", "txnbuffer.demo", "txnbuffer.pipeline", "txnbuffer.sinks"),
 )  # fmt: skip
 """Sub-packages that import only those of their own row and of the rows before it."""
@@ -33,11 +47,6 @@ WORLD = (
 CLOCK_CALLS = (".now", ".utcnow", ".today")
 BUILTIN_CALLS = ("open", "print", "input")
 IN_MEMORY = ("io.BytesIO",)
-PURE_MAY_USE = (
-    "broker_io.position", "broker_io.batch", "broker_io.block", "broker_io.gather", "broker_io.errors",
-    "broker_io.faults", "broker_io.partitions", "snapshots.shards",
-)  # fmt: skip
-SNAPSHOTS_MAY_USE = (*PURE_MAY_USE, "broker_io.port", "broker_io.environment")
 SPARK = "txnbuffer.pipeline.spark"
 JOBS = "txnbuffer.pipeline.jobs"
 BACKENDS = ("broker_io.file", "broker_io.memory", "broker_io.remote", "broker_io.pulsar")
@@ -74,9 +83,12 @@ each_product_module = pytest.mark.parametrize("module", PRODUCT, ids=lambda modu
 each_module = pytest.mark.parametrize("module", EVERYTHING, ids=lambda module: module.path)
 
 
-def is_pure(name: str) -> bool:
-    """All modules of txnbuffer are pure but libraries, shells, and the package itself, whose names are lazy."""
-    return within(name, "txnbuffer") and name != "txnbuffer" and not within(name, *LIBRARIES, *SHELLS)
+def layers_of(name: str) -> list[str]:
+    """The layers that a module of snapshots or txnbuffer belongs to; the names of the package txnbuffer are lazy."""
+    if within(name, *PURE):
+        return ["pure"]
+    layers = {"library": within(name, *LIBRARIES), "shell": name == "txnbuffer" or within(name, *SHELLS)}
+    return [layer for layer, inside in layers.items() if inside]
 
 
 def forbidden_imports(module: Module) -> Iterator[str]:
@@ -95,28 +107,19 @@ def _against_order(importer: str, target: str) -> str:
 
 def _forbidden(importer: str, found: Import) -> str:
     target = found.dotted
-    if within(importer, "broker_io"):
-        return "a broker knows nothing of transactions" * within(target, "txnbuffer", "snapshots")
-    if within(target, *BACKENDS) or (found.module == "broker_io" and found.name in ("file", "memory")):
-        return "backends are reached through open_broker"
-    if is_pure(importer):
-        if within(target, *WORLD) and target not in IN_MEMORY:
-            return "pure modules don't touch the world"
-        if within(target, "broker_io") and not within(target, *PURE_MAY_USE):
-            return "pure modules know positions, batches, blocks and errors of a broker"
-        if (
-            within(target, *LIBRARIES)
-            or (within(target, "snapshots") and not within(target, *PURE_MAY_USE))
-            or _names_a_shell(target)
-        ):
+    if within(target, *PACKAGES[PACKAGES.index(importer.partition(".")[0]) + 1 :]):
+        return "imports between the packages go one way: txnbuffer, snapshots, broker_io"
+    if within(importer, *WORLDLESS) and within(target, *WORLD) and target not in IN_MEMORY:
+        return "the world is reached by ports"
+    if within(target, *PACKAGES):
+        if within(importer, *PURE) and not within(target, *PURE):
             return "pure modules know only pure modules"
-    if within(importer, *LIBRARIES) and _names_a_shell(target):
-        return "libraries stand below the shells"
-    if within(importer, "snapshots"):
-        if within(target, "broker_io") and not within(target, *SNAPSHOTS_MAY_USE):
-            return "snapshots know a broker by its port"
-        if _names_a_shell(target):
-            return "snapshots stand below the shells"
+        if within(importer, *LIBRARIES) and not within(target, *PURE, *PORTS, *LIBRARIES):
+            return "libraries know pure modules, ports and one another"
+    if within(importer, "broker_io"):
+        return ""
+    if _is_backend(found):
+        return "backends are reached through open_broker"
     if within(target, *HEAVY) and not found.lazy and not within(importer, SPARK, JOBS, "txnbuffer.pipeline.arrow"):
         return "heavy packages are imported where they are used"
     return ""
@@ -143,15 +146,20 @@ def _module_of(found: Import, names: Set[str]) -> str:
     return found.dotted if found.dotted in names else found.module if found.module in names else ""
 
 
-def _names_a_shell(target: str) -> bool:
-    return target == "txnbuffer" or within(target, *SHELLS)
+def _is_backend(found: Import) -> bool:
+    return within(found.dotted, *BACKENDS) or (found.module == "broker_io" and found.name in ("file", "memory"))
 
 
 def worldly_calls(module: Module) -> Iterator[str]:
-    """Calls by which a pure module would touch the world without an import."""
+    """Calls by which a module of WORLDLESS would touch the world without an import."""
     for name, line in module.calls():
-        if is_pure(module.name) and (name in BUILTIN_CALLS or name.endswith(CLOCK_CALLS)):
+        if within(module.name, *WORLDLESS) and (name in BUILTIN_CALLS or name.endswith(CLOCK_CALLS)):
             yield f"{module.path}:{line} calls {name}"
+
+
+@pytest.mark.parametrize("name", [module.name for module in PRODUCT if not within(module.name, "broker_io")])
+def test_module_belongs_to_one_layer(name: str) -> None:
+    assert len(layers_of(name)) == 1
 
 
 @each_product_module
@@ -167,7 +175,8 @@ def test_dependency_rule(module: Module) -> None:
         ("txnbuffer/buffer/x.py", "from io import StringIO"),
         ("txnbuffer/buffer/x.py", "from broker_io import port"),
         ("txnbuffer/buffer/x.py", "from broker_io.environment import Clock"),
-        ("txnbuffer/buffer/x.py", "import snapshots.keys"),
+        ("txnbuffer/buffer/x.py", "import snapshots.table"),
+        ("txnbuffer/coordinator/x.py", "from txnbuffer.recovery import keeper"),
         ("txnbuffer/buffer/x.py", "from txnbuffer.client.reader import CommittedReader"),
         ("txnbuffer/buffer/x.py", "from ..client import reader"),
         ("txnbuffer/buffer/x.py", "from datetime import datetime\ndatetime.now()"),
@@ -181,7 +190,13 @@ def test_dependency_rule(module: Module) -> None:
         ("broker_io/file/x.py", "import snapshots"),
         ("snapshots/x.py", "from broker_io.memory import MemoryBroker"),
         ("snapshots/x.py", "from broker_io import open_broker"),
-        ("snapshots/x.py", "from txnbuffer.client import reader"),
+        ("snapshots/x.py", "from txnbuffer.model import TxnId"),
+        ("snapshots/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import txnbuffer.model"),
+        ("snapshots/x.py", "import threading"),
+        ("snapshots/keys.py", "from broker_io.port import Broker"),
+        ("txnbuffer/recovery/x.py", "from txnbuffer.client import reader"),
+        ("txnbuffer/recovery/x.py", "from txnbuffer import connect"),
+        ("txnbuffer/recovery/x.py", "import time"),
         ("txnbuffer/client/x.py", "def f():\n    from broker_io.file import FileBroker"),
         ("txnbuffer/client/x.py", "import pulsar"),
         ("txnbuffer/demo/x.py", "import pandas.io"),
@@ -199,7 +214,9 @@ def test_dependency_rule_sees(path: str, text: str) -> None:
     [
         ("txnbuffer/buffer/x.py", "from io import BytesIO\nimport numpy\nfrom broker_io import position"),
         ("txnbuffer/buffer/x.py", "from txnbuffer.protocol import TXN\nfrom . import aborts"),
-        ("snapshots/x.py", "from broker_io.port import Broker\nfrom txnbuffer.buffer.state import BufferState"),
+        ("txnbuffer/coordinator/x.py", "from snapshots.shards import shard_of"),
+        ("snapshots/x.py", "from broker_io.port import Broker\nfrom . import keys"),
+        ("txnbuffer/recovery/x.py", "from snapshots.table import scan\nfrom txnbuffer.buffer.state import BufferState"),
         ("txnbuffer/buffer/x.py", "ongoing.open(1)"),
         ("txnbuffer/client/x.py", "from broker_io import open_broker\ndef f():\n    import pulsar"),
         ("txnbuffer/client/x.py", "from txnbuffer.rpc import discovery\nfrom txnbuffer.service.engine import Engine"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from broker_io.position import Position
 from snapshots.entries import chain_start
 from snapshots.envelope import Stored
-from snapshots.parts import PartEntry, decode_part, encode_part
-from snapshots.states import TopicState, decode_state, encode_state
 from txnbuffer.buffer import BufferState, Part, Sequencer
+from txnbuffer.recovery.parts import PartEntry, decode_part, encode_part
+from txnbuffer.recovery.states import TopicState, decode_state, encode_state
 
 TOPIC = "written-form"
 

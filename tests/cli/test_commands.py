@@ -16,7 +16,7 @@ from writing import TopicWriter
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from snapshots.keeper import BufferKeeper
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 def result(*arguments: str, code: int = 0) -> Any:

@@ -13,13 +13,13 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.recordset import pack
+from txnbuffer.recovery.keeper import BufferKeeper
 
 TOPIC = "orders"
 

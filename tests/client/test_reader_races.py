@@ -15,7 +15,6 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from broker_io.testing.world import SimulatedClock
 from snapshots.errors import SnapshotMissing
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client import follower
 from txnbuffer.client.reader import CommittedReader
@@ -23,6 +22,7 @@ from txnbuffer.client.records import Record
 from txnbuffer.errors import TailStalled
 from txnbuffer.model import Position, TxnId
 from txnbuffer.recordset import pack
+from txnbuffer.recovery.keeper import BufferKeeper
 
 T = "orders"
 

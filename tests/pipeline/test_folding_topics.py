@@ -8,9 +8,9 @@ import pyarrow as pa
 from pipeline_world import Life
 
 from broker_io import open_broker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.pipeline.jobs.recovering import FIELDS, fold_all
 from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 def test_a_log_that_cannot_be_folded_holds_back_no_other(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pyspark.testing import assertDataFrameEqual
 
 from broker_io import open_broker
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.verify import Level, verify
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
 from txnbuffer.pipeline.jobs.profiling import OUTCOMES, profile, slice_of
 from txnbuffer.pipeline.jobs.recovering import recover
 from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.recovery.verify import Level, verify
 
 
 def write(path: Path, steps: int = 60) -> dict[str, str]:

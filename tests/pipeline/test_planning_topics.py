@@ -11,7 +11,6 @@ from snapshot_driver import Interfering, abort_some, keeper
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.fixing import Fixed, fix_all
@@ -22,6 +21,7 @@ from txnbuffer.pipeline.planning import plan
 from txnbuffer.pipeline.ranges import Cut, behind
 from txnbuffer.pipeline.spark import stream
 from txnbuffer.pipeline.spark.stream import StreamReader
+from txnbuffer.recovery.keeper import BufferKeeper
 
 TOPICS = [f"orders-{number}" for number in range(12)]
 

@@ -16,8 +16,6 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
-from snapshots.keeper import BufferKeeper
-from snapshots.loading import Loaded, Snapshots, load
 from txnbuffer import recordset
 from txnbuffer.errors import LogShortened
 from txnbuffer.model import Position
@@ -25,6 +23,8 @@ from txnbuffer.pipeline import reading
 from txnbuffer.pipeline.fixing import Fixed, fix_all
 from txnbuffer.pipeline.ranges import Cut, Range
 from txnbuffer.pipeline.reading import Judge, read_range
+from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.loading import Loaded, Snapshots, load
 
 TOPIC = "orders"
 

@@ -19,9 +19,9 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import StorageError
 from broker_io.port import Broker
 from broker_io.testing.standalone import NoPulsar
-from snapshots import tailing
 from txnbuffer import CommittedReader
 from txnbuffer.model import Outcome
+from txnbuffer.recovery import tailing
 
 SECONDS = 120.0
 QUIET = 1.0

@@ -10,13 +10,13 @@ from pipeline_world import Life, records_of
 from pulsar_cluster import Cluster
 
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs.auditing import audit
 from txnbuffer.pipeline.jobs.exporting import Export
 from txnbuffer.pipeline.jobs.recovering import recover
 from txnbuffer.pipeline.jobs.running import reading_options
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 def test_jobs_on_a_cluster(

@@ -13,11 +13,11 @@ from pulsar_cluster import Cluster
 from broker_io.batch import Batch, Message
 from broker_io.port import Broker
 from broker_io.testing.standalone import ask
-from snapshots.keeper import BufferKeeper
 from txnbuffer.errors import LogReplaced
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.spark.source import BatchReader
 from txnbuffer.pipeline.spark.stream import StreamReader
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 def test_records_of_a_cluster_are_those_that_a_reader_is_given(

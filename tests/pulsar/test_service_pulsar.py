@@ -17,7 +17,6 @@ from service_setup import engine_on, eventually, on_a_loop_for, visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from snapshots.tailing import Tail
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.coordinator.entries import Owner, decode
 from txnbuffer.coordinator.messages import Commit
@@ -25,6 +24,7 @@ from txnbuffer.coordinator.states import State
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.frames import Abort, ClientFrame
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recovery.tailing import Tail
 from txnbuffer.service.engine import BESIDE, Engine
 
 

@@ -16,7 +16,7 @@ from spark_frames import held, run_out
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from snapshots.keeper import BufferKeeper
+from txnbuffer.recovery.keeper import BufferKeeper
 
 SECONDS = 400.0
 TOPIC = "orders"

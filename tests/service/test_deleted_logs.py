@@ -15,7 +15,6 @@ from service_setup import engine_on, eventually, on_a_loop, visible
 from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
-from snapshots.decisions import begin_anew
 from snapshots.shards import ONLY
 from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
@@ -23,6 +22,7 @@ from txnbuffer.coordinator.ids import IdSet, bitmap_of
 from txnbuffer.coordinator.lost import A_SECOND, AHEAD, first_ids
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
+from txnbuffer.recovery.decisions import begin_anew
 from txnbuffer.service import beside as beside_module
 from txnbuffer.service import standing
 from txnbuffer.service.beside import of_log

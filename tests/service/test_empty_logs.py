@@ -12,10 +12,10 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
-from snapshots.keeper import BufferKeeper
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 class Cluster(MemoryBroker):

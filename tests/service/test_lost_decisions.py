@@ -14,9 +14,7 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 from broker_io.errors import StillHeld
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
-from snapshots.decisions import begin_anew, hold, look
 from snapshots.shards import ONLY
-from snapshots.verify import Level, verify
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.ended import CoordinatorState
 from txnbuffer.coordinator.config import Config
@@ -26,6 +24,8 @@ from txnbuffer.coordinator.lost import AHEAD, begun_anew, what_is_lost
 from txnbuffer.coordinator.rows import Row
 from txnbuffer.errors import CoordinatorStopped, DecisionsLost
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.recovery.decisions import begin_anew, hold, look
+from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.service.engine import Engine
 
 

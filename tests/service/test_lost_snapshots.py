@@ -8,10 +8,10 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.memory import MemoryBroker
 from snapshots.errors import SnapshotMissing
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import Outcome
+from txnbuffer.recovery.keeper import BufferKeeper
 
 
 async def commit_half(cluster: MemoryBroker) -> None:

@@ -16,9 +16,7 @@ from shard_world import App, Shards, shards_on, topics_of
 from broker_io.errors import UnsafePolicy
 from broker_io.memory import MemoryBroker
 from broker_io.memory.writer import MemoryWriter
-from snapshots.decisions import look
 from snapshots.shards import Shard, shard_of
-from snapshots.verify import Level, verify
 from txnbuffer.config import Config as Settings
 from txnbuffer.config import RetentionConfig, ServiceConfig
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
@@ -34,6 +32,8 @@ from txnbuffer.errors import (
 )
 from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, TxnId
+from txnbuffer.recovery.decisions import look
+from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.service import engine, letters
 from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import BESIDE, Engine

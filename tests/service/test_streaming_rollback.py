@@ -14,9 +14,9 @@ from streamed import Follower, client_of, write
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from snapshots.keeper import BufferKeeper
 from txnbuffer import connect
 from txnbuffer.errors import LogRestored
+from txnbuffer.recovery.keeper import BufferKeeper
 from txnbuffer.service.admin import Admin
 from txnbuffer.streams.failover import Version
 

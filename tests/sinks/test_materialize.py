@@ -16,9 +16,9 @@ from streamed import client_of, write
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.client.streaming import Streaming
 from txnbuffer.errors import InvalidRequest
+from txnbuffer.recovery.keeper import BufferKeeper
 from txnbuffer.sinks import filling
 from txnbuffer.sinks.errors import ForeignSink, SinkLocked
 from txnbuffer.sinks.filling import Filled

@@ -17,11 +17,11 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, Fenced, PositionTrimmed
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from snapshots.keeper import BufferKeeper
 from txnbuffer import connect
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
 from txnbuffer.recordset import pack
+from txnbuffer.recovery.keeper import BufferKeeper
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks.relay import Relay, Relayed
 from txnbuffer.sinks.relay_marks import MARKS, Mark

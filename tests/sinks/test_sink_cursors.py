@@ -13,10 +13,10 @@ from writing import TopicWriter
 from broker_io.batch import Batch
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
-from snapshots.keeper import BufferKeeper
 from txnbuffer.client import cursors as following
 from txnbuffer.client.cursors import Hold
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
+from txnbuffer.recovery.keeper import BufferKeeper
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks import relay_cursor
 from txnbuffer.sinks.errors import SinkFull

@@ -85,7 +85,15 @@ def test_a_fixed_of_another_size_is_not_written():
         CODEC.encode({**dict.fromkeys(("number",), 1), "flag": True, "text": "", "blob": b"", "digest": b"12345"})
 
 
-@pytest.mark.parametrize("name", ["owner-1", "part-1", "end-1", "state-1"])
-def test_the_schemas_are_avro(name):
-    parsed = fastavro.parse_schema(dict(schema(name)))
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("owner-1", "snapshots"),
+        ("end-1", "snapshots"),
+        ("part-1", "txnbuffer.recovery"),
+        ("state-1", "txnbuffer.recovery"),
+    ],
+)
+def test_the_schemas_are_avro(name, package):
+    parsed = fastavro.parse_schema(dict(schema(name, package)))
     assert all(field.get("doc") for field in parsed["fields"])

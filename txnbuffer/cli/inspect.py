@@ -14,7 +14,6 @@ from broker_io.port import Broker
 from snapshots.entries import decode_end
 from snapshots.errors import SnapshotError
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
-from snapshots.loading import Loaded, load
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from snapshots.table import TopicEntries, scan
 from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
@@ -25,6 +24,7 @@ from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
+from txnbuffer.recovery.loading import Loaded, load
 
 SHOWN_OPEN = 20
 """Open transactions shown one by one, oldest first."""

@@ -7,14 +7,14 @@ import sys
 import click
 
 from broker_io.port import Broker
-from snapshots.decisions import Decisions, begin_anew, hold, look
 from snapshots.keys import check_data_topic
-from snapshots.rebuilding import compared
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
+from txnbuffer.recovery.decisions import Decisions, begin_anew, hold, look
+from txnbuffer.recovery.rebuilding import compared
 
 OWNER = "txnbuf recover"
 
@@ -84,7 +84,7 @@ def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None,
 
 
 def _write(broker: Broker, topic: str) -> None:
-    from snapshots.keeper import BufferKeeper
+    from txnbuffer.recovery.keeper import BufferKeeper
 
     with BufferKeeper(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as keeper:
         keeper.recover()

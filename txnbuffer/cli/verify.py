@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from snapshots.verify import Level, verify
 from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
+from txnbuffer.recovery.verify import Level, verify
 
 
 @click.command("verify")

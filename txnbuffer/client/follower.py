@@ -17,9 +17,8 @@ from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader
 from broker_io.position import NO_INDEX, Int64s
-from snapshots.errors import LOST, SnapshotMissing
+from snapshots.errors import SnapshotMissing
 from snapshots.layout import reaches
-from snapshots.loading import load
 from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_counts, visible_mask
 from txnbuffer.client.records import RecordBatch
@@ -27,6 +26,8 @@ from txnbuffer.columns import any_transactional
 from txnbuffer.errors import ProtocolStopped, TailStalled, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.recordset import expand, rows_within
+from txnbuffer.recovery.loading import load
+from txnbuffer.recovery.losing import LOST
 
 PATIENCE = 10.0
 """Seconds in which a message that was read before must be read again."""

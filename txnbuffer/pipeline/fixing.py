@@ -15,14 +15,14 @@ from typing import Self
 from broker_io.errors import PositionTrimmed
 from broker_io.port import Broker, Reader
 from snapshots.layout import reaches
-from snapshots.loading import Loaded, Snapshots, load
-from snapshots.numbering import Numbering
 from txnbuffer.buffer.aborts import AbortedSet
 from txnbuffer.buffer.suppressed import SuppressedRanges
 from txnbuffer.buffer.verdicts import FixedVerdicts
 from txnbuffer.errors import ProtocolStopped, TailStalled
 from txnbuffer.model import Position
 from txnbuffer.pipeline.ranges import Anchor, Extent, behind
+from txnbuffer.recovery.loading import Loaded, Snapshots, load
+from txnbuffer.recovery.numbering import Numbering
 
 PATIENCE = 60.0
 """Seconds in which a message that is known to be there must come."""

@@ -14,7 +14,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Reader
 from broker_io.position import NO_INDEX, Int64s, Position
-from snapshots.errors import LOST, SnapshotMissing
+from snapshots.errors import SnapshotMissing
 from snapshots.layout import reaches
 from txnbuffer.buffer.verdicts import FixedVerdicts
 from txnbuffer.buffer.visibility import visible_counts
@@ -25,6 +25,7 @@ from txnbuffer.pipeline.losses import check_as_long, check_same
 from txnbuffer.pipeline.ranges import Range, behind
 from txnbuffer.protocol import MARKER, RECORDS, TXN
 from txnbuffer.recordset import expand, pieces
+from txnbuffer.recovery.losing import LOST
 
 Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 

@@ -20,8 +20,8 @@ from broker_io.batch import Batch, PlacedBatch, Width
 from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader, TellingReader
 from broker_io.position import Position, Positions
-from snapshots.losing import was_deleted
 from txnbuffer.errors import TailStalled
+from txnbuffer.recovery.losing import was_deleted
 from txnbuffer.service.limits import MIB, weight
 from txnbuffer.service.turns import Turns
 

@@ -14,9 +14,7 @@ from broker_io.errors import Damaged, Error
 from broker_io.port import Broker, GuardedBroker, NotingBroker, Writer, open_or_make
 from broker_io.position import Position
 from snapshots.errors import TopicDamaged
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.parts import part_items
 from snapshots.policy import SnapshotPolicy
 from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
@@ -31,6 +29,8 @@ from txnbuffer.coordinator.lost import first_ids, no_owner, what_is_lost
 from txnbuffer.coordinator.owner_address import OwnerAddress, encode_owner_address
 from txnbuffer.coordinator.ownership import Acquisition
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
+from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.parts import part_items
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.partitioning import prepare
 

@@ -15,9 +15,9 @@ from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Writer
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
-from snapshots.tailing import Tail
 from txnbuffer.errors import UnregisteredTopic
 from txnbuffer.model import TxnId
+from txnbuffer.recovery.tailing import Tail
 from txnbuffer.service.following import Follower
 from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES
 

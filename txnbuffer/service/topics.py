@@ -21,13 +21,13 @@ from broker_io.errors import Error, InvalidTopicName, TopicNotFound
 from broker_io.port import Broker, BulkBroker, Writer, check_topic_name
 from broker_io.position import Positions
 from snapshots.errors import stopped_by
-from snapshots.keeper import BufferKeeper
 from snapshots.keys import INTERNAL_PREFIX, is_internal
-from snapshots.losing import was_deleted
 from snapshots.shards import ONLY, Shard, shard_of
-from snapshots.tailing import Tail
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.errors import ForeignTopic, TopicNotMade
+from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.losing import was_deleted
+from txnbuffer.recovery.tailing import Tail
 from txnbuffer.service.following import Follower, Following
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.topic import Flight, Topic, can_pass, placed_runs

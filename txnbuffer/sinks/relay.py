@@ -16,7 +16,6 @@ from broker_io.batch import Batch
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
-from snapshots.loading import Loaded, load
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import RecordBatch
@@ -28,6 +27,7 @@ from txnbuffer.errors import (
     SeqnoGap,
     TransactionAborted,
 )
+from txnbuffer.recovery.loading import Loaded, load
 from txnbuffer.sinks.relay_cursor import RelayCursor
 from txnbuffer.sinks.relay_marks import Mark, Source, marked
 from txnbuffer.streams.failover import MAX_SEQNO

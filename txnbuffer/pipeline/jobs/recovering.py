@@ -15,16 +15,16 @@ import pyarrow as pa
 from broker_io import open_broker
 from broker_io.errors import Error
 from broker_io.port import Broker
-from snapshots.decisions import hold
 from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from snapshots.owner import acquire
-from snapshots.rebuilding import Folded, folded, write
 from snapshots.shard_count import owner_of
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import Tell, told
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import names
 from txnbuffer.pipeline.spark.tasks import anywhere, open_for_reading
+from txnbuffer.recovery.decisions import hold
+from txnbuffer.recovery.rebuilding import Folded, folded, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ TRIMMED = "whole, and knows what stood in ledgers that are gone"
 
 
 def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
-    """What logs tell, one row for each of the topics: see `snapshots.rebuilding.Folded`."""
+    """What logs tell, one row for each of the topics: see `txnbuffer.recovery.rebuilding.Folded`."""
     return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
 
 

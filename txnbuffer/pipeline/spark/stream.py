@@ -16,7 +16,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from broker_io import is_cluster
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
-from snapshots.loading import Snapshots
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.fixing import Fixed, TopicView
@@ -27,6 +26,7 @@ from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions
 from txnbuffer.pipeline.planning import begun_at, check_still_there, cut_of, first_wanted, milliseconds, names
 from txnbuffer.pipeline.ranges import Anchor, Range, packed
 from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
+from txnbuffer.recovery.loading import Snapshots
 
 if TYPE_CHECKING:
     import pyarrow as pa

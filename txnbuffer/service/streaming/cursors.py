@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from broker_io.port import Ledger
-from snapshots.tailing import Tail
+from txnbuffer.recovery.tailing import Tail
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.topics import Topics
 from txnbuffer.streams.cursors import acknowledged, check_cursor_name, first_needed

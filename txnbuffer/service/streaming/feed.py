@@ -15,8 +15,6 @@ import numpy as np
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.errors import Error
 from broker_io.position import NO_INDEX, Int64s, Position
-from snapshots.recovery import before_ledger
-from snapshots.tailing import Tail
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequenced
 from txnbuffer.buffer.visibility import visible_counts
@@ -24,6 +22,8 @@ from txnbuffer.errors import MutationsTrimmed, SeqnoGap
 from txnbuffer.mutations import MemoryBudget, MutationBatch, MutationManager, ReadLog, SnapshotIndex
 from txnbuffer.mutations.memory import MIN_SNAPSHOT_BYTES, SNAPSHOTS_PER_TOPIC
 from txnbuffer.recordset import expand, pieces
+from txnbuffer.recovery.recovery import before_ledger
+from txnbuffer.recovery.tailing import Tail
 
 RESERVED = "tb."
 INDEX_ENTRIES = 1024

@@ -13,11 +13,11 @@ from dataclasses import replace
 from broker_io.errors import Error, NotOffered, TopicNotFound
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker
-from snapshots.tailing import Tail
 from txnbuffer.config import StreamsConfig
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, RegistrationFailed, ServiceUnavailable
 from txnbuffer.mutations import Cursor, MemoryBudget, ReadLog, StopReading, Wake
+from txnbuffer.recovery.tailing import Tail
 from txnbuffer.service.keeping import Keeping
 from txnbuffer.service.streaming.backfills import Backfills
 from txnbuffer.service.streaming.connection import StreamConnection

@@ -1,0 +1,179 @@
+"""The bytes of every kind of entry, committed: what this release writes and what it reads."""
+
+import io
+from dataclasses import replace
+
+import fastavro
+import numpy as np
+import pytest
+from golden_files import committed
+from pyroaring import BitMap64
+
+from broker_io.position import Position, Positions
+from snapshots.entries import EndEntry, chain_start, digest
+from snapshots.envelope import Stored, owner_message
+from snapshots.records import BadRecord, record, schema
+from txnbuffer.buffer import (
+    BufferState,
+    CoordinatorColumns,
+    Counters,
+    Damage,
+    Items,
+    OngoingColumns,
+    Part,
+    PartColumns,
+    SequencerState,
+)
+from txnbuffer.model import TxnId
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.recovery.parts import PartEntry, decode_part, encode_part
+from txnbuffer.recovery.states import TopicState, decode_state, encode_state
+from txnbuffer.streams.failover import Version
+
+T = "orders"
+
+
+def longs(*values):
+    return np.array(values, np.int64)
+
+
+ITEMS = Items.of(
+    aborts=[(TxnId(0, 9), Position(3, 5)), (TxnId(0, 3), Position(3, 5)), (TxnId(2, 700), Position(4, 0))],
+    ranges=[(Position(3, 6), Position(3, 900)), (Position(4, 1, 0), Position(4, 1, 99))],
+)
+PART = PartEntry(T, 7, chain_start(T, "incarnation-1"), Part(1, ITEMS))
+STATE = TopicState(
+    BufferState(
+        part_size=5,
+        applied=Position(5, 77),
+        max_read=Position(4, 12, 3),
+        first_ledger=3,
+        ongoing=OngoingColumns(
+            longs(0, 0), longs(20, 21), Positions.run(5, 1, 2), Positions.run(5, 0, 2), longs(4, 1), longs(3, 1)
+        ),
+        coordinators=CoordinatorColumns(
+            longs(0, 2),
+            longs(8, 0),
+            longs(7, 7),
+            (BitMap64([9, 10, 11]).serialize(), BitMap64().serialize()),
+            (BitMap64([12]).serialize(), BitMap64([700]).serialize()),
+        ),
+        parts=PartColumns(1, longs(4), longs(3), longs(2)),
+        tail=ITEMS,
+        counters=Counters(1, 2, 3, 4, 1),
+        damage=(Damage(TxnId(0, 10), Position(4, 12), 5, 4),),
+    ),
+    SequencerState(Position(4, 12), 1234, longs(3, 4), longs(1000, 1200)),
+    origin_ledger=1,
+    following_ledger=6,
+)
+END = EndEntry(T, "incarnation-1", 7, 3, 1, 2, PART.chain_before, digest(b"after"), 3, (digest(b"1"), digest(b"2")))
+
+
+def by_avro(name, data, package="txnbuffer.recovery"):
+    parsed = fastavro.parse_schema(dict(schema(name, package)))
+    return fastavro.schemaless_reader(io.BytesIO(data), parsed, None)
+
+
+STREAMED = replace(
+    STATE,
+    versions=(Version(2**48 - 1, 1200), Version(7, 0)),
+    index=IndexColumns(
+        longs(1000, 1101), longs(1100, 1233), Positions.run(3, 4, 2), Positions.run(4, 11, 2), longs(60, 1)
+    ),
+)
+
+
+def test_owner():
+    made = owner_message(7)
+    data = committed("snapshots/owner-1.bin", made.value)
+    assert record("owner-1", "snapshots").decode(data) == {"epoch": 7} == by_avro("owner-1", data, "snapshots")
+    assert made.key == b"__owner"
+    assert made.properties == {"tb.v": "1", "tb.kind": "owner", "tb.epoch": "7"}
+
+
+def test_part():
+    data = committed("snapshots/part-1.bin", encode_part(PART))
+    entry = decode_part(T, 1, Stored(Position(1, 0), "1", "part", 7, data))
+    assert plain(entry.part.items) == plain(ITEMS)
+    assert entry.chain_after == data[-16:] == digest(data[:-16])
+    avro = by_avro("part-1", data)
+    assert np.cumsum(avro["least"]).tolist() == [9, 3, 700]
+    assert (avro["aborts"], avro["ranges"], avro["low_entry"], avro["high_batch"]) == (3, 2, 5, 99)
+
+
+def test_state():
+    data = committed("snapshots/state-1.bin", encode_state(STATE))
+    back = decode_state(data)
+    assert back.buffer.differences(STATE.buffer) == []
+    assert (back.origin_ledger, back.following_ledger) == (1, 6)
+    assert back.sequencer.position == Position(4, 12)
+    assert back.sequencer.next_seqno == 1234
+    assert back.sequencer.first_seqnos.tolist() == [1000, 1200]
+    avro = by_avro("state-1", data)
+    assert avro["coordinators"] == 2
+    assert BitMap64.deserialize(avro["coordinator_committed"][0]) == BitMap64([9, 10, 11])
+
+
+def test_state_of_a_streamed_topic():
+    data = committed("snapshots/state-1-streamed.bin", encode_state(STREAMED))
+    back = decode_state(data)
+    assert back.versions == STREAMED.versions
+    assert SnapshotIndex.of(back.index).entries() == SnapshotIndex.of(STREAMED.index).entries()
+    avro = by_avro("state-1", data)
+    assert avro["failover_uuid"] == [b"\xff" * 6, b"\0\0\0\0\0\7"]
+    assert np.cumsum(avro["index_last_entry"]).tolist() == [11, 12]
+    earlier = decode_state(committed("snapshots/state-1.bin", encode_state(STATE)))
+    assert (earlier.versions, len(earlier.index.starts)) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"failover_seqno": longs(1)},
+        {"index_count": longs(60)},
+        {"index_start": longs(1000, 1050)},
+    ],
+    ids=["a version too many", "another length", "an overlap"],
+)
+def test_a_state_with_broken_history_is_refused(broken):
+    codec = record("state-1", "txnbuffer.recovery")
+    values = codec.decode(encode_state(STREAMED))
+    with pytest.raises(BadRecord):
+        decode_state(codec.encode(values | broken))
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("end-1-spilled", END),
+        ("end-1", EndEntry(T, "i", 7, 1, 1, 1, b"c" * 16, b"c" * 16, state=encode_state(STATE))),
+        ("end-1-deleted", EndEntry(T, "i", 7, 9, 1, 1, b"c" * 16, b"c" * 16, 4, deleted=True)),
+    ],
+)
+def test_end(name, end):
+    data = committed(f"snapshots/{name}.bin", end.encode())
+    assert EndEntry.decode(data) == end
+    avro = by_avro("end-1", data, "snapshots")
+    assert (avro["topic"], avro["state"], avro["digest"]) == (T, end.state, digest(data[:-16]))
+
+
+def plain(items):
+    return [
+        items.most.tolist(),
+        items.least.tolist(),
+        *([*positions] for positions in (items.markers, items.firsts, items.lasts)),
+    ]
+
+
+def test_columns_of_equal_numbers_are_short_and_parts_are_small():
+    count = 8000
+    rng = np.random.default_rng(1)
+    least = np.cumsum(rng.integers(1, 20, count))
+    markers = Positions(longs(*[4] * count), np.cumsum(rng.integers(1, 40, count)), longs(*[-1] * count))
+    none = Positions.of([])
+    value = encode_part(PartEntry(T, 7, b"c" * 16, Part(1, Items(longs(*[0] * count), least, markers, none, none))))
+    assert len(value) <= 3 * count
+    entry = decode_part(T, 1, Stored(Position(1, 0), "1", "part", 7, value))
+    assert plain(entry.part.items)[1] == least.tolist()
+    assert [*entry.part.items.markers] == [*markers]

@@ -1,0 +1,92 @@
+"""What an owner does beside snapshots: seqnos that trail, parts that go, a snapshot topic that stays small."""
+
+from snapshot_driver import Interfering, abort_some, assert_true, entries, keeper
+from writing import TopicWriter
+
+from broker_io.memory import MemoryBroker
+from snapshots.keys import SNAPSHOT_TOPIC
+from txnbuffer.recovery.dropping import drop_parts
+
+T = "t"
+
+
+def registered(broker):
+    owner = keeper(broker)
+    owner.register(T)
+    return owner, TopicWriter(broker, T)
+
+
+def trailing(broker):
+    """An owner that holds nothing for its seqnos, so that it reads all of the log again."""
+    owner, writer = registered(broker)
+    owner._tails[T].numbering.held_limit = 0
+    return owner, writer
+
+
+def test_what_was_read_again_before_it_was_decided_is_numbered_later():
+    broker = MemoryBroker()
+    owner, writer = trailing(broker)
+    writer.records(1, "open")
+    writer.plain("a", "b")
+    writer.records(2, "open")
+    writer.plain("c", "d")
+    owner.pump()
+    writer.commit(1)
+    owner.pump()
+    assert owner.sequencer(T).next_seqno == 4
+    writer.commit(2)
+    owner.pump()
+    assert owner.sequencer(T).next_seqno == 7
+    assert_true(owner, broker, T)
+
+
+def test_numbering_that_has_caught_up_needs_the_log_behind_it_no_more():
+    broker = MemoryBroker()
+    owner, writer = trailing(broker)
+    for txn in range(1, 5):
+        writer.records(txn, "open")
+        writer.plain("a")
+        owner.pump()
+        broker.roll(T)
+        writer.commit(txn)
+        owner.pump()
+        assert owner._tails[T].numbering._reader is None
+        owner.snapshot(T)
+        owner.snapshot(T)
+        assert owner.trim(T, 10**6) == broker.ledgers(T)[-1].ledger
+    assert owner.problems == {}
+    assert owner.sequencer(T).next_seqno == 9
+
+
+def test_parts_that_wait_to_be_written_are_not_dropped():
+    broker = MemoryBroker()
+    owner, writer = registered(broker)
+    abort_some(writer, *range(1, 8))
+    broker.roll(T)
+    writer.plain("p")
+    owner.pump()
+    tail = owner._tails[T]
+    tail.plan(owner.epoch)
+    assert len(tail.writer.waiting) == 2
+    assert not drop_parts(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
+    assert len(owner.buffer(T).aborted) == 7
+    assert len(tail.buffer.parts.summaries) == 2
+    owner.snapshot(T)
+    assert drop_parts(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
+    assert len(owner.buffer(T).aborted) == 1
+
+
+def test_the_snapshot_topic_is_compacted_once_it_has_grown(monkeypatch):
+    monkeypatch.setattr("snapshots.owner.COMPACT_BYTES", 2000)
+    between = Interfering(MemoryBroker())
+    compactions = []
+    between.before = lambda name, topic: compactions.append(topic) if name == "compact" else None
+    owner, writer = registered(between)
+    written, rounds = 0, 0
+    while written < 10 * 2000:
+        writer.plain("p")
+        owner.pump()
+        owner.snapshot(T)
+        written += len(entries(between, T).end.value)
+        rounds += 1
+    assert 5 <= len(compactions) <= 10 < rounds / 2

@@ -1,0 +1,74 @@
+"""Snapshots of a state that knows nothing of transactions: numbers, of which full segments are sealed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from broker_io.memory import MemoryBroker
+from snapshots.columns import decode_long, encode_long
+from snapshots.entries import DIGEST_BYTES, checked, decode_end, digest
+from snapshots.envelope import PART, Stored
+from snapshots.errors import SnapshotDamaged
+from snapshots.keys import EntryKey, KeyKind
+from snapshots.owner import acquire
+from snapshots.segments import chained, state_bytes
+from snapshots.table import TopicEntries, scan
+from snapshots.writer import SnapshotWriter, commit
+
+T = "numbers"
+
+
+class Sealed(NamedTuple):
+    number: int
+    text: bytes
+
+    def encode(self, topic: str, epoch: int, chain_before: bytes) -> bytes:
+        body = encode_long(epoch) + chain_before + self.text
+        return body + digest(topic.encode() + body)
+
+
+class Entry(NamedTuple):
+    epoch: int
+    chain_before: bytes
+    text: bytes
+    chain_after: bytes
+
+
+def decode(topic: str, number: int, stored: Stored) -> Entry:
+    def read(data: bytes) -> Entry:
+        epoch, start = decode_long(data, 0)
+        text = slice(start + DIGEST_BYTES, -DIGEST_BYTES)
+        return Entry(epoch, data[start : text.start], data[text], data[text.stop :])
+
+    return checked(EntryKey(topic, KeyKind.PART, number), PART, stored, read)
+
+
+def restored(entries: TopicEntries) -> tuple[list[bytes], bytes]:
+    assert entries.end is not None
+    end = decode_end(T, entries.end)
+    return [entry.text for entry in chained(T, end, entries.parts, decode)], state_bytes(T, end, entries.spills)
+
+
+def test_segments_and_state_come_back_as_they_were_written() -> None:
+    with MemoryBroker() as broker:
+        ownership, _ = acquire(broker)
+        with ownership:
+            writer = SnapshotWriter(T, "incarnation", max_entry_bytes=2048)
+            for count, state in enumerate([b"short", b"long" * 1000], 1):
+                writer.add([Sealed(2 * count - 1, b"odd"), Sealed(2 * count, b"even")])
+                commit(ownership, [(writer, writer.plan(ownership.epoch, state))])
+                assert restored(scan(broker).topics[T]) == ([b"odd", b"even"] * count, state)
+            writer.drop_to(3)
+            commit(ownership, [(writer, writer.plan(ownership.epoch, b""))])
+        entries = scan(broker).topics[T]
+        assert restored(entries) == ([b"odd", b"even"], b"")
+        assert (sorted(entries.parts), entries.spills) == ([3, 4], {})
+        for number in (3, 4):
+            rest = {other: stored for other, stored in entries.parts.items() if other != number}
+            with pytest.raises(SnapshotDamaged, match="it is missing"):
+                restored(TopicEntries(entries.end, parts=rest))
+        swapped = {3: entries.parts[4], 4: entries.parts[3]}
+        with pytest.raises(SnapshotDamaged, match="does not follow"):
+            restored(TopicEntries(entries.end, parts=swapped))

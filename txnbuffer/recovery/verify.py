@@ -1,0 +1,309 @@
+"""Looking closely at snapshots without changing anything: each in itself, and against the log.
+
+A snapshot is checked against the log by folding the log anew up to the applied position and comparing
+the two states. That needs the whole log: where ledgers were trimmed, the snapshot is checked in itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker, StoredBroker
+from broker_io.position import Position
+from snapshots.entries import EndEntry, decode_end
+from snapshots.errors import (
+    AppliedPositionTrimmed,
+    SnapshotDamaged,
+    SnapshotError,
+    SnapshotMissing,
+    UnsupportedSnapshot,
+)
+from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind, is_internal
+from snapshots.layout import reaches
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard
+from snapshots.table import SnapshotTable, TopicEntries, scan
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.errors import DecisionsLost
+from txnbuffer.recovery.decisions import Buffers, folded, look
+from txnbuffer.recovery.deleting import deleted_whole
+from txnbuffer.recovery.losing import LOST, holds_transactions
+from txnbuffer.recovery.parts import decode_part
+from txnbuffer.recovery.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
+from txnbuffer.recovery.states import TopicState
+
+
+class Level(enum.Enum):
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Finding(NamedTuple):
+    """One thing found. `entry` is the key it is about, `position` where that entry stands in the snapshot topic."""
+
+    level: Level
+    topic: str
+    what: str
+    entry: str | None = None
+    position: Position | None = None
+
+
+def verify(broker: Broker, topic: str | None = None) -> list[Finding]:
+    """What there is to say of the snapshots of one data topic, or of all, of logs that lack one, and of what an owner
+    of the logs would refuse.
+
+    Raises TopicNotFound if there is no such data topic, or neither any data topic nor a snapshot topic.
+    """
+    count = shards_of(broker)
+    shards = [shard for shard in map(Shard, range(count), [count] * count) if topic is None or shard.owns(topic)]
+    findings = [*_stored(broker, topic)]
+    broken = {finding.topic for finding in findings}
+    decisions = [shard for shard in shards if shard.topic(DECISIONS) not in broken]
+    if broken & {shard.topic(SNAPSHOT_TOPIC) for shard in shards}:
+        return [*findings, *_decisions(broker, decisions, {})]  # what can't be read can't be compared
+    known = [name for name in broker.topics() if not is_internal(name) and topic in (None, name)]
+    tables = [(shard, _table(broker, shard.topic(SNAPSHOT_TOPIC), topic)) for shard in shards]
+    if topic is None and not known and not any(table for _, table in tables):
+        raise TopicNotFound(f"there is neither a data topic nor a topic {SNAPSHOT_TOPIC}: nothing is registered here")
+    restored = [
+        (name, table) for shard, table in tables if table for name in restored_topics(table) if shard.owns(name)
+    ]
+    with_snapshot = {name for name, _ in restored}
+    if topic is not None and topic not in (*known, *with_snapshot):
+        raise TopicNotFound(f"there is no data topic {topic!r} to verify")
+    for shard, table in tables:
+        findings += [] if table is None else _of_table(shard, table)
+    for name, table in restored:
+        findings += verify_topic(broker, table, name)
+    for name in sorted(set(known) - with_snapshot - broken):
+        findings += _without_snapshot(broker, name, asked=topic is not None)
+    buffers = {} if topic is not None else _folded(broker, count)
+    return [*findings, *_decisions(broker, decisions, buffers)]
+
+
+def _table(broker: Broker, snapshot_topic: str, topic: str | None) -> SnapshotTable | None:
+    try:
+        return scan(broker, snapshot_topic, topic)
+    except TopicNotFound:
+        return None
+
+
+def _of_table(shard: Shard, table: SnapshotTable) -> Iterator[Finding]:
+    name = shard.topic(SNAPSHOT_TOPIC)
+    if table.zombies:
+        what = f"{table.zombies} entries of owners that had lost the topic count for nothing"
+        yield Finding(Level.WARNING, name, what)
+    if table.foreign:
+        yield Finding(Level.WARNING, name, f"{len(table.foreign)} keys are those of no entry")
+    for topic in restored_topics(table):
+        if not shard.owns(topic):
+            yield Finding(Level.WARNING, topic, f"{name} has a snapshot of it, which belongs to another shard")
+
+
+def _stored(broker: Broker, topic: str | None) -> Iterator[Finding]:
+    """What keeps an owner from opening the logs: files that aren't what they were."""
+    damages = broker.damages() if isinstance(broker, StoredBroker) else {}
+    for name, error in damages.items():
+        if is_internal(name) or topic in (None, name):
+            yield Finding(Level.ERROR, name, str(error))
+
+
+def _folded(broker: Broker, shards: int) -> Buffers:
+    try:
+        return folded(broker, shards)
+    except Error:
+        return {}  # it has been told of the topic that can't be read
+
+
+def _decisions(broker: Broker, shards: Sequence[Shard], buffers: Buffers) -> Iterator[Finding]:
+    """Whether the decision logs that there are can be read, and hold all that topics tell of them."""
+    there = {*broker.topics()}
+    for shard in shards:
+        decisions = shard.topic(DECISIONS)
+        if decisions not in there:
+            continue
+        try:
+            lost = look(broker, shard, buffers).lost
+        except Error as error:
+            yield Finding(Level.ERROR, decisions, f"the decision log can't be read to its end: {error}")
+        else:
+            if lost is not None:
+                yield Finding(Level.ERROR, decisions, str(DecisionsLost(decisions, lost)))
+
+
+def _without_snapshot(broker: Broker, topic: str, *, asked: bool) -> Iterator[Finding]:
+    """A topic has its first snapshot before its first transaction, so one that has transactions has lost its own."""
+    try:
+        if holds_transactions(broker, topic):
+            yield Finding(Level.ERROR, topic, str(SnapshotMissing(topic, LOST)))
+            return
+    except Error as error:
+        yield Finding(Level.ERROR, topic, f"it has no snapshot, and its log can't be read: {error}")
+        return
+    if asked:
+        yield Finding(Level.WARNING, topic, "it has no snapshot, so it was never registered")
+
+
+def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Finding]:
+    """One topic of a scan: every entry in itself, the chain, the log that follows, and the log before."""
+    entries = table.topics[topic]
+    findings = [*_parts(topic, entries)]
+    if deleted_whole(broker, topic, entries):
+        what = "its snapshot was deleted on purpose: readers refuse its transactions until it is registered again"
+        return [Finding(Level.WARNING, topic, what, str(EntryKey(topic, KeyKind.END)), entries.end and entries.end[0])]
+    try:
+        snapshot = read_snapshot(topic, entries)
+        findings += _leftovers(topic, entries, snapshot.end)
+        if snapshot.end.incarnation != broker.incarnation(topic):
+            return [
+                *findings,
+                Finding(Level.WARNING, topic, "the topic was made anew: this counts for nothing"),
+            ]
+        resume_positions(topic, snapshot.state, broker.ledgers(topic))
+    except TopicNotFound:
+        return [*findings, Finding(Level.WARNING, topic, "the topic is gone: its snapshot counts for nothing")]
+    except (SnapshotError, Error) as error:
+        return [*findings, _as_finding(topic, entries, error)]
+    return findings + _against_log(broker, topic, entries, snapshot)
+
+
+def _as_finding(topic: str, entries: TopicEntries, error: Error) -> Finding:
+    if isinstance(error, SnapshotDamaged):
+        return Finding(Level.ERROR, topic, error.what, error.entry, _place(entries, error.entry))
+    entry = error.entry if isinstance(error, UnsupportedSnapshot) else str(EntryKey(topic, KeyKind.END))
+    return Finding(Level.ERROR, topic, str(error), entry, _place(entries, entry))
+
+
+def _place(entries: TopicEntries, entry: str) -> Position | None:
+    key = EntryKey.parse(entry.encode())
+    if key is None:
+        return None
+    if key.kind is KeyKind.END:
+        stored = entries.end
+    else:
+        stored = (entries.parts if key.kind is KeyKind.PART else entries.spills).get(key.number)
+    return None if stored is None else stored.position
+
+
+def _parts(topic: str, entries: TopicEntries) -> Iterator[Finding]:
+    """Each part entry that can't be read in itself, named or not; the chain tells only the first of those it needs."""
+    named: range = range(0)
+    if entries.end is not None:
+        try:
+            named = decode_end(topic, entries.end).parts
+        except SnapshotError:
+            return  # told with the end entry
+    for number, stored in sorted(entries.parts.items()):
+        try:
+            decode_part(topic, number, stored)
+        except SnapshotError as error:
+            level = Level.ERROR if number in named else Level.WARNING
+            what = error.what if isinstance(error, SnapshotDamaged) else str(error)
+            yield Finding(level, topic, what, str(EntryKey(topic, KeyKind.PART, number)), stored.position)
+
+
+def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Finding]:
+    for kind, found, named in (
+        (KeyKind.PART, entries.parts, end.parts),
+        (KeyKind.SPILL, entries.spills, end.spill_numbers),
+    ):
+        for number in sorted(found.keys() - set(named)):
+            what = "the end entry does not name it: a write or a clean-up was interrupted, the next one settles it"
+            yield Finding(Level.WARNING, topic, what, str(EntryKey(topic, kind, number)), found[number].position)
+
+
+def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: Snapshot) -> list[Finding]:
+    state: TopicState = snapshot.state
+    end = str(EntryKey(topic, KeyKind.END))
+    place = entries.end.position if entries.end is not None else None
+    numbers = f"snapshot {snapshot.end.snapshot_id}, {len(snapshot.chain)} parts, applied to {state.buffer.applied}"
+    if broker.ledgers(topic)[0].ledger != state.origin_ledger:
+        what = f"{numbers}: whole in itself; not compared with the log, whose first ledgers were trimmed"
+        return [Finding(Level.OK, topic, what, end, place), *_damage(broker, topic, snapshot)]
+    try:
+        buffer, sequencer = rebuild(broker, topic, part_size=state.buffer.part_size, until=state.buffer.applied)
+    except Error as error:
+        return [Finding(Level.ERROR, topic, f"the log can't be read again: {error}", end, place)]
+    buffer.trim(state.buffer.first_ledger)
+    differences = diff_states(snapshot.buffer, buffer) + _diff_numbers(state, sequencer)
+    damage = _damage(broker, topic, snapshot)
+    if differences:
+        found = [Finding(Level.ERROR, topic, f"differs from the log: {what}", end, place) for what in differences]
+        return found + damage
+    return [Finding(Level.OK, topic, f"{numbers}: equal to what the log says", end, place), *damage]
+
+
+def _damage(broker: Broker, topic: str, snapshot: Snapshot) -> list[Finding]:
+    """Commits, up to the end of the log, of which the topic holds another number of records than they say."""
+    buffer = snapshot.buffer
+    resume, _ = resume_positions(topic, snapshot.state, broker.ledgers(topic))
+    problems: list[Finding] = []
+    with broker.reader(topic, resume, inclusive=False) as reader:
+        try:
+            while (placed := reader.read()) is not None:
+                buffer.apply_batch(placed)
+                buffer.take_sealed()
+        except Error as error:
+            problems.append(Finding(Level.ERROR, topic, f"the log can't be read to its end: {error}"))
+    for txn, position, expected, accepted in buffer.damage:
+        what = f"transaction {txn} committed at {position} with {expected} records, and {accepted} are there"
+        problems.append(Finding(Level.ERROR, topic, what))
+    if buffer.counters.damaged > len(buffer.damage):
+        problems.append(Finding(Level.ERROR, topic, f"{buffer.counters.damaged} commits are damaged in all"))
+    return problems
+
+
+def rebuild(
+    broker: Broker, topic: str, *, part_size: int = PART_SIZE, until: Position | None = None
+) -> tuple[TransactionBuffer, Sequencer]:
+    """Fold the log from its first ledger up to a position (None: an empty state), and number it.
+
+    Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
+    """
+    buffer, sequencer = TransactionBuffer(part_size), Sequencer()
+    first = broker.ledgers(topic)[0].ledger
+    start = before_ledger(first)
+    with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
+        while until is not None and (buffer.applied is None or buffer.applied < until):
+            placed = reader.read()
+            if placed is None:
+                raise AppliedPositionTrimmed(topic, until, first)
+            buffer.apply_batch(placed.take(slice(placed.positions.search(until, right=True))))
+        buffer.take_sealed()
+        while (placed := second.read()) is not None:
+            if sequencer.advance(placed, buffer).stop < len(placed):
+                break
+    return buffer, sequencer
+
+
+def diff_states(one: TransactionBuffer, other: TransactionBuffer) -> list[str]:
+    """What two buffers of one topic do not agree on, a line each: state, aborted transactions, suppressed ranges."""
+    differences = one.snapshot_state().differences(other.snapshot_state())
+    for name, mine, theirs in (
+        ("aborted", set(one.aborted.ids()), set(other.aborted.ids())),
+        ("suppressed", set(one.suppressed.ranges()), set(other.suppressed.ranges())),
+    ):
+        for what, items in (("only in the first", mine - theirs), ("only in the second", theirs - mine)):
+            if items:
+                differences.append(f"{name}, {what}: {len(items)}, such as {min(items)}")
+    return differences
+
+
+def _diff_numbers(state: TopicState, sequencer: Sequencer) -> list[str]:
+    """Seqnos may trail in the snapshot, never differ."""
+    mine, theirs = state.sequencer, sequencer.snapshot_state()
+    first_seqnos = dict(zip(theirs.ledgers.tolist(), theirs.first_seqnos.tolist(), strict=True))
+    differences = [
+        f"first seqno of ledger {ledger}: {seqno} != {first_seqnos.get(ledger)}"
+        for ledger, seqno in zip(mine.ledgers.tolist(), mine.first_seqnos.tolist(), strict=True)
+        if first_seqnos.get(ledger) != seqno
+    ]
+    if reaches(mine.position, theirs.position) and mine.next_seqno != theirs.next_seqno:
+        differences.append(f"next seqno: {mine.next_seqno} != {theirs.next_seqno}")
+    return differences
