@@ -8,9 +8,9 @@ import tempfile
 import time
 
 
-def synced_write_ms(writes: int = 20, size: int = 4096) -> float:
-    """Median milliseconds of appending `size` bytes to a file and syncing it."""
-    block = bytes(size)
+def synced_write_ms(writes: int = 20) -> float:
+    """Median milliseconds of appending a page to a file and syncing it."""
+    block = bytes(4096)
     times: list[float] = []
     with tempfile.TemporaryFile() as file:
         for _ in range(writes):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RECORDS = 5_000_000
 TXN_RECORDS = 1_000
 COLUMNS = "key,value"
+PASSES = 3
 
 
 def write_both(directory: str, records: int) -> None:
@@ -60,9 +61,9 @@ def log_frame(spark: SparkSession, directory: str) -> DataFrame:
     return spark.read.format("txnbuffer").options(**options).load()
 
 
-def best_pass_seconds(frame: DataFrame, passes: int = 3) -> float:
+def best_pass_seconds(frame: DataFrame) -> float:
     """The shortest of some passes: the first ones still warm up compilers."""
-    return min(pass_seconds(frame) for _ in range(passes))
+    return min(pass_seconds(frame) for _ in range(PASSES))
 
 
 def pass_seconds(frame: DataFrame) -> float:

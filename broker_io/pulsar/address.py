@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from broker_io.errors import InvalidAddress
 
-SCHEMES = ("pulsar", "pulsar+ssl")
 DEFAULT_NAMESPACE = "public/default"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
 

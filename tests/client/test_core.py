@@ -272,7 +272,6 @@ def test_giving_up_tells_everybody() -> None:
         "name": ServiceUnavailable,
         "room": ServiceUnavailable,
     }
-    assert not core.under_way
     hello = core.hello().hello
     assert hello is not None
     assert hello.open == ()

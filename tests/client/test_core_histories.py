@@ -186,7 +186,6 @@ class History:
         for _ in range(5):
             self.all_arrives()
         assert self.core.take_frame() is None
-        assert not self.core.under_way
         for waiter in self.waiters:
             assert len(waiter.results) == 1, f"{waiter.what} was told {waiter.results}"
             self.check_told(waiter)

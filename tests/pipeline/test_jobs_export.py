@@ -13,13 +13,14 @@ import pytest
 from export_world import TOPICS, address_of, killed, options_of, wanted
 from pipeline_world import Life, records_of
 from pyspark.sql import DataFrame
+from record_digests import record_digest
 
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
-from txnbuffer.pipeline.digests import MASK, record_digest
+from txnbuffer.pipeline.digests import MASK
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory
 from txnbuffer.pipeline.jobs import exported as reading
 from txnbuffer.pipeline.jobs.audit_report import as_json, as_page

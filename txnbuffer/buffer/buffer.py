@@ -160,15 +160,6 @@ class TransactionBuffer:
         coordinator = self.coordinators.get(txn.most)
         return txn not in self.ongoing and coordinator is not None and coordinator.has_ended(txn.least)
 
-    def overtaken(self) -> list[OpenTxn]:
-        """Ongoing transactions that a low-water mark has passed: ended elsewhere, their marker is missing here."""
-        states = self.coordinators
-        return [
-            entry
-            for entry in self.ongoing
-            if entry.txn.most in states and entry.txn.least <= states[entry.txn.most].low_water_mark
-        ]
-
     # What is done
 
     def replay_until(self, end: Position | None) -> None:

@@ -90,10 +90,6 @@ class Sequencer:
         """Forget the ledgers below one."""
         self.first_seqnos = {ledger: seqno for ledger, seqno in self.first_seqnos.items() if ledger >= first_ledger}
 
-    def seqno_at(self, ledger: int) -> int | None:
-        """The number of the first visible record from the beginning of a ledger on, None if that was not reached."""
-        return self.first_seqnos.get(ledger)
-
 
 def _end_of(message: Position, limit: Position | None) -> Position:
     """Where a message ends: behind the last record of it if it is a record set, as the max read position tells."""

@@ -168,11 +168,6 @@ class SessionCore:
         """Topics whose registration is under way."""
         return [topic.name for topic in self._sending.topics.values() if topic.asked]
 
-    @property
-    def under_way(self) -> bool:
-        """Whether somebody waits for an answer, or records are not settled."""
-        return self._requests.waited_for or self._sending.unacknowledged > 0
-
     # Transactions
 
     @property

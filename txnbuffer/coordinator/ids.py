@@ -27,9 +27,6 @@ class IdSet:
     def update(self, ids: BitMap64) -> None:
         self._kept |= ids
 
-    def add_block(self, first: int, count: int) -> None:
-        self._kept.add_range(first, first + count)
-
     def bitmap(self) -> BitMap64:
         """All ids; the set's own bitmap, not a copy."""
         if self._recent:

@@ -42,10 +42,6 @@ class Hour:
     def aborted_on_purpose(self) -> bool:
         return self.number % 10 == 7
 
-    def counts(self) -> dict[str, int]:
-        """Records in each topic that has any."""
-        return {topic: len(records) for topic, records in self.records.items() if records}
-
 
 def load_hours() -> list[Hour]:
     """Every hour with flights, in order of time. Raises MissingDependency without the data package."""

@@ -13,13 +13,9 @@ key as well.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-import xxhash
-
-SEED = 42
 MASK = 2**64 - 1
 
 
@@ -34,32 +30,6 @@ class Tally(NamedTuple):
         return Tally(self.keys + other.keys, self.records + other.records, (self.digest + other.digest) & MASK)
 
 
-def record_digest(
-    topic: str,
-    key: bytes | None,
-    value: bytes | None,
-    position: Sequence[int] | None = None,
-    event_time: int | None = None,
-    properties: Mapping[str, str] | None = None,
-) -> int:
-    """The digest of a record; what is None of the last three is not compared. `event_time` in microseconds."""
-    parts: list[bytes | None] = [topic.encode(), key, *map(_number, position or ()), value]
-    if event_time is not None:
-        parts.append(_number(event_time))
-    if properties is not None:
-        parts.append(_number(len(properties)))
-        parts += [text.encode() for pair in sorted(properties.items()) for text in pair]
-    digest = SEED
-    for part in parts:
-        if part is not None:
-            digest = xxhash.xxh64_intdigest(part, digest)
-    return digest
-
-
-def _number(number: int) -> bytes:
-    return (number & MASK).to_bytes(8, "little")
-
-
 def added(low: int, high: int) -> int:
     """The sum of digests of which the lower and the upper halves were added up."""
     return (low + (high << 32)) & MASK
@@ -70,7 +40,3 @@ def cut_points(sample: Iterable[bytes], ranges: int) -> list[bytes]:
     keys = sorted(set(sample))
     places = [len(keys) * number // ranges for number in range(1, ranges)]
     return [keys[place] for place in dict.fromkeys(places) if place]
-
-
-def range_of(cuts: Sequence[bytes], key: bytes | None) -> int:
-    return 0 if key is None else bisect_right(cuts, key)

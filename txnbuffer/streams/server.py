@@ -240,16 +240,6 @@ class StreamServer:
             if producer.paused_since is not None and now - producer.paused_since >= self._config.slow_after:
                 self._end(producer, EndReason.TOO_SLOW)
 
-    def next_tick(self) -> float:
-        """When `tick` has something to do at the latest."""
-        times = [
-            producer.paused_since + self._config.slow_after
-            for producer in self._streams.values()
-            if producer.paused_since is not None
-        ]
-        first = self._opened_at + self._config.hello_within
-        return min([self._pulse.next_time() if self._pulse else first, *times])
-
     def hang_up(self, error: Error) -> None:
         """End the connection; streams end with it."""
         if not self.closed:

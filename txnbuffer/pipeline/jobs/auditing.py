@@ -172,9 +172,9 @@ def in_ranges(both: DataFrame, cuts: Mapping[str, Sequence[bytes]]) -> DataFrame
     )
 
 
-def first_different(both: DataFrame, count: int = FIRST_DIFFERENCES) -> DataFrame:
+def first_different(both: DataFrame) -> DataFrame:
     """The first keys of which the two sides don't say the same."""
-    return both.where("different").orderBy("topic", "key").limit(count)
+    return both.where("different").orderBy("topic", "key").limit(FIRST_DIFFERENCES)
 
 
 def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, tell: Tell = print) -> Audit:

@@ -110,20 +110,20 @@ def transactions(records: DataFrame) -> DataFrame:
     )
 
 
-def hot_keys(records: DataFrame, count: int = TOP) -> DataFrame:
+def hot_keys(records: DataFrame) -> DataFrame:
     """The keys with the most records, and how much of their topic's they have."""
     from pyspark.sql import functions as f
 
     keys = records.where(f.col("key").isNotNull()).groupBy("topic", "key")
     found = keys.agg(f.count(f.lit(1)).alias("records"), f.sum("bytes").alias("bytes"))
-    return found.orderBy(f.desc("records"), "topic", "key").limit(count)
+    return found.orderBy(f.desc("records"), "topic", "key").limit(TOP)
 
 
-def slice_of(first_ms: int, last_ms: int, slices: int = SLICES) -> int:
+def slice_of(first_ms: int, last_ms: int) -> int:
     """A round number of milliseconds of which about so many make up the whole time."""
     steps = [1, 10, 100, *(1000 * many for many in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800))]
     steps += [3_600_000 * many for many in (1, 2, 3, 6, 12, 24, 48, 168)]
-    return next((step for step in steps if step * slices >= last_ms - first_ms), steps[-1])
+    return next((step for step in steps if step * SLICES >= last_ms - first_ms), steps[-1])
 
 
 def profile(spark: SparkSession, options: Mapping[str, str], *, tell: Tell = print) -> Profile:
