@@ -18,7 +18,7 @@ from service_process import ServiceProcess
 from service_setup import on_a_loop_for
 
 from broker_io import open_broker
-from broker_io.testing.standalone import Standalone
+from broker_io.testing.standalone import Standalone, ask
 from txnbuffer import Client, CommittedReader, Outcome, ServiceUnavailable, Transaction, connect
 from txnbuffer.model import Marker, MarkerItem
 from txnbuffer.protocol import MARKER, SEQ, encode_marker
@@ -38,7 +38,7 @@ class Place:
     """A namespace, with programs of ours and of others."""
 
     def __init__(self, url: str, admin: str, namespace: str) -> None:
-        self.address = f"{url}/{namespace}"
+        self.address, self.namespace = f"{url}/{namespace}", namespace
         self.options = {"admin_url": admin, "patience": SECONDS}
         self.topic = f"persistent://{namespace}/orders"
         self.others = pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
@@ -221,14 +221,24 @@ async def test_a_service_that_hangs_is_fenced_by_one_that_is_told_to(place: Plac
 @row("the owner of a topic: its namespace, bundle or itself was unloaded")
 @on_a_loop_for(SECONDS)
 async def test_what_is_for_a_topic_without_an_owner_waits_for_the_next_one(place: Place) -> None:
-    await place.serve()
+    service = await place.serve()
     client = await place.connect()
+    reader = await client.reader("orders", start="end")
     txn = await one_record(place, client, b"1")
     with open_broker(place.address, **place.options) as broker:
         await asyncio.to_thread(broker.roll, "orders")  # which unloads it
     await txn.send("orders", b"2")
+    await asyncio.to_thread(ask, place.options["admin_url"], f"namespaces/{place.namespace}/unload", "PUT")
+    await txn.send("orders", b"3")
     await txn.commit(wait_visible=True)
-    await place.read(b"1", b"2")
+    await place.read(b"1", b"2", b"3")
+    found: list[bytes | None] = []
+    while len(found) < 3:
+        batch = await reader.read(timeout=SECONDS)
+        assert batch is not None
+        found += [record.value for record in batch]
+    assert found == [b"1", b"2", b"3"]
+    assert service.process.poll() is None
     await client.close()
 
 

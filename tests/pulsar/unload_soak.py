@@ -31,7 +31,8 @@ from pulsar_cluster import Cluster, choose
 from soak_followers import COPIES, KINDS
 from soak_judge import TOPICS
 
-from broker_io import Broker, open_broker
+from broker_io import open_broker
+from broker_io.port import Broker
 from broker_io.testing.standalone import Standalone, ask
 
 OURS = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
