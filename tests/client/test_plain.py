@@ -321,7 +321,7 @@ def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
 def test_nobody_is_there(txnbuf_service: ServiceProcess) -> None:
     address = txnbuf_service.address
     txnbuf_service.kill()
-    with pytest.raises(ServiceUnavailable, match="no service answers"), connect(address, timeout=0.3):
+    with pytest.raises(ServiceUnavailable, match="no service answers"), connect(address, patience=0.3):
         raise AssertionError
 
 

@@ -8,7 +8,7 @@ import pytest
 from coordinator_history import Exploration, explore
 
 PIECES = 20
-HISTORIES = {"ci": 5_000, "soak": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", "dev"), 600)
+HISTORIES = {"ci": 1_000, "soak": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", "dev"), 600)
 
 
 @pytest.mark.parametrize("piece", range(PIECES))

@@ -60,7 +60,7 @@ async def test_before_the_log_is_recovered_others_are_told_to_come_again():
     await server.start("127.0.0.1:0")
     try:
         with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
-            await asyncio.to_thread(open_broker, f"txnbuf://127.0.0.1:{server.port}")
+            await asyncio.to_thread(open_broker, f"txnbuf://127.0.0.1:{server.port}", patience=0.5)
     finally:
         await server.stop()
 
