@@ -138,7 +138,7 @@ CLUSTER = "pulsar://127.0.0.1:2/acme/shop"
 )
 def test_whoever_opens_a_cluster_does_it_as_its_configuration_says(tmp_path: Path, command: list[str]) -> None:
     """Nobody listens at port 1, which only the file names."""
-    path = written(tmp_path, '[pulsar]\nadmin_url = "http://127.0.0.1:1"\n')
+    path = written(tmp_path, '[pulsar]\nadmin_url = "http://127.0.0.1:1"\npatience = 0.1\n')
     failure = CliRunner().invoke(app, [*command, "--config", path]).exception
     assert isinstance(failure, ServiceUnavailable)
     assert "no admin interface answers at http://127.0.0.1:1 " in str(failure)
