@@ -35,14 +35,13 @@ from broker_io.pulsar.policies import (
     NOT_SHOWN,
     check_policies,
     check_usable,
-    hold,
     lift,
     policies_of,
     policies_path,
 )
 from broker_io.pulsar.reader import PulsarReader
-from broker_io.pulsar.state import HOLD, NEW, TopicState
-from broker_io.pulsar.upkeep import Upkeep
+from broker_io.pulsar.state import HOLD, NEW, TopicState, last_position, topic_state
+from broker_io.pulsar.upkeep import Upkeep, hold
 from broker_io.pulsar.writer import PulsarWriter
 
 OVERHEAD_BYTES = 64 * 1024
@@ -166,7 +165,7 @@ class PulsarBroker:
             if error.status != 409:
                 raise
             self._cluster.incarnation(topic)  # it is there already, if it is one that can be used
-            state = self._cluster.state(topic)
+            state = topic_state(self._cluster, topic)
         self._make_safe(topic, exclusive=False, state=state)
 
     def check_topic(self, topic: str) -> None:
@@ -238,7 +237,7 @@ class PulsarBroker:
         return reader
 
     def ledgers(self, topic: str) -> list[Ledger]:
-        return self._cluster.state(topic).ledgers
+        return topic_state(self._cluster, topic).ledgers
 
     def first_position(self, topic: str) -> Position | None:
         if not any(ledger.entries for ledger in self.ledgers(topic)):
@@ -248,11 +247,11 @@ class PulsarBroker:
             return None if batch is None else batch.positions.first
 
     def last_position(self, topic: str) -> Position | None:
-        return self._cluster.last_position(topic)
+        return last_position(self._cluster, topic)
 
     def position_at(self, topic: str, time_ms: int) -> Position | None:
         found = self._cluster.ask("GET", topic, f"messageid/{min(max(time_ms, 0), 2**62)}")
-        state = self._cluster.state(topic)
+        state = topic_state(self._cluster, topic)
         start = Position(found["ledgerId"], found["entryId"], NO_INDEX)
         if state.last.entry < 0 or start > state.last or start.entry < 0:
             return None
@@ -315,7 +314,7 @@ class PulsarBroker:
         """
         check_usable(topic, self._cluster.partitions)
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
-        state = state or cluster.state(topic)
+        state = state or topic_state(cluster, topic)
         made = HOLD not in state.cursors
         if made:
             hold(cluster.admin, path)

@@ -14,7 +14,6 @@ import pulsar
 from broker_io.errors import Closed, ClusterRefused, Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
-from broker_io.position import Position
 from broker_io.pulsar import forking
 from broker_io.pulsar.acks import Resolver
 from broker_io.pulsar.address import ClusterAddress, path_of, url_of
@@ -22,7 +21,6 @@ from broker_io.pulsar.admin import Admin
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.failures import of_opening
 from broker_io.pulsar.flushing import flusher
-from broker_io.pulsar.state import HOLD, TopicState, read_state
 from broker_io.retrying import RetryPolicy
 
 T = TypeVar("T")
@@ -35,8 +33,6 @@ CLOSE_SECONDS = OPERATION_SECONDS + 5.0
 """How long closing may take. While a broker hangs it lasts as an operation does; Python that ends sooner is aborted."""
 NOTE = "txnbuffer.note"
 """The property that keeps the note of who wrote it last."""
-LAST = "txnbuffer.last"
-"""The property that keeps the last position where trimming leaves no message."""
 
 
 class Cluster:
@@ -144,22 +140,6 @@ class Cluster:
             return int(self.ask("GET", topic, "partitions")["partitions"])
         except TopicNotFound:
             return 0
-
-    def state(self, topic: str, *, patiently: bool = True) -> TopicState:
-        return read_state(self.ask("GET", topic, "internalStats", patiently=patiently))
-
-    def last_position(self, topic: str) -> Position | None:
-        found = self.ask("GET", topic, "lastMessageId")
-        if found["entryId"] >= 0:
-            return Position(found["ledgerId"], found["entryId"], found["batchIndex"])
-        # The message itself is gone, if there ever was one: the best of what remembers it.
-        state = self.state(topic)
-        kept = (self.ask("GET", topic, "properties") or {}).get(LAST)
-        known = [state.last, state.cursors.get(HOLD, state.last)]
-        known = [place for place in known if place.entry >= 0]
-        if kept is not None:
-            known.append(Position.parse(kept))
-        return max(known, default=None)
 
     def new_mark(self) -> str:
         return uuid.uuid4().hex

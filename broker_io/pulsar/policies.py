@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from broker_io.errors import ClusterRefused, NotOffered, UnsafePolicy
+from broker_io.errors import NotOffered, UnsafePolicy
 from broker_io.partitions import partition_of
 from broker_io.pulsar.address import path_of, url_of
 from broker_io.pulsar.admin import Admin
-from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
+from broker_io.pulsar.state import COMPACTION, TopicState
 
 UNLIMITED = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
 STOCK_BYTES = 10 * 1024**3
 """The size of a quota that nobody has set, which a namespace shows as its own once it has another."""
 QUOTA_KINDS = ("destination_storage", "message_age")
-EARLIEST_ID = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 SYSTEM_TOPICS = ("__change_events", "__transaction_")
 
 
@@ -45,15 +44,6 @@ class Policies(NamedTuple):
 
 
 NOT_SHOWN = Policies(None, None, None, None, None)
-
-
-def hold(admin: Admin, path: str) -> None:
-    """Keep every message that a topic still has, and all that come."""
-    try:
-        admin.ask("PUT", f"{path}/subscription/{HOLD}", EARLIEST_ID)
-    except ClusterRefused as error:
-        if error.status != 409:  # it is there already
-            raise
 
 
 def policies_of(admin: Admin, namespace: str, path: str) -> Policies:

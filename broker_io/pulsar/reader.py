@@ -17,7 +17,7 @@ from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
 from broker_io.pulsar.mapping import decode_messages, is_hole, properties_of
 from broker_io.pulsar.source import Source, place_of
-from broker_io.pulsar.state import COMPACTION, TopicState
+from broker_io.pulsar.state import COMPACTION, TopicState, last_position, topic_state
 
 BATCH_BYTES = 16 * 1024 * 1024
 """About the most that one batch holds."""
@@ -45,8 +45,8 @@ class PulsarReader(Handle):
         self._incarnation = cluster.incarnation(topic)
         latest = start >= LATEST
         if latest:
-            start, inclusive = cluster.last_position(topic) or EARLIEST, False
-        state = cluster.state(topic)
+            start, inclusive = last_position(cluster, topic) or EARLIEST, False
+        state = topic_state(cluster, topic)
         if start != EARLIEST and is_gone(start, state, compacted=compacted, horizon=state.cursors.get(COMPACTION)):
             if not latest:
                 raise self._trimmed(start, state)
@@ -205,7 +205,7 @@ class PulsarReader(Handle):
         self._check_topic()
         if self.compacted:
             return True
-        state = self._cluster.state(self.topic)
+        state = topic_state(self._cluster, self.topic)
         if is_next_ledger(self._last, place, state) or self._is_tail(self._last, place):
             return True
         if state.find(self._last.ledger) is None:
@@ -223,7 +223,7 @@ class PulsarReader(Handle):
         self._check_topic()
         known = start == EARLIEST or place[:2] == start[:2] or follows(start, place) or self._is_tail(start, place)
         if not known and not self.compacted:
-            state = self._cluster.state(self.topic)
+            state = topic_state(self._cluster, self.topic)
             if state.find(start.ledger) is None:
                 raise self._trimmed(start, state)
             if self._given and not is_next_ledger(start, place, state):
@@ -266,7 +266,7 @@ class PulsarReader(Handle):
         self._doubt = min(2 * self._doubt, LONGEST_DOUBT)
         try:
             self._check_topic(patiently=False)
-            state = self._cluster.state(self.topic, patiently=False)
+            state = topic_state(self._cluster, self.topic, patiently=False)
         except ServiceUnavailable:
             return  # while the cluster is away nothing comes, and that is no error
         if state.last.entry < 0 or state.last[:2] <= self._last[:2]:

@@ -7,11 +7,14 @@ from typing import Any
 
 from broker_io.port import Ledger
 from broker_io.position import Position
+from broker_io.pulsar.cluster import Cluster
 
 HOLD = "__txnbuffer"
 """The durable subscription of ours by which a topic's messages are kept."""
 COMPACTION = "__compaction"
 """The cursor of Pulsar's compaction: it saw everything up to there."""
+LAST = "txnbuffer.last"
+"""The property that keeps the last position where trimming leaves no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,24 @@ class TopicState:
 
 NEW = TopicState([], Position(-1, -1), {})
 """What is known of a topic that was made just now."""
+
+
+def topic_state(cluster: Cluster, topic: str, *, patiently: bool = True) -> TopicState:
+    return read_state(cluster.ask("GET", topic, "internalStats", patiently=patiently))
+
+
+def last_position(cluster: Cluster, topic: str) -> Position | None:
+    found = cluster.ask("GET", topic, "lastMessageId")
+    if found["entryId"] >= 0:
+        return Position(found["ledgerId"], found["entryId"], found["batchIndex"])
+    # The message itself is gone, if there ever was one: the best of what remembers it.
+    state = topic_state(cluster, topic)
+    kept = (cluster.ask("GET", topic, "properties") or {}).get(LAST)
+    known = [state.last, state.cursors.get(HOLD, state.last)]
+    known = [place for place in known if place.entry >= 0]
+    if kept is not None:
+        known.append(Position.parse(kept))
+    return max(known, default=None)
 
 
 def read_state(stats: Any) -> TopicState:

@@ -8,14 +8,24 @@ from collections.abc import Callable
 from broker_io.errors import ClusterRefused, ServiceUnavailable
 from broker_io.position import Position
 from broker_io.pulsar.address import path_of
-from broker_io.pulsar.cluster import LAST, Cluster
-from broker_io.pulsar.policies import hold
-from broker_io.pulsar.state import COMPACTION, HOLD, TopicState
+from broker_io.pulsar.admin import Admin
+from broker_io.pulsar.cluster import Cluster
+from broker_io.pulsar.state import COMPACTION, HOLD, LAST, TopicState, last_position, topic_state
 
 TRIM_SECONDS = 3.0
 """How long trimming waits for ledgers to go; other subscriptions may keep them for ever."""
 LOOK_SECONDS = 0.05
 LONGEST_PAUSE = 0.5
+EARLIEST_ID = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
+
+
+def hold(admin: Admin, path: str) -> None:
+    """Keep every message that a topic still has, and all that come."""
+    try:
+        admin.ask("PUT", f"{path}/subscription/{HOLD}", EARLIEST_ID)
+    except ClusterRefused as error:
+        if error.status != 409:  # it is there already
+            raise
 
 
 class Upkeep:
@@ -26,26 +36,26 @@ class Upkeep:
 
     def roll(self, topic: str) -> None:
         """Unload the topic: it comes back with a new ledger, and takes its readers and writers with it."""
-        newest = self._cluster.state(topic).ledgers[-1]
+        newest = topic_state(self._cluster, topic).ledgers[-1]
         if not newest.entries:
             return
 
         def attempt() -> None:
             self._cluster.ask("PUT", topic, "unload")
-            if self._cluster.state(topic).newest == newest.ledger:
+            if topic_state(self._cluster, topic).newest == newest.ledger:
                 raise ServiceUnavailable(f"topic {topic!r} was unloaded and has no new ledger yet")
 
         self._cluster.retry(f"a new ledger of topic {topic!r}", attempt)
 
     def trim(self, topic: str, first_ledger: int, *, wait: float = TRIM_SECONDS) -> None:
         """Move our hold to the first ledger that stays; what nothing else holds goes then, at once as a rule."""
-        state = self._cluster.state(topic)
+        state = topic_state(self._cluster, topic)
         numbers = [ledger.ledger for ledger in state.ledgers]
         first = next((number for number in numbers if number >= first_ledger), numbers[-1])
         if first == numbers[0]:
             return
         if not any(ledger.entries for ledger in state.ledgers if ledger.ledger >= first):
-            last = self._cluster.last_position(topic)  # nothing will be left that tells it
+            last = last_position(self._cluster, topic)  # nothing will be left that tells it
             if last is not None:
                 self._cluster.ask("PUT", topic, "properties", {LAST: str(last)})
         self._move_hold(topic, first)
@@ -58,18 +68,18 @@ class Upkeep:
 
     def _trimmed(self, topic: str, first: int) -> bool:
         self._cluster.ask("POST", topic, "trim")
-        return self._cluster.state(topic).ledgers[0].ledger >= first
+        return topic_state(self._cluster, topic).ledgers[0].ledger >= first
 
     def compact(self, topic: str, floor: int | None) -> None:
         """Compact all there is, and drop the ledgers behind; from `floor` on they are kept.
 
         The ledger of the last message stays, so that the end of the topic remains known.
         """
-        end = self._cluster.state(topic).last
+        end = topic_state(self._cluster, topic).last
         if end.entry < 0:
             return
         self._cluster.retry(f"topic {topic!r} to be compacted", lambda: self._compacted(topic, end))
-        state = self._cluster.state(topic)
+        state = topic_state(self._cluster, topic)
         horizon = state.cursors[COMPACTION]
         first = min(horizon.ledger, state.last.ledger if state.last.entry >= 0 else state.newest)
         if floor is not None:
@@ -88,7 +98,7 @@ class Upkeep:
             time.sleep(LOOK_SECONDS)
             self._cluster.check()
             status = self._cluster.ask("GET", topic, "compaction")
-        if self._horizon(self._cluster.state(topic)) < end:
+        if self._horizon(topic_state(self._cluster, topic)) < end:
             raise ServiceUnavailable(
                 f"compaction of topic {topic!r} ended with {status['status']} before {end} ({status.get('lastError')})"
             )

@@ -9,14 +9,18 @@ import pytest
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Closed, Error, ServiceUnavailable, TopicNotFound
-from broker_io.port import Ledger
 from broker_io.position import EARLIEST, Position
 from broker_io.pulsar import reader as reader_module
 from broker_io.pulsar.reader import PulsarReader
-from broker_io.pulsar.state import TopicState
 
 AWAY = ServiceUnavailable("the topic moves")
-LEDGERS = [Ledger(1, 3, 30, closed=True), Ledger(2, 2, 20, closed=False)]
+STATE = {
+    "ledgers": [{"ledgerId": 1, "entries": 3, "size": 30}, {"ledgerId": 2, "entries": 0, "size": 0}],
+    "currentLedgerEntries": 2,
+    "currentLedgerSize": 20,
+    "lastConfirmedEntry": "2:1",
+    "cursors": {},
+}
 
 
 class Id:
@@ -69,9 +73,10 @@ class Topic:
         _fail(self.asking)
         return "one"
 
-    def state(self, topic: str, *, patiently: bool = True) -> TopicState:
+    def ask(self, method: str, topic: str, question: str, *, patiently: bool = True) -> Any:
+        assert (method, question) == ("GET", "internalStats")
         _fail(self.asking)
-        return TopicState(LEDGERS, Position(2, 1), {})
+        return STATE
 
     def source(self, _: Any, __: str, start: Position, *, compacted: bool, ahead: int) -> Source:
         _fail(self.opening)
