@@ -67,12 +67,7 @@ MAX_MEDIAN_LINES = 200
 MAX_FUNCTION_LINES = 60
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
-IN_CYCLES = {
-    "txnbuffer.client.plain",
-    "txnbuffer.client.plain_transaction",
-    "txnbuffer.service.beside", "txnbuffer.service.engine",
-    "txnbuffer.service.streaming.connection", "txnbuffer.service.streaming.streams",
-}  # fmt: skip
+IN_CYCLES = {"txnbuffer.client.plain", "txnbuffer.client.plain_transaction"}
 """Modules that import themselves by way of others: none may be added."""
 
 PRODUCT = modules(*PACKAGES)

@@ -19,7 +19,7 @@ from broker_io.position import Position
 POLL_SECONDS = 0.01
 
 
-class OpenWriter(Protocol):
+class AttachedWriter(Protocol):
     """What the log knows of a writer."""
 
     @property
@@ -43,7 +43,7 @@ class MemoryLog:
         self.max_message_bytes = max_message_bytes
         self.compacted_prefix = compacted_prefix
         self.topics: dict[str, TopicLog] = {}
-        self.writers: dict[TopicLog, list[OpenWriter]] = {}
+        self.writers: dict[TopicLog, list[AttachedWriter]] = {}
         self.partitions: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.changed = threading.Condition(threading.RLock())

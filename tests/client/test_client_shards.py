@@ -25,7 +25,7 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.engine import BESIDE
+from txnbuffer.service.beside import BESIDE
 from txnbuffer.service.partitioning import prepare
 
 (HERE,), (THERE,) = topics_of(2)

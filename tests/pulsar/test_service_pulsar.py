@@ -25,7 +25,8 @@ from txnbuffer.errors import TransactionAborted
 from txnbuffer.frames import Abort, ClientFrame
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.tailing import Tail
-from txnbuffer.service.engine import BESIDE, Engine
+from txnbuffer.service.beside import BESIDE
+from txnbuffer.service.engine import Engine
 
 
 @pytest.fixture

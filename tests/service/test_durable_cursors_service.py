@@ -29,7 +29,7 @@ async def trim(engine: Engine) -> None:
     """Keep as little as may be."""
     config = RetentionConfig(bytes=1)
     cursors = engine.streams.cursors.floor
-    keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.group_floor, cursors)
+    keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, cursors)
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 

@@ -25,7 +25,7 @@ from txnbuffer.streams.errors import ForeignToken, StreamBranched, StreamTooSlow
 async def trim(engine: Engine) -> None:
     """Keep as little as may be."""
     config, floor = RetentionConfig(bytes=1), engine.streams.cursors.floor
-    keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.group_floor, floor)
+    keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, floor)
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 

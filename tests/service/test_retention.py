@@ -24,7 +24,7 @@ from txnbuffer.service.retention import Retention
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):
     config = RetentionConfig(seconds=seconds, bytes=size)
-    return Retention(engine.topics, engine.keeping, config, clock or engine.clock, engine.group_floor)
+    return Retention(engine.topics, engine.keeping, config, clock or engine.clock, engine.coordinator.consumers.floor)
 
 
 async def fill(broker, session, topic, ids):
@@ -72,7 +72,9 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
         session, ids = await session_on(engine, "a")
         await fill(broker, session, "a", ids[:6])
         config = RetentionConfig(bytes=1)
-        keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.group_floor, prove=engine.prove)
+        keep = Retention(
+            engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, prove=engine.prove
+        )
 
         async def check() -> None:
             for _ in range(3):

@@ -35,8 +35,8 @@ from txnbuffer.model import EARLIEST, Outcome, TxnId
 from txnbuffer.recovery.decisions import look
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.service import engine, letters
-from txnbuffer.service.beside import troubles_elsewhere
-from txnbuffer.service.engine import BESIDE, Engine
+from txnbuffer.service.beside import BESIDE
+from txnbuffer.service.engine import Engine
 from txnbuffer.service.letters import Letters
 from txnbuffer.service.retention import Retention
 from txnbuffer.service.serving import check
@@ -249,11 +249,11 @@ async def test_a_topic_of_another_shard_that_takes_no_markers_is_told_of_and_hol
         monkeypatch.setattr(broker, "writer", guarded)
         told = await app.commit(1, *BOTH, wait_visible=True)
         assert isinstance(told, NotVisible)
-        assert isinstance(troubles_elsewhere(world.engine(0))[f"writing to {THERE}"], UnsafePolicy)
+        assert isinstance(world.engine(0).carrying.troubles_elsewhere()[f"writing to {THERE}"], UnsafePolicy)
         await eventually(lambda: world.visible(*BOTH) == [ONE, NONE])
         monkeypatch.setattr(broker, "writer", usual)
         await eventually(lambda: world.visible(THERE) == [ONE])
-        await eventually(lambda: troubles_elsewhere(world.engine(0))[f"writing to {THERE}"] is None)
+        await eventually(lambda: world.engine(0).carrying.troubles_elsewhere()[f"writing to {THERE}"] is None)
 
 
 @on_a_loop
@@ -275,7 +275,7 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
         for _ in range(2):
             world.cluster.roll(THERE)
             await app.write(THERE, [3])
-        floors = owner.group_floor, None, world.letters(1).floor
+        floors = owner.coordinator.consumers.floor, None, world.letters(1).floor
         retention = Retention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, *floors)
         assert await app.abort(3, THERE) is Outcome.ABORT
         await eventually(lambda: not len(world.buffer(1, THERE).ongoing))

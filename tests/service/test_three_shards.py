@@ -16,7 +16,6 @@ from txnbuffer.errors import RegistrationFailed
 from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
 from txnbuffer.service import elsewhere, engine, letters
-from txnbuffer.service.beside import writers_elsewhere
 
 (A,), (B,), (C,) = topics_of(3)
 ALL = (A, B, C)
@@ -114,7 +113,7 @@ async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkey
 
         def open_elsewhere() -> set[str]:
             inboxes = {topic.name for topic in world.letters(0).inboxes.values()}
-            return {topic.name for topic in writers_elsewhere(world.engine(0))} - inboxes
+            return {topic.name for topic in world.engine(0).carrying.writers_elsewhere()} - inboxes
 
         await commits(1)
         assert open_elsewhere() == {B, C}

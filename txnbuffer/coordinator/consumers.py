@@ -40,6 +40,11 @@ class ConsumerGroups:
         """Name, generation, and by topic how far each has come."""
         return ((name, state.generation, state.positions) for name, state in self._states.items())
 
+    def floor(self, topic: str) -> int | None:
+        """Return the lowest ledger of a topic from which a group goes on."""
+        found = [state.positions[topic].ledger for state in self._states.values() if topic in state.positions]
+        return min(found, default=None)
+
     def members(self, group: str) -> Members:
         """Who shares the group."""
         known = self._members.get(group)

@@ -1,28 +1,22 @@
-"""What an engine needs beside a cluster: markers need writers, counts tails, and other shards letters."""
+"""The log of a service beside a cluster, where others write too: its next owner, and whether it is still there."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from broker_io.batch import PlacedBatch
 from broker_io.errors import ClusterRefused, Error, TopicNotFound
-from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.letters import TOPIC as LETTERS
+from broker_io.port import Broker
+from broker_io.position import Position
+from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.errors import LogDeleted
-from txnbuffer.service.beginning import Beginning
-from txnbuffer.service.counting import Counting
 from txnbuffer.service.decision_log import newest_owner
-from txnbuffer.service.elsewhere import Elsewhere
 from txnbuffer.service.following import GATHER_OWN, Follower, Following
-from txnbuffer.service.letters import Letters
-from txnbuffer.service.marking import MarkerWriters
-from txnbuffer.service.remaking import Remaking
 
-if TYPE_CHECKING:
-    from txnbuffer.service.engine import Engine
-    from txnbuffer.service.topic import Topic
-
+BESIDE = Config(one_phase=False, verify_counts=False)
+"""How a coordinator decides where others write the topics too."""
 LOOK = 2.0
 """Seconds between two looks whether the decision log is still there."""
 MISSED = 2
@@ -37,66 +31,34 @@ def of_log(error: Error) -> Error:
     return LogDeleted(str(error)) if gone else error
 
 
-def read_others(engine: Engine, following: Following, decisions: str, at: Position, inbox: Position | None) -> None:
-    """Read what others write: the decision log behind `at`, for the next owner's entry ends this one, and letters."""
-    coordinator, topics, carrying = engine.coordinator, engine.topics, engine.carrying
-    marking = carrying.marking = MarkerWriters(engine.broker, engine.run, engine.appends.release)
-    carrying.counting = Counting(engine.broker, engine.run, carrying.count)
-    carrying.doubting = Counting(engine.broker, engine.run, carrying.doubt)
-    again = engine.registering.again
-    carrying.remaking = Remaking(coordinator, topics, engine.run, again, engine.now, engine.wake)
-    engine.registering.beginning = Beginning(engine.broker, coordinator.border)
+def follow_decisions(
+    following: Following,
+    broker: Broker,
+    decisions: str,
+    at: Position,
+    coordinator: Coordinator,
+    fail: Callable[[BaseException], None],
+) -> None:
+    """Read the decision log behind a position: the entry of the next owner ends this one."""
 
     def decisions_came(placed: PlacedBatch) -> None:
         epoch = newest_owner(placed)
         if epoch is not None:
             coordinator.newer_epoch_seen(epoch, "the decision log")
 
-    following.follow(Follower(engine.broker, decisions, at, decisions_came, engine.fail)).gather = GATHER_OWN
-    engine.run(_watch_log(engine, decisions))
-    shard = topics.shard
-    if shard.of > 1:
-        elsewhere = Elsewhere(engine.broker, coordinator, engine.appends, marking, engine.run, engine.now, engine.wake)
-        letters = Letters(
-            shard,
-            coordinator,
-            topics,
-            elsewhere,
-            engine.appends,
-            marking,
-            engine.run,
-            engine.ask,
-            engine.group_floor,
-            engine.now,
-            engine.wake,
-        )
-        carrying.elsewhere, carrying.letters = elsewhere, letters
-        following.follow(Follower(engine.broker, shard.topic(LETTERS), inbox or EARLIEST, letters.take, engine.fail))
+    following.follow(Follower(broker, decisions, at, decisions_came, fail)).gather = GATHER_OWN
 
 
-async def _watch_log(engine: Engine, decisions: str) -> None:
+async def watch_log(broker: Broker, decisions: str, log: str, fail: Callable[[BaseException], None]) -> None:
     """See that the log is still the one that was taken over: what is under way to one that is gone may wait long."""
     missed = 0
     while missed < MISSED:
         await asyncio.sleep(LOOK)
         try:
-            name = await asyncio.to_thread(engine.broker.incarnation, decisions)
+            name = await asyncio.to_thread(broker.incarnation, decisions)
         except TopicNotFound:
             name = ""
         except Error:
             continue  # it could not be seen this time
-        missed = 0 if name == engine.log else missed + 1
-    engine.fail(TopicNotFound(f"topic {decisions!r} was deleted"))
-
-
-def troubles_elsewhere(engine: Engine) -> dict[str, Error | None]:
-    """What keeps markers and letters from topics of other shards, by what they are."""
-    return {f"writing to {topic.name}": topic.trouble for topic in writers_elsewhere(engine)}
-
-
-def writers_elsewhere(engine: Engine) -> list[Topic]:
-    """Topics of other shards that have writers of ours."""
-    elsewhere, letters = engine.carrying.elsewhere, engine.carrying.letters
-    if elsewhere is None or letters is None:
-        return []
-    return [*elsewhere.by_name.values(), *letters.inboxes.values()]
+        missed = 0 if name == log else missed + 1
+    fail(TopicNotFound(f"topic {decisions!r} was deleted"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from pyroaring import BitMap64
 
@@ -25,7 +26,7 @@ from txnbuffer.protocol import encode_marker
 from txnbuffer.service.appends import Appends
 from txnbuffer.service.counting import Counting
 from txnbuffer.service.elsewhere import Elsewhere
-from txnbuffer.service.letters import Letters
+from txnbuffer.service.letters import Ask, Letters
 from txnbuffer.service.marking import MarkerWriters
 from txnbuffer.service.parts import MessagesPart
 from txnbuffer.service.remaking import Remaking
@@ -82,6 +83,38 @@ class Carrying:
         self._answers = answers
         self._register = register
         self._stop = stop
+
+    def join_cluster(
+        self,
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        wake: Callable[[], None],
+        again: Callable[[str], Awaitable[Error | None]],
+        ask: Ask,
+        floor: Callable[[str], int | None],
+    ) -> None:
+        """Carry out what it takes where others write the topics too: markers need writers, counts tails.
+
+        `again` registers a topic that was missing; `ask` and `floor` are those of `Letters`.
+        """
+        coordinator, topics, appends, now = self._coordinator, self._topics, self._appends, self._now
+        broker, shard = topics.broker, topics.shard
+        marking = self.marking = MarkerWriters(broker, run, appends.release)
+        self.counting = Counting(broker, run, self.count)
+        self.doubting = Counting(broker, run, self.doubt)
+        self.remaking = Remaking(coordinator, topics, run, again, now, wake)
+        if shard.of > 1:
+            elsewhere = self.elsewhere = Elsewhere(broker, coordinator, appends, marking, run, now, wake)
+            self.letters = Letters(shard, coordinator, topics, elsewhere, appends, marking, run, ask, floor, now, wake)
+
+    def writers_elsewhere(self) -> list[Topic]:
+        """Return the topics of other shards that have writers of ours."""
+        if self.elsewhere is None or self.letters is None:
+            return []
+        return [*self.elsewhere.by_name.values(), *self.letters.inboxes.values()]
+
+    def troubles_elsewhere(self) -> dict[str, Error | None]:
+        """Return what keeps markers and letters from topics of other shards, by what they are."""
+        return {f"writing to {topic.name}": topic.trouble for topic in self.writers_elsewhere()}
 
     def carry_out(self) -> None:
         """Do all that has to be done now."""

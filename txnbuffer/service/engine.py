@@ -22,20 +22,23 @@ from typing import Any
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Error, as_error
 from broker_io.port import Broker
+from broker_io.position import EARLIEST, Position
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.shards import ONLY, Shard
 from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.letters import TOPIC as LETTERS
 from txnbuffer.coordinator.messages import Answers, Opened, Result
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.beside import of_log, read_others, writers_elsewhere
+from txnbuffer.service.beginning import Beginning
+from txnbuffer.service.beside import BESIDE, follow_decisions, of_log, watch_log
 from txnbuffer.service.carrying import Carrying
 from txnbuffer.service.connection import Connection
-from txnbuffer.service.following import Following
+from txnbuffer.service.following import Follower, Following
 from txnbuffer.service.guarding import Guarding
 from txnbuffer.service.intake import OPENING, Intake
 from txnbuffer.service.keeping import Keeping
@@ -54,8 +57,6 @@ TICK = 1.0
 """Seconds between two looks at the time."""
 STOPPING = 10.0
 """Seconds that a cluster has to acknowledge what is under way when the engine stops."""
-BESIDE = Config(one_phase=False, verify_counts=False)
-"""How a coordinator decides where others write the topics too."""
 
 
 class Engine:
@@ -146,7 +147,8 @@ class Engine:
         except BaseException:
             self._executor.shutdown(wait=False)
             raise
-        self.coordinator, keeper, shard = opened.coordinator, opened.keeper, identity.shard
+        coordinator, keeper, shard = opened.coordinator, opened.keeper, identity.shard
+        self.coordinator = coordinator
         self.log = opened.name
         self.notes = keeper.notes
         decisions = self._decisions = Topic(shard.topic(DECISIONS), patient=True)
@@ -158,36 +160,40 @@ class Engine:
             self.broker, keeper, self._applied, create=create, executor=work, following=self.following, shard=shard
         )
         self.appends = Appends(loop, topics.landed, self.wake, self._writer_died)
-        self.sends = Sends(self.coordinator, self.limits.max_message_bytes)
-        self.registering = Registering(self.coordinator, topics, self.appends, self.now, self.run, self.wake)
-        self.intake = Intake(self.coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
+        self.sends = Sends(coordinator, self.limits.max_message_bytes)
+        self.registering = Registering(coordinator, topics, self.appends, self.now, self.run, self.wake)
+        self.intake = Intake(coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
         self.intake.owners = opened.owners
+        register = self.registering.register
         self.carrying = Carrying(
-            self.coordinator,
-            topics,
-            self.appends,
-            self.sends,
-            decisions,
-            self.now,
-            self._answer,
-            self.registering.register,
-            self._stopped,
+            coordinator, topics, self.appends, self.sends, decisions, self.now, self._answer, register, self._stopped
         )
         topics.stopped = self.carrying.topic_stopped
         if self.following is not None:
-            read_others(self, self.following, decisions.name, opened.at, opened.letters)
+            self._read_others(self.following, opened.at, opened.letters)
         topics.load(self.coordinator.topics())
         keeping = self.keeping = Keeping(topics)
         self.guarding = Guarding(topics, self._retention_config.check_seconds)
         self.verifying = Verifying(topics)
         self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
-        letters = self.carrying.letters
-        floors = self.group_floor, self.streams.cursors.floor, None if letters is None else letters.floor, self.prove
+        letters, groups = self.carrying.letters, coordinator.consumers
+        floors = groups.floor, self.streams.cursors.floor, None if letters is None else letters.floor, self.prove
         self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
         for part in (self.streams, self.keeping, self.retention, self.guarding, self.verifying, self.registering):
             self.run(part.run())
         self.run(self._watch_time())
         self.wake()
+
+    def _read_others(self, following: Following, at: Position, inbox: Position | None) -> None:
+        """Read what others write: the decision log behind `at`, and letters of other shards behind `inbox`."""
+        broker, carrying, decisions = self.broker, self.carrying, self._decisions.name
+        self.registering.beginning = Beginning(broker, self.coordinator.border)
+        carrying.join_cluster(self.run, self.wake, self.registering.again, self.ask, self.coordinator.consumers.floor)
+        follow_decisions(following, broker, decisions, at, self.coordinator, self.fail)
+        self.run(watch_log(broker, decisions, self.log, self.fail))
+        if carrying.letters is not None:
+            letters = self.topics.shard.topic(LETTERS)
+            following.follow(Follower(broker, letters, inbox or EARLIEST, carrying.letters.take, self.fail))
 
     # What clients do
 
@@ -361,13 +367,6 @@ class Engine:
                 if connection.welcomed:
                     connection.allow(allowed)
 
-    def group_floor(self, topic: str) -> int | None:
-        """The lowest ledger of a topic from which a consumer group goes on."""
-        found = [
-            positions[topic].ledger for _, _, positions in self.coordinator.consumers.all_groups() if topic in positions
-        ]
-        return min(found, default=None)
-
     async def prove(self) -> None:
         """Return once it is certain that nobody else had become the owner when this was called."""
         await self.ask(lambda request: self.coordinator.prove(request, self.now()))
@@ -395,6 +394,6 @@ class Engine:
         try:
             self.topics.keeper.close()
         finally:
-            for topic in [self._decisions, *self.topics.by_name.values(), *writers_elsewhere(self)]:
+            for topic in [self._decisions, *self.topics.by_name.values(), *self.carrying.writers_elsewhere()]:
                 if topic.writer is not None:
                     topic.writer.close()

@@ -20,7 +20,6 @@ from snapshots.shards import Shard
 from txnbuffer.config import Config, ServiceConfig, SnapshotConfig, TransactionConfig
 from txnbuffer.coordinator.config import Config as CoordinatorConfig
 from txnbuffer.errors import InvalidConfiguration, LogDeleted
-from txnbuffer.service.beside import troubles_elsewhere
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.front import Front, advertised
 from txnbuffer.service.grpc_server import check_listening
@@ -297,7 +296,7 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
 
     def found() -> dict[str, Error | None]:
         problems = {f"topic {name}": topic.why_not for name, topic in engine.topics.by_name.items()}
-        problems |= troubles_elsewhere(engine)
+        problems |= engine.carrying.troubles_elsewhere()
         problems |= {f"topic {name}": error for name, error in engine.verifying.damages.items()}
         problems |= {f"policies of {name}": danger for name, danger in engine.guarding.dangers.items()}
         return problems | {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}

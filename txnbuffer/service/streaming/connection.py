@@ -6,8 +6,8 @@ Nothing is taken from a cursor before the frame before went out, so a connection
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from broker_io.errors import Error
 from txnbuffer.errors import MutationsTrimmed
@@ -19,12 +19,30 @@ from txnbuffer.streams.messages import ClientMessage, EndReason, ServerMessage
 from txnbuffer.streams.requests import TopicFacts
 from txnbuffer.streams.server import ServerConfig, StreamServer
 
-if TYPE_CHECKING:
-    from txnbuffer.service.streaming.streams import Streams
-
 FRAME_BYTES = MIB
 TURN_ITEMS = 16_384
 LEAST_TURN_BYTES = 64 * 1024
+
+
+class Feeds(Protocol):
+    """What a connection needs of the service's streams."""
+
+    @property
+    def feeds(self) -> Mapping[str, Feed]: ...
+
+    def now(self) -> float: ...
+
+    def named(self, connection: StreamConnection) -> None: ...
+
+    def gone(self, connection: StreamConnection) -> None: ...
+
+    def find(self, connection: StreamConnection, stream: int, name: str) -> None: ...
+
+    def take_hold(self, feed: Feed, cursor: str, connection: StreamConnection) -> None: ...
+
+    def let_go(self, feed: Feed, cursor: Cursor) -> None: ...
+
+    def settle(self, feed: Feed) -> None: ...
 
 
 class StreamConnection:
@@ -33,7 +51,7 @@ class StreamConnection:
     `ended` is set once nothing but the last words is left to send.
     """
 
-    def __init__(self, streams: Streams, number: int, peer: str, config: ServerConfig) -> None:
+    def __init__(self, streams: Feeds, number: int, peer: str, config: ServerConfig) -> None:
         self.peer = peer
         self.server = StreamServer(config, streams.now())
         self.ended = asyncio.Event()
