@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from txnbuffer.checks import check_done, check_plain
 from txnbuffer.client import forking
 from txnbuffer.client.changes import ChangeBatch, ChangeStatistics, ChangeStream, Rollback
-from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
+from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE
 from txnbuffer.client.cursors import At
-from txnbuffer.client.loop_thread import LoopThread
 from txnbuffer.client.plain_transaction import RETURNED, PlainTransaction
+from txnbuffer.client.portal import Portal
 from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.rows import Key
@@ -31,43 +30,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class PlainClient:
+class PlainClient(Portal):
     """Made by `with connect(…)`. Threads may share it; a transaction belongs to one of them."""
-
-    def __init__(self, client: Client, loop: LoopThread) -> None:
-        self._client = client
-        self._loop = loop
-        self._forked_from = forking.generation()
-        self._closed = False
-
-    @classmethod
-    def open(cls, opening: Callable[[], Coroutine[Any, Any, Client]]) -> Self:
-        loop = LoopThread()
-        try:
-            return cls(loop.call(opening()), loop)
-        except BaseException:
-            loop.stop()
-            raise
-
-    @property
-    def inherited(self) -> bool:
-        """Whether this is a child of the process that connected, in which nothing can be closed."""
-        return forking.inherited(self._forked_from)
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    def close(self) -> None:
-        """End the session; transactions that are open abort."""
-        forking.check(self._forked_from)
-        self._loop.check_other()
-        if not self._closed:
-            self._closed = True
-            self._loop.cancel_started()
-            self._loop.call(self._client.close())
-            self._loop.stop()
 
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
@@ -201,32 +165,11 @@ class PlainClient:
 
         return self._loop.call_with_callbacks(work)
 
-    def call(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **options: Any) -> Result:
-        """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest once it is closed."""
-        self.check()
-        return self._loop.call(function(*arguments, **options))
-
-    def start(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Future[Result]:
-        """As `call`, without waiting: `close` cancels it if it has not ended."""
-        self.check()
-        return self._loop.start(function(*arguments))
-
-    def check(self) -> None:
-        """Raises UsedAfterFork, and InvalidRequest once it is closed."""
-        forking.check(self._forked_from)
-        if self._closed:
-            raise InvalidRequest("the client was closed: connect again")
-
-    @property
-    def client(self) -> Client:
-        """The asyncio client that does the work."""
-        return self._client
-
 
 class PlainStream:
     """As ChangeStream."""
 
-    def __init__(self, plain: PlainClient, stream: ChangeStream) -> None:
+    def __init__(self, plain: Portal, stream: ChangeStream) -> None:
         self._plain = plain
         self._stream = stream
 
@@ -272,7 +215,7 @@ class PlainStream:
 class PlainCursors:
     """As DurableCursors."""
 
-    def __init__(self, plain: PlainClient) -> None:
+    def __init__(self, plain: Portal) -> None:
         self._plain = plain
         self._cursors = plain.client.cursors
 

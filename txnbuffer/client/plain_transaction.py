@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from txnbuffer.client import forking
 from txnbuffer.client.outbox import Rows
+from txnbuffer.client.portal import Portal
 from txnbuffer.client.rows import (
     PROPERTY_BYTES,
     Batching,
@@ -25,9 +26,6 @@ from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import TxnId
-
-if TYPE_CHECKING:
-    from txnbuffer.client.plain import PlainClient
 
 HELD_RECORDS = 1000
 HELD_BYTES = 256 * 1024
@@ -50,7 +48,7 @@ class PlainTransaction:
     It belongs to one thread. Where several use it nonetheless, each record is in it or is refused.
     """
 
-    def __init__(self, plain: PlainClient, transaction: Transaction, name: str | None) -> None:
+    def __init__(self, plain: Portal, transaction: Transaction, name: str | None) -> None:
         self._plain = plain
         self._transaction = transaction
         self._named = name is not None
