@@ -11,20 +11,33 @@ import pulsar
 import pytest
 from pulsar_cluster import Cluster, shared
 
+from bench.pulsar_broker import SETTINGS
 from broker_io import open_broker
 from broker_io.port import Broker
 from broker_io.pulsar import reader as reader_module
-from broker_io.testing.standalone import NoPulsar, ask
+from broker_io.testing.standalone import NoPulsar, Standalone, ask
 
 HERE = Path(__file__).parent
+SMALL_BYTES = 64 * 1024
 SECONDS = 900
 """A test has that long, unless it says otherwise: brokers start slowly where others keep the processors busy."""
 
 
+SHARED = ("spark", "mortal", "odd_broker")
+"""Fixtures of a session that take long to start: modules that use one come one after the other, on one worker."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+    ours = [(index, item) for index, item in enumerate(items) if item.path.is_relative_to(HERE)]
+    ranks: dict[Path, int] = {}
+    for _, item in ours:
+        if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
+        used = [rank for rank, name in enumerate(SHARED) if name in getattr(item, "fixturenames", ())]
+        ranks[item.path] = min([ranks.get(item.path, len(SHARED)), *used])
+    in_order = sorted((item for _, item in ours), key=lambda item: ranks[item.path])
+    for (index, _), item in zip(ours, in_order, strict=True):
+        items[index] = item
 
 
 PATIENCE_SECONDS = 30.0
@@ -48,6 +61,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
             yield found
     except NoPulsar as failure:
         pytest.fail(str(failure), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def private_broker(cluster: Cluster) -> Iterator[Standalone]:
+    with cluster.private_standalone() as broker:
+        yield broker
+    assert not broker.alive
+
+
+@pytest.fixture
+def mortal(private_broker: Standalone) -> Standalone:
+    """A broker to be killed, and started again by whoever did it; those of a worker share it."""
+    if not private_broker.alive:
+        private_broker.start()
+    return private_broker
+
+
+@pytest.fixture(scope="session")
+def odd_broker(cluster: Cluster) -> Iterator[Standalone]:
+    """One that takes small messages only and has transactions of its own."""
+    with cluster.private_standalone([*SETTINGS, f"maxMessageSize={SMALL_BYTES}"]) as broker:
+        yield broker
 
 
 @pytest.fixture

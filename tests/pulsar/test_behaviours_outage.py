@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pulsar_cluster import Cluster
 
 from broker_io import open_broker
 from broker_io.batch import Batch
@@ -19,18 +18,14 @@ RESTART = 300.0
 """Seconds in which a broker is up again, on a machine that is busy with other tests."""
 
 
-def test_everything_goes_on_when_the_broker_is_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_goes_on_when_the_broker_is_back(mortal: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fails because of the outage: sends are sent again, readers read on, questions wait."""
-    with cluster.private_standalone() as server:
-        address = f"{server.url}/{server.namespace()}"
-        with open_broker(address, admin_url=server.admin, patience=RESTART) as broker:
-            live(server, broker, monkeypatch)
-            with pytest.raises(ServiceUnavailable, match="admin interface"):
-                server.kill()
-                open_broker(address, admin_url=server.admin, patience=1.0)
+    address = f"{mortal.url}/{mortal.namespace()}"
+    with open_broker(address, admin_url=mortal.admin, patience=RESTART) as broker:
+        live(mortal, address, broker, monkeypatch)
 
 
-def live(server: Standalone, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def live(server: Standalone, address: str, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     for topic in ("data", "__txnbuffer_own"):
         broker.create_topic(topic)
     incarnation = broker.incarnation("data")
@@ -54,6 +49,8 @@ def live(server: Standalone, broker: Broker, monkeypatch: pytest.MonkeyPatch) ->
             impatient.setattr(reader_module, "RECONNECT_SECONDS", 0.5)
             assert reader.read(timeout=0.5) is None
         opened = pool.submit(broker.writer, "data")
+        with pytest.raises(ServiceUnavailable, match="admin interface"):
+            open_broker(address, admin_url=server.admin, patience=1.0)
         server.start()
         positions += [position for future in futures for position in future.result(RESTART)]
         owned.result(RESTART)

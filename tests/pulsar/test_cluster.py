@@ -44,21 +44,19 @@ def test_each_namespace_is_fresh(cluster: Cluster) -> None:
     cluster.drop(other)
 
 
-def test_a_killed_broker_comes_back_with_its_data(cluster: Cluster) -> None:
-    with cluster.private_standalone() as broker:
-        namespace = broker.namespace()
-        forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-        ask(broker.admin, f"namespaces/{namespace}/retention", "POST", forever)  # or the restart trims the message
-        first = write_and_read(broker.url, f"{namespace}/orders")
-        assert broker.alive
-        with address_taken(broker):
-            assert not broker.alive
-            with pytest.raises(OSError, match="refused"):
-                ask(broker.admin, "clusters")
-            broker.start()
-        assert write_and_read(broker.url, f"{namespace}/orders") == first
-        ends_while_it_hangs(broker)
-    assert not broker.alive
+def test_a_killed_broker_comes_back_with_its_data(mortal: Standalone) -> None:
+    namespace = mortal.namespace()
+    forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    ask(mortal.admin, f"namespaces/{namespace}/retention", "POST", forever)  # or the restart trims the message
+    first = write_and_read(mortal.url, f"{namespace}/orders")
+    assert mortal.alive
+    with address_taken(mortal):
+        assert not mortal.alive
+        with pytest.raises(OSError, match="refused"):
+            ask(mortal.admin, "clusters")
+        mortal.start()
+    assert write_and_read(mortal.url, f"{namespace}/orders") == first
+    ends_while_it_hangs(mortal)
 
 
 SENDING = """

@@ -9,16 +9,15 @@ from contextlib import contextmanager
 
 import pytest
 from cluster_app import App, app_on
-from pulsar_cluster import Cluster
 from pulsar_container import distribution
 from service_setup import engine_on, on_a_loop_for
 
-from bench.pulsar_broker import DRIVER, SETTINGS
+from bench.pulsar_broker import DRIVER
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import StorageError
 from broker_io.port import Broker
-from broker_io.testing.standalone import NoPulsar
+from broker_io.testing.standalone import NoPulsar, Standalone
 from txnbuffer import CommittedReader
 from txnbuffer.model import Outcome
 from txnbuffer.recovery import tailing
@@ -108,7 +107,6 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
 
 
 def test_transactions_of_the_broker_are_read_as_it_shows_them(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    odd_broker: Standalone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cluster.private_standalone(SETTINGS) as broker:
-        mixed(broker.url, broker.admin, broker.namespace(), monkeypatch)
+    mixed(odd_broker.url, odd_broker.admin, odd_broker.namespace(), monkeypatch)

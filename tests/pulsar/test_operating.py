@@ -113,13 +113,6 @@ def place(cluster: Cluster, namespace: str) -> Iterator[Place]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def mortal(cluster: Cluster) -> Iterator[Standalone]:
-    """A broker to be killed, and started again by whoever did it."""
-    with cluster.private_standalone() as broker:
-        yield broker
-
-
 @pytest.fixture
 def apart(mortal: Standalone) -> Iterator[Place]:
     """A place on that broker."""

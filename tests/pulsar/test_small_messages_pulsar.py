@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
@@ -17,25 +14,19 @@ KIB = 1024
 TOPICS = [f"{number:03}-" + "long" * 95 for number in range(130)]
 
 
-@pytest.fixture(scope="module")
-def small(cluster: Cluster) -> Iterator[Standalone]:
-    with cluster.private_standalone([f"maxMessageSize={64 * KIB}"]) as broker:
-        yield broker
-
-
 def commit(client: PlainClient, topics: list[str]) -> None:
     with client.transaction(timeout=300) as txn:
         for topic in topics:
             txn.send(topic, b"x" * 100)
 
 
-def test_messages_are_as_large_as_the_cluster_takes(small: Standalone) -> None:
-    address = f"{small.url}/{small.namespace()}"
-    with open_broker(address, admin_url=small.admin) as broker:
+def test_messages_are_as_large_as_the_cluster_takes(odd_broker: Standalone) -> None:
+    address = f"{odd_broker.url}/{odd_broker.namespace()}"
+    with open_broker(address, admin_url=odd_broker.admin) as broker:
         assert broker.max_message_bytes == 48 * KIB
-    service = ServiceProcess(address, "--admin-url", small.admin).wait_serving()
+    service = ServiceProcess(address, "--admin-url", odd_broker.admin).wait_serving()
     try:
-        with connect(address, broker_options={"admin_url": small.admin}) as client:
+        with connect(address, broker_options={"admin_url": odd_broker.admin}) as client:
             with client.transaction() as txn:
                 for _ in range(300):
                     txn.send("many", b"x" * 3000, key="k", properties={"p": "v" * 300})
