@@ -24,7 +24,7 @@ from broker_io.file.compaction import Rewrite, compact_ledgers
 from broker_io.file.following import FollowingBroker
 from broker_io.file.manifest import TopicEntry
 from broker_io.file.opening import open_log
-from broker_io.file.options import MIB, Options, disk_error, milliseconds
+from broker_io.file.options import MIB, Options, disk_error
 from broker_io.file.owned import Owned
 from broker_io.file.reading import ReadingBroker
 from broker_io.file.segment import check_blocks
@@ -144,22 +144,21 @@ class FileBroker(ReadingBroker):
             self._log.trim(self._log.topic(topic), first_ledger)
         self._owned.tell()
 
-    def compact(self, topic: str, *, tombstone_grace: float = 0.0) -> None:
+    def compact(self, topic: str) -> None:
         """Compact all ledgers, the newest one included, which is closed for it; appends go on meanwhile.
 
-        A deletion that is a key's newest message goes with it once it is `tombstone_grace` seconds old.
+        A deletion that is a key's newest message goes at once.
         """
-        grace_ms = milliseconds(tombstone_grace)
         with self._compacting:
             self._owned.named(topic)
             check_compaction(topic, self._options.compacted_prefix)
             self.roll(topic)
             entry = self._owned.named(topic)
-            rewrites = self._rewrite(entry, grace_ms)
+            rewrites = self._rewrite(entry)
             if rewrites:
                 self._swap(entry, rewrites)
 
-    def _rewrite(self, topic: TopicEntry, grace_ms: int) -> list[Rewrite]:
+    def _rewrite(self, topic: TopicEntry) -> list[Rewrite]:
         try:
             return compact_ledgers(
                 self._environment.disk,
@@ -167,8 +166,6 @@ class FileBroker(ReadingBroker):
                 topic,
                 seed=self._log.seed,
                 compress=self._options.compress,
-                now_ms=self._environment.clock.now_ms(),
-                grace_ms=grace_ms,
             )
         except OSError as error:
             raise disk_error(

@@ -3,8 +3,8 @@
 First every block is read once, its checksums verified: the newest message of each key is found by the
 column of key hashes. A message is dropped only if the newest one of the same hash has the very same key,
 so two keys that share a hash can't shadow each other; the older of them merely stays. Also dropped are
-messages without a key, and the newest message of a key if it has no value and its grace is over (nothing
-older of that key is left then).
+messages without a key, and the newest message of a key if it has no value (nothing older of that key is
+left then).
 
 Ledgers that lose something are written anew under the next generation, every message with its entry
 number and publish time; the manifest that names the new files is the swap, the old files go after it.
@@ -31,12 +31,10 @@ from broker_io.file.segment import headers, read_block
 from broker_io.gather import (
     Decoded,
     absent_values,
-    block_publish_times,
     decode_blocks,
     decode_hashes,
     decode_keys,
 )
-from broker_io.position import Int64s
 
 Mask = NDArray[np.bool_]
 
@@ -54,13 +52,10 @@ class _Keys(NamedTuple):
     hashes: NDArray[np.uint64]
     keys: Blobs
     deleted: Mask
-    times: Int64s
     counts: list[int]
 
 
-def compact_ledgers(
-    disk: Disk, directory: str, topic: TopicEntry, *, seed: int, compress: bool, now_ms: int, grace_ms: int
-) -> list[Rewrite]:
+def compact_ledgers(disk: Disk, directory: str, topic: TopicEntry, *, seed: int, compress: bool) -> list[Rewrite]:
     """Write what is left of every closed ledger that loses something; the files are durable when this returns.
 
     Raises Damaged for a block that does not hold, or OSError; what was written by then is removed.
@@ -68,7 +63,7 @@ def compact_ledgers(
     columns = _key_columns(disk, directory, topic)
     if columns is None:
         return []
-    keep = _survivors(columns, now_ms - grace_ms)
+    keep = _survivors(columns)
     rewrites: list[Rewrite] = []
     start = 0
     try:
@@ -100,7 +95,6 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
     hashes: list[NDArray[np.uint64]] = []
     keys: list[Blobs] = []
     deleted: list[Mask] = []
-    times: list[Int64s] = []
     counts: list[int] = []
     for ledger in topic.ledgers[:-1]:
         counts.append(0)
@@ -112,17 +106,16 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
                 hashes.append(decode_hashes(block))
                 keys.append(decode_keys(block))
                 deleted.append(absent_values(block))
-                times.append(block_publish_times(block))
                 counts[-1] += found.header.rows
         finally:
             file.close()
     if not hashes:
         return None
-    return _Keys(np.concatenate(hashes), Blobs.concat(keys), np.concatenate(deleted), np.concatenate(times), counts)
+    return _Keys(np.concatenate(hashes), Blobs.concat(keys), np.concatenate(deleted), counts)
 
 
-def _survivors(columns: _Keys, tombstones_until: int) -> Mask:
-    """Which messages stay; newest tombstones published at or before a time go."""
+def _survivors(columns: _Keys) -> Mask:
+    """Which messages stay."""
     count = len(columns.deleted)
     keep = ~columns.keys.absent_mask()
     order = np.lexsort((np.arange(count), columns.hashes[:, 1], columns.hashes[:, 0]))
@@ -138,8 +131,7 @@ def _survivors(columns: _Keys, tombstones_until: int) -> Mask:
     same = _same_keys(columns.keys, order[older], newest[older])
     keep[order[older][same]] = False
     winners = order[last]
-    expired = columns.deleted[winners] & (columns.times[winners] <= tombstones_until)
-    keep[winners[expired]] = False
+    keep[winners[columns.deleted[winners]]] = False
     return keep
 
 

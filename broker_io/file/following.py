@@ -66,7 +66,7 @@ class FollowingBroker(ReadingBroker):
     def trim(self, topic: str, first_ledger: int) -> None:
         self._refuse()
 
-    def compact(self, topic: str, *, tombstone_grace: float = 0.0) -> None:
+    def compact(self, topic: str) -> None:
         self._refuse()
 
     def close(self) -> None:

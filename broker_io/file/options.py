@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 from dataclasses import dataclass
 
 from broker_io.checking import OWN_PREFIX
@@ -39,13 +38,6 @@ _BOUNDS = (
     ("max_message_bytes", 1, 2**30),
 )
 """A journal is read into memory as a whole; the offsets in a block have 31 bits."""
-
-
-def milliseconds(tombstone_grace: float) -> int:
-    """A grace in seconds as milliseconds. Raises CallerError."""
-    if not isinstance(tombstone_grace, int | float) or not 0 <= tombstone_grace < math.inf:
-        raise CallerError(f"tombstone_grace {tombstone_grace!r} can't be: give a number of seconds, at least 0")
-    return int(tombstone_grace * 1000)
 
 
 def out_of_files(error: OSError) -> bool:

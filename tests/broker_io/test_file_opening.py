@@ -124,7 +124,6 @@ def test_a_follower_changes_nothing() -> None:
             lambda: follower.roll("t"),
             lambda: follower.trim("t", 9),
             lambda: follower.compact("t"),
-            lambda: follower.compact("t", tombstone_grace=1),
         ]
         for change in changes:
             with pytest.raises(ReadOnly, match="through its owner"):
@@ -151,14 +150,6 @@ def test_a_size_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(CallerError, match=f"^{name} 0"):
         World().own(**{name: 0})
     World().own(**{name: 1}).close()
-
-
-@pytest.mark.parametrize("grace", [-1, float("inf"), float("nan"), "1"])
-def test_a_grace_that_can_not_be_is_named(grace: float) -> None:
-    with World().own() as broker:
-        broker.create_topic("t")
-        with pytest.raises(CallerError, match="tombstone_grace"):
-            broker.compact("t", tombstone_grace=grace)
 
 
 def test_an_index_that_can_be_neither_read_nor_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
