@@ -12,10 +12,13 @@ from pulsar_container import distribution
 from bench import figures_pulsar, figures_pulsar_recovery, figures_pulsar_scale, figures_pulsar_topics, pulsar_broker
 from broker_io.testing.standalone import NoPulsar, StandaloneProcess
 
+MEMORY = "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=3999m"
+
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandaloneProcess]:
-    """The broker of the figures, which ends with the test."""
+    """The broker of the figures, with such memory, which ends with the test."""
+    monkeypatch.setenv("PULSAR_MEM", MEMORY)
     try:
         home = distribution()
     except NoPulsar as failure:
@@ -33,19 +36,15 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standalo
         yield made
 
 
-def test_the_broker_has_the_memory_that_it_is_given(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PULSAR_MEM", "-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1234m")
-    broker: StandaloneProcess = request.getfixturevalue("broker")
+def has_the_memory_that_it_is_given(broker: StandaloneProcess) -> None:
     with urllib.request.urlopen(f"{broker.admin}/metrics/") as answer:
         told = answer.read().decode().splitlines()
     most = [float(line.split()[-1]) for line in told if line.startswith("jvm_memory_direct_bytes_max")]
-    assert most == [1234 * 1024 * 1024]
+    assert most == [3999 * 1024 * 1024]
 
 
-@pytest.mark.usefixtures("broker")
-def test_figures_of_a_real_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_real_broker(broker: StandaloneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_the_memory_that_it_is_given(broker)
     monkeypatch.setattr(figures_pulsar, "SECONDS", 1.0)
     assert min(figures_pulsar.both(16, topics=2)) > 0
     assert min(figures_pulsar_recovery.load(300)) > 0
