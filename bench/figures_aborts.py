@@ -9,8 +9,8 @@ import numpy as np
 from bench.fresh import fresh, resident_bytes
 from bench.harness import figure
 from broker_io.position import Int64s
-from txnbuffer.buffer.aborts import AbortedSet
 from txnbuffer.buffer.buffer import PART_SIZE
+from txnbuffer.buffer.sets import AbortedSet
 from txnbuffer.model import TxnId
 
 MILLION = 1_000_000

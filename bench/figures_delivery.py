@@ -35,7 +35,7 @@ async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str,
     `in_memory`: a stream that was opened before and reads nothing keeps them in the memory of the service.
     """
     from txnbuffer import ChangeBatch, connect
-    from txnbuffer.client.streaming import Streaming
+    from txnbuffer.client.stream_connection import StreamSession
     from txnbuffer.streams.client import ClientConfig
 
     async with connect(address) as holding, connect(address) as client:
@@ -43,7 +43,7 @@ async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str,
             await holding.send("a", b"first")
             if holding.dial_streams is None:
                 raise RuntimeError("a client of a service can stream")
-            holding._streaming = Streaming(holding.dial_streams, 60.0, ClientConfig(window_items=1))
+            holding._streaming = StreamSession(holding.dial_streams, 60.0, ClientConfig(window_items=1))
             token = (await anext(holding.stream("a", from_="now"))).token
             await filled(address, records)
             stream = client.stream("a", from_=token)

@@ -18,13 +18,13 @@ from broker_io.port import Broker, Writer
 from broker_io.position import Positions
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import transactional
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "bench"
 RECORDS = 1_000_000
 BATCH = 1_000
 READ_AT_ONCE = 10_000
-PATIENCE = 10.0
+MAX_WAIT = 10.0
 """Seconds without a record after which a reader takes it that one is missing."""
 UNDER_WAY = 32
 """Appends that a writer has under way at most; the peer has one transaction."""
@@ -61,7 +61,7 @@ def append() -> Pair:
 
 def write_committed(address: str, work: list[Batch]) -> None:
     """Write each batch as one transaction that commits, and snapshot what its topic's buffer makes of it."""
-    with open_broker(address) as broker, BufferKeeper(broker) as keeper:
+    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.register(TOPIC)
         with broker.writer(TOPIC) as writer:
@@ -79,7 +79,7 @@ def read_committed_seconds(address: str, expected: int) -> float:
     count = 0
     with open_broker(address, read_only=True) as broker, CommittedReader(broker, TOPIC) as reader:
         while count < expected:
-            batch = reader.read(limit=READ_AT_ONCE, timeout=PATIENCE)
+            batch = reader.read(limit=READ_AT_ONCE, timeout=MAX_WAIT)
             if batch is None:
                 raise RuntimeError(f"{count} of {expected} records became visible")
             count += len(batch)

@@ -18,10 +18,10 @@ from bench.workload import KEY_BYTES, VALUE_BYTES, batches, end_of
 from broker_io import open_broker
 from broker_io.batch import Blobs
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
-from txnbuffer.pipeline.targets import DELTA, PARQUET, find, target
+from txnbuffer.pipeline.delta import DELTA, PARQUET, find, target
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, ExportRun
 from txnbuffer.protocol import transactional
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,7 +44,7 @@ PEERS = ("row_number", "max_by")
 def write_log(address: str, records: int, keys: int | None = None) -> None:
     """So many thousands of records, committed in transactions of 1,000; of so many keys, None: each of its own."""
     chance = np.random.default_rng(2)
-    with open_broker(address) as broker, BufferKeeper(broker) as keeper:
+    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.register(TOPIC)
         number = 0
@@ -68,7 +68,7 @@ def write_versions(directory: str, records: int, keys: int) -> None:
     export = ExportDirectory(directory, VERSIONS)
     with export.locked():
         _write_versions(export.writing, records, keys)
-        export.publish(Run(1, VERSIONS, COLUMNS, Offset({}), records))
+        export.publish(ExportRun(1, VERSIONS, COLUMNS, Offset({}), records))
 
 
 def _write_versions(directory: str, records: int, keys: int) -> None:
@@ -109,7 +109,7 @@ def plans(spark: SparkSession, path: str) -> dict[str, DataFrame]:
 
     `frame` is our plan where nothing is known but a data frame.
     """
-    from txnbuffer.pipeline.jobs.exported import latest_of
+    from txnbuffer.pipeline.jobs.export import latest_of
     from txnbuffer.pipeline.jobs.latest import latest
 
     if path.startswith("file:"):
@@ -174,7 +174,7 @@ def session() -> SparkSession:
 
 
 def export(spark: SparkSession, address: str, directory: str, form: str = PARQUET) -> float:
-    from txnbuffer.pipeline.jobs.exporting import Export
+    from txnbuffer.pipeline.jobs.export import Export
     from txnbuffer.pipeline.jobs.running import reading_options
 
     to = target(directory, VERSIONS, form)

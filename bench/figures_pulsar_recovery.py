@@ -16,7 +16,7 @@ from broker_io.testing.standalone import ask
 
 ABORTS = 800_000
 IN_FLIGHT = 512
-PATIENCE = 300.0
+MAX_WAIT = 300.0
 POLL = 0.01
 VALUE = b"v" * 100
 KEEP = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
@@ -73,10 +73,10 @@ def metric(http: int, name: str) -> float:
 
 
 def wait_until(true: Any, what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + MAX_WAIT
     while not true():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{PATIENCE:g} s were not enough until {what}")
+            raise RuntimeError(f"{MAX_WAIT:g} s were not enough until {what}")
         time.sleep(POLL)
 
 

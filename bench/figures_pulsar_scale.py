@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.fresh import fresh
 from bench.harness import Pair, figure
-from bench.pulsar_broker import PATIENCE, broker, home, once_per_broker, service
+from bench.pulsar_broker import MAX_WAIT, broker, home, once_per_broker, service
 
 TOPIC, CHANGED = "records", "changed"
 RECORDS = 1000
@@ -107,7 +107,7 @@ def perf(topic: str) -> float:
     """What the distribution's own producer writes, in messages a second once it is warm; no transactions."""
     command: list[Any] = [f"{home()}/bin/pulsar-perf", "produce", "-u", broker().url, "-s", RECORD_BYTES, "-r", 10**7]
     command += ["-time", PERF_SECONDS, "-i", PERF_INTERVAL, topic]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=MAX_WAIT)
     return last_rate(done.stdout + done.stderr)
 
 

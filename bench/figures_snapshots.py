@@ -14,7 +14,7 @@ from broker_io import open_broker
 from broker_io.port import Broker, Writer
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "bench"
 GROUP = 1_000
@@ -33,7 +33,7 @@ def abort(writer: Writer, first: int, count: int) -> None:
 
 def abort_many(broker: Broker, aborts: int, *, snapshot_every: int) -> None:
     """A topic with so many aborted transactions, followed by its owner, who snapshots as often."""
-    with BufferKeeper(broker) as keeper:
+    with SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.register(TOPIC)
         with broker.writer(TOPIC) as writer:
@@ -45,7 +45,7 @@ def abort_many(broker: Broker, aborts: int, *, snapshot_every: int) -> None:
 
 def recover(address: str, aborts: int) -> float:
     """The monotonic time at which the owner of a log is ready."""
-    with open_broker(address) as broker, BufferKeeper(broker) as keeper:
+    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         ready = time.monotonic()
         if len(keeper.buffer(TOPIC).aborted) != aborts:

@@ -22,7 +22,7 @@ from broker_io.testing.standalone import ENVIRONMENT, Standalone, StandaloneProc
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PATIENCE = 3600.0
+MAX_WAIT = 3600.0
 LEAST_DIRECT, MOST_DIRECT = 1024, 4096
 """MiB of direct memory: a broker runs with the first, and aborts the transactions of the figures with the second."""
 SETTINGS = ["transactionCoordinatorEnabled=true"]
@@ -89,7 +89,7 @@ def service(
 def native(what: str, *arguments: object) -> float:
     """Run the native driver; the transactions a second that it tells."""
     command = ["java", "-cp", f"{home()}/lib/*", str(DRIVER), what, broker().url, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_WAIT)
     if done.returncode:
         raise RuntimeError(f"the native driver failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return float(done.stdout.splitlines()[-1])

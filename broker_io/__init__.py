@@ -9,7 +9,7 @@ from broker_io.errors import InvalidAddress, MissingDependency, UnknownOption
 
 if TYPE_CHECKING:
     from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
-    from broker_io.remote.service import LogService as LogService
+    from broker_io.remote.service import LogService
 
 CLUSTERS = ("pulsar", "pulsar+ssl")
 
@@ -49,7 +49,7 @@ def check_address(address: str) -> None:
     """Raises InvalidAddress for what has the form of no broker's address; opens nothing."""
     scheme, colon, rest = address.partition(":")
     if scheme in CLUSTERS:
-        from broker_io.pulsar.address import parse_address
+        from broker_io.pulsar.cluster import parse_address
 
         parse_address(address)
     elif not colon or scheme not in ("file", "memory", "txnbuf") or (scheme == "file" and not rest):
@@ -94,7 +94,7 @@ def serve_broker(broker: Broker, **options: Any) -> LogService:
     `options` are those of `LogService`. Raises MissingDependency.
     """
     try:
-        from broker_io.remote.service import LogService as LogService
+        from broker_io.remote.service import LogService
     except ModuleNotFoundError as error:
         raise MissingDependency(f"serving a log needs a package ({error}): pip install grpcio") from None
     return LogService(broker, **options)

@@ -21,6 +21,8 @@ Rules that every backend keeps:
   map of its own. Messages without a key don't survive compaction.
 - Compaction knows no transactions, so a topic of records, whose name does not begin with `__txnbuffer`, is
   not compacted.
+
+What every backend refuses before it does anything: batches that can't be stored, compaction of data.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
-from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import Error, InvalidTopicName, TopicNotFound
+import numpy as np
+
+from broker_io.batch import Batch, Blobs, Labels, PlacedBatch, PropertyColumn
+from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge, NotSupported, TopicNotFound
 from broker_io.partitions import Hashing
 from broker_io.position import EARLIEST, Position, Positions
 
@@ -139,7 +143,7 @@ class Reader(Protocol):
 
 
 @runtime_checkable
-class TellingReader(Protocol):
+class NotifyingReader(Protocol):
     """A reader that tells when there is more, so that no thread has to wait for that."""
 
     def when_more(self, tell: Callable[[], None]) -> None:
@@ -151,7 +155,7 @@ class TellingReader(Protocol):
 
 
 @runtime_checkable
-class GuardedBroker(Protocol):
+class PolicyBroker(Protocol):
     """A broker where others' policies may drop or stop what is needed, also those that come later."""
 
     def check_topic(self, topic: str) -> None:
@@ -159,7 +163,7 @@ class GuardedBroker(Protocol):
 
 
 @runtime_checkable
-class LookingBroker(Protocol):
+class PolicyLookupBroker(Protocol):
     """A broker that asks many questions about policies before it opens a writer."""
 
     def writer_of_new(self, topic: str) -> Writer:
@@ -167,7 +171,7 @@ class LookingBroker(Protocol):
 
 
 @runtime_checkable
-class NotingBroker(Protocol):
+class AnnotatedBroker(Protocol):
     """A broker where a note of ours, a line of text, can stand beside each topic; a topic made anew has none."""
 
     def note(self, topic: str, text: str) -> None:
@@ -251,7 +255,7 @@ class Broker(Protocol):
 
         With `wait` an exclusive one fences no exclusive writer that is open: it waits so many seconds until that one
         is closed, or its process gone. Raises StillHeld, which is retryable, if it is still there then, and
-        NotOffered where a backend can't wait.
+        NotSupported where a backend can't wait.
         """
 
     def reader(
@@ -283,7 +287,7 @@ class Broker(Protocol):
     def compact(self, topic: str) -> None:
         """Keep the newest message of each key of all closed ledgers, and of the newest where the backend can.
 
-        Raises NotOffered for a topic of records.
+        Raises NotSupported for a topic of records.
         """
 
     def close(self) -> None: ...
@@ -293,3 +297,82 @@ class Broker(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+NUMBER_DIGITS = 20
+"""What a property that is a number takes at most."""
+
+
+OWN_PREFIX = "__txnbuffer"
+"""What the names of topics begin with that hold no transactions, and so may be compacted."""
+
+
+def check_compaction(topic: str, prefix: str) -> None:
+    """Raises NotSupported for a topic of records: the newest of a key may be one that was aborted."""
+    if not topic.startswith(prefix):
+        raise NotSupported(
+            f"topic {topic!r} can't be compacted, for compaction knows no transactions and could drop committed "
+            f"records: only topics that begin with {prefix!r} are; to free space, trim it"
+        )
+
+
+def check_batch(batch: Batch, limit: int) -> int:
+    """About the bytes of a batch. Raises MessageTooLarge or InvalidMessage; nothing of it was appended then."""
+    count = len(batch)
+    lengths = {len(batch.keys), *(len(column) for column in batch.properties.values())}
+    if batch.event_times is not None:
+        lengths.add(len(batch.event_times))
+    if lengths != {count}:
+        raise InvalidMessage(
+            f"a batch whose columns have different lengths ({sorted(lengths | {count})}): make them one"
+        )
+    if len(batch.properties) > MAX_PROPERTIES:
+        raise InvalidMessage(f"a batch with {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}")
+    largest, total = 0, 0
+    for name, column in batch.properties.items():
+        longest, size = _measure_property(name, column, count)
+        largest += longest
+        total += size
+    for blobs in (batch.keys, batch.values):
+        longest, size = _measure(blobs)
+        largest += longest
+        total += size + 4 * count
+    if largest > limit:
+        _check_sizes(batch, limit)
+    return total
+
+
+def _measure(blobs: Blobs) -> tuple[int, int]:
+    """Bytes of the longest string and of all. Raises InvalidMessage if the offsets lie."""
+    offsets = blobs.offsets
+    first, last = int(offsets[0]), int(offsets[-1])
+    shortest = longest = last - first
+    if len(offsets) > 2:
+        lengths = offsets[1:] - offsets[:-1]
+        shortest, longest = int(lengths.min()), int(lengths.max())
+    if first < 0 or shortest < 0 or last > len(blobs.data):
+        raise InvalidMessage("a batch whose offsets do not fit its bytes: make them ascend from 0 to the length")
+    return longest, last - first
+
+
+def _measure_property(name: str, column: PropertyColumn, count: int) -> tuple[int, int]:
+    """At least the bytes of the longest name with text, about those of all. Raises InvalidMessage for no Unicode."""
+    labels = column.values if isinstance(column, Labels) else ()
+    try:
+        sizes = [len(label.encode()) for label in labels]
+        named = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"property {name!r} holds text that is no Unicode ({error.reason}): mend it") from None
+    if isinstance(column, Labels):
+        return named + max(sizes, default=0), named + sum(sizes) + 4 * count
+    return named + NUMBER_DIGITS, named + 8 * count
+
+
+def _check_sizes(batch: Batch, limit: int) -> None:
+    sizes = batch.sizes()
+    index = int(np.argmax(sizes > limit))
+    if sizes[index] > limit:
+        raise MessageTooLarge(
+            f"message {index} of the batch has {sizes[index]} bytes, more than the limit of {limit}: "
+            "split it, or raise the limit of message bytes; nothing of the batch was appended"
+        )

@@ -17,10 +17,10 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import Error, Fenced, StillHeld
 from broker_io.port import Broker, Writer, open_or_make
 from broker_io.position import Position
-from snapshots.envelope import owner_message
 from snapshots.errors import OwnershipLost
+from snapshots.format import owner_message
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.table import Scan, SnapshotTable
+from snapshots.scan import Scan, SnapshotTable
 
 COMPACT_BYTES = 64 * 1024 * 1024
 """The snapshot topic is compacted once so much was written to it since."""
@@ -28,7 +28,7 @@ RENEW_SECONDS = 5.0
 """How long a writer of ours that failed may take to be gone."""
 
 
-class Ownership:
+class SnapshotOwnership:
     """The right to write the snapshot topic, until `lost`. Made by `acquire`.
 
     `written`: bytes in the topic at first, and appended since it was last compacted.
@@ -116,12 +116,12 @@ class Ownership:
         self.close()
 
 
-def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[Ownership, SnapshotTable]:
+def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[SnapshotOwnership, SnapshotTable]:
     """Take the snapshot topic, made if missing, and what one scan of it found.
 
     Raises OwnershipLost if another owner takes it at the same time and is the later one.
     """
-    ownership = open_or_make(broker, topic, lambda: Ownership(broker, topic))
+    ownership = open_or_make(broker, topic, lambda: SnapshotOwnership(broker, topic))
     running = Scan(broker, topic)
     try:
         ownership._announce(running)

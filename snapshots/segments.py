@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
-from snapshots.entries import EndEntry, chain_start, digest
-from snapshots.envelope import SPILL, Stored
 from snapshots.errors import SnapshotDamaged
+from snapshots.format import SPILL, EndEntry, Stored, chain_start, digest
 from snapshots.keys import EntryKey, KeyKind
 
 

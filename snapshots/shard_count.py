@@ -10,7 +10,7 @@ import contextlib
 import re
 
 from broker_io.errors import Error, TopicNotFound
-from broker_io.port import Broker, NotingBroker, PartitionedBroker
+from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
 
@@ -23,7 +23,7 @@ def shards_of(broker: Broker) -> int:
 
 def settled(broker: Broker) -> int | None:
     """How many shards were noted; None if no number was."""
-    if not isinstance(broker, NotingBroker):
+    if not isinstance(broker, AnnotatedBroker):
         return None
     try:
         found = re.fullmatch(r"shards=([1-9]\d*)", broker.noted(SNAPSHOT_TOPIC) or "")
@@ -34,7 +34,7 @@ def settled(broker: Broker) -> int | None:
 
 def settle(broker: Broker, shards: int) -> None:
     """Note how many shards there are for ever. Without the note, which may fail, the number of partitions tells it."""
-    if isinstance(broker, NotingBroker):
+    if isinstance(broker, AnnotatedBroker):
         with contextlib.suppress(Error):
             broker.note(SNAPSHOT_TOPIC, f"shards={shards}")
 

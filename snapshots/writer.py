@@ -8,7 +8,7 @@ Order of writes, each step acknowledged before the next one begins:
 So every end entry that is found names only entries that exist, and an older one's stay until the new
 one is durable. Nothing of the account changes before the end entry is acknowledged: after a failure
 the same parts are planned again. What a failed write left behind is told by reading the topic
-(`Ownership.renew`, then `settle`), never assumed.
+(`SnapshotOwnership.renew`, then `settle`), never assumed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from snapshots.entries import EndEntry, chain_start, decode_end, digest
-from snapshots.envelope import END, PART, SPILL, gone, message
 from snapshots.errors import SnapshotError
+from snapshots.format import END, PART, SPILL, EndEntry, chain_start, decode_end, digest, gone, message
 from snapshots.keys import end_key, part_key, spill_key
-from snapshots.owner import Ownership
+from snapshots.owner import SnapshotOwnership
+from snapshots.scan import TopicEntries
 from snapshots.segments import SegmentPayload
-from snapshots.table import TopicEntries
 
 MAX_ENTRY_BYTES = 1024 * 1024
 """No entry is longer, key and properties included."""
@@ -39,7 +38,7 @@ _FRAME_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SnapshotPlan:
     """One snapshot of one topic about to be written. `numbers` are those of the parts in `first`."""
 
     first: list[Message]
@@ -112,7 +111,7 @@ class SnapshotWriter:
             self.chain_first = self.chain.pop(self.first_part)
             self.first_part += 1
 
-    def plan(self, epoch: int, state: bytes) -> Plan:
+    def plan(self, epoch: int, state: bytes) -> SnapshotPlan:
         """The next snapshot: `state` belongs to the moment after all parts that were added."""
         chain = dict(self.chain)
         before = chain[self.next_part - 1] if chain else self.chain_first
@@ -139,9 +138,9 @@ class SnapshotWriter:
         )
         numbers = [part.number for part in self.waiting]
         end = message(end_key(self.topic), END, epoch, entry.encode())
-        return Plan(first, end, list(self._tombstones(entry)), entry, numbers, chain)
+        return SnapshotPlan(first, end, list(self._tombstones(entry)), entry, numbers, chain)
 
-    def plan_deletion(self, epoch: int, *, keep_end: bool) -> Plan:
+    def plan_deletion(self, epoch: int, *, keep_end: bool) -> SnapshotPlan:
         """Remove every key of the topic: the end entry says so first and goes last, or stays to say it on."""
         entry = EndEntry(
             topic=self.topic,
@@ -159,28 +158,28 @@ class SnapshotWriter:
         tombstones += [gone(spill_key(self.topic, number), epoch) for number in sorted(self.live_spills)]
         if not keep_end:
             tombstones.append(gone(end_key(self.topic), epoch))
-        return Plan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
+        return SnapshotPlan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
 
-    def first_durable(self, plan: Plan, positions: Sequence[Position]) -> None:
+    def first_durable(self, plan: SnapshotPlan, positions: Sequence[Position]) -> None:
         """The parts and spills of a plan are durable, but nothing names them yet."""
         self.live_parts.update(zip(plan.numbers, positions, strict=False))
         self.live_spills.update(plan.entry.spill_numbers)
         self.next_spill = plan.entry.next_spill
 
-    def end_durable(self, plan: Plan) -> None:
+    def end_durable(self, plan: SnapshotPlan) -> None:
         """The end entry of a plan is durable."""
         self.last = plan.entry
         self.last_id = plan.entry.snapshot_id
         self.chain = {number: after for number, after in plan.chain.items() if number >= self.first_part}
         self.waiting = [part for part in self.waiting if part.number not in plan.chain]
 
-    def tombstones_durable(self, plan: Plan) -> None:
+    def tombstones_durable(self, plan: SnapshotPlan) -> None:
         """The tombstones of a plan are durable."""
         named = plan.entry.parts
         self.live_parts = {number: at for number, at in self.live_parts.items() if number in named}
         self.live_spills = set() if plan.entry.deleted else set(plan.entry.spill_numbers)
 
-    def settle(self, plan: Plan, found: TopicEntries) -> bool:
+    def settle(self, plan: SnapshotPlan, found: TopicEntries) -> bool:
         """After a failed write of `plan`, take over what the topic holds; true if the plan's end entry is in it."""
         self.found(found)
         if plan.entry.deleted and found.end is None and found.end_deleted:
@@ -210,7 +209,7 @@ class SnapshotWriter:
                 yield gone(spill_key(self.topic, number), entry.epoch)
 
 
-def commit(ownership: Ownership, planned: Sequence[tuple[SnapshotWriter, Plan]]) -> None:
+def commit(ownership: SnapshotOwnership, planned: Sequence[tuple[SnapshotWriter, SnapshotPlan]]) -> None:
     """Write the planned snapshots of several topics at once, step by step.
 
     Raises OwnershipLost, and what the broker raises; the accounts then hold what is known to be durable,
@@ -227,7 +226,7 @@ def commit(ownership: Ownership, planned: Sequence[tuple[SnapshotWriter, Plan]])
         writer.tombstones_durable(plan)
 
 
-def _append(ownership: Ownership, entries: list[Message]) -> list[Position]:
+def _append(ownership: SnapshotOwnership, entries: list[Message]) -> list[Position]:
     positions: list[Position] = []
     run: list[Message] = []
     size = 0

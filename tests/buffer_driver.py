@@ -8,7 +8,7 @@ from histories import History, Log
 from written_form import through_written_form
 
 from broker_io.position import Position
-from txnbuffer.buffer import Effect, Part, Sequencer, TransactionBuffer, visible_counts
+from txnbuffer.buffer import BufferSegment, Effect, Sequencer, TransactionBuffer, visible_counts
 
 
 class Owner:
@@ -16,7 +16,7 @@ class Owner:
 
     def __init__(self, part_size: int = 8000) -> None:
         self.buffer = TransactionBuffer(part_size)
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, BufferSegment] = {}
         self.effects: list[Effect] = []
 
     def apply(self, log: Log, start: int = 0, stop: int | None = None, sizes: Sequence[int] = (1000,)) -> None:

@@ -11,12 +11,12 @@ from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.errors import OwnershipLost
 from txnbuffer.client.client import Client
-from txnbuffer.client.link import EngineLink, Link
+from txnbuffer.client.links import EngineLink, Link
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
-from txnbuffer.client.session import Session
+from txnbuffer.client.session import ClientSession
 from txnbuffer.errors import ServiceUnavailable
-from txnbuffer.frames import ClientFrame, ServerFrame
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 from txnbuffer.service.engine import Engine
 
 Result = TypeVar("Result")
@@ -132,8 +132,8 @@ class World:
         self.reachable = True
         self._clients: list[Client] = []
 
-    async def client(self, patience: float = 60.0) -> Client:
-        session = Session(self._dial, patience)
+    async def client(self, max_unavailable: float = 60.0) -> Client:
+        session = ClientSession(self._dial, max_unavailable)
         await session.open()
         client = Client(session, lambda: self.broker, None)
         self._clients.append(client)

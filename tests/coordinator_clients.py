@@ -9,6 +9,7 @@ from coordinator_world import SHARD, Owner, World, position
 
 from broker_io.position import Position
 from txnbuffer.coordinator.messages import (
+    OUTCOME,
     Begin,
     Branch,
     Commit,
@@ -16,11 +17,11 @@ from txnbuffer.coordinator.messages import (
     Joined,
     Leased,
     NameOpened,
-    Naming,
-    Opened,
+    ProducerSequence,
     Result,
+    SessionOpened,
+    State,
 )
-from txnbuffer.coordinator.states import OUTCOME, State
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeForgotten, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 
@@ -48,7 +49,7 @@ class Attempt:
     lead: Attempt | None = None
     branches: list[Attempt] = field(default_factory=list)
     wins: list[Attempt] = field(default_factory=list)
-    naming: Naming | None = None
+    naming: ProducerSequence | None = None
     moves: ConsumerPosition | None = None
     over: bool = False
 
@@ -161,7 +162,7 @@ class Client:
         if self.opening and self.chance.random() < 0.5:
             again = self.last_number > 0 and self.chance.random() < 0.3
             self.last_number += not again
-            attempt.naming = naming = Naming("n", self.last_number, self.opening)
+            attempt.naming = naming = ProducerSequence("n", self.last_number, self.opening)
         if self.generation and self.chance.random() < 0.5:
             start = self.consumed or position(0)
             end = position(start.entry + self.chance.randint(1, 3))
@@ -251,7 +252,7 @@ class Client:
         match result:
             case Leased(first=first, size=size):
                 self.ids = list(range(first, first + size))
-            case Opened(states=states):
+            case SessionOpened(states=states):
                 self.ready = True
                 known = {one.txn: one for one in self.attempts}
                 for txn, state in states:

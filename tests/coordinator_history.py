@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from coordinator_clients import GROUP, SOURCE, Attempt, Client
 from coordinator_world import Owner, Reading, World
 
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.model import Outcome, TxnId
 
 TOPICS = ["a", "b", "c"]
@@ -24,9 +24,9 @@ class Wrong(AssertionError):
     """A history that breaks a promise."""
 
 
-def config_of(chance: random.Random) -> Config:
+def config_of(chance: random.Random) -> CoordinatorConfig:
     one_phase = chance.random() < 0.6
-    return Config(
+    return CoordinatorConfig(
         one_phase=one_phase,
         verify_counts=one_phase or chance.random() < 0.3,
         transaction_timeout=20.0,

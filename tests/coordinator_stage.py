@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 from coordinator_world import SHARD, Owner, World
 
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import Begin, Commit, Result
+from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Result
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import TxnId
 
 S = "session"
-DECIDED = Config(one_phase=False, verify_counts=False)
+DECIDED = CoordinatorConfig(one_phase=False, verify_counts=False)
 
 
 def txn(least: int) -> TxnId:
@@ -50,7 +49,7 @@ def aborted(result: Result | None) -> bool:
 class Stage:
     """One owner, one client with ids from `first` on and topics a and b."""
 
-    def __init__(self, config: Config | None = None, ids: int = 10) -> None:
+    def __init__(self, config: CoordinatorConfig | None = None, ids: int = 10) -> None:
         self.world = World()
         self.owner = self.world.take_over(config)
         self.first = self.owner.client(S, ids=ids)

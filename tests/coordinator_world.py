@@ -16,24 +16,24 @@ from pyroaring import BitMap64
 from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.effects import Damage, Ended, EpochRaised
+from txnbuffer.buffer.effects import Damage, EpochRaised, TransactionEnded
 from txnbuffer.buffer.visibility import visible_mask
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.coordinator.entries import Owner as OwnerEntry
-from txnbuffer.coordinator.entries import decode
+from txnbuffer.coordinator.decisions import Owner as OwnerEntry
+from txnbuffer.coordinator.decisions import decode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import (
-    Answers,
     AppendDecisions,
     AppendMarker,
     CheckCounts,
+    CoordinatorConfig,
     RegisterTopic,
     Result,
+    SessionResults,
     StopAnswering,
-    WriteBorder,
+    WriteEpochMarker,
 )
-from txnbuffer.coordinator.ownership import Acquisition
+from txnbuffer.coordinator.takeover import Acquisition
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import encode_marker
 
@@ -83,7 +83,9 @@ class World:
         properties = {} if txn is None else {"tb.v": "1", "tb.txn": str(txn), "tb.seq": str(seq)}
         self.topic(topic).append(Message(None, value, properties))
 
-    def take_over(self, config: Config | None = None, *, name: str = "owner", compact: bool = False) -> Owner:
+    def take_over(
+        self, config: CoordinatorConfig | None = None, *, name: str = "owner", compact: bool = False
+    ) -> Owner:
         """A new owner: fences the log, writes its entry, reads it all."""
         seen = max((entry.epoch for entry in map(decode, self.decisions) if isinstance(entry, OwnerEntry)), default=0)
         drawn = md5(f"{name}{seen}".encode()).hexdigest()
@@ -93,7 +95,7 @@ class World:
         self.decisions.append(acquisition.entry())
         assert acquisition.read(seen, before.owners, last)
         messages = self.compacted() if compact else self.decisions
-        owner = Owner(self, acquisition.epoch, config or Config(), History.read(messages))
+        owner = Owner(self, acquisition.epoch, config or CoordinatorConfig(), History.read(messages))
         self.writer = owner
         return owner
 
@@ -114,7 +116,7 @@ class Reading:
         for effect in buffer.apply_batch(placed):
             if isinstance(effect, Damage):
                 self.damage.append(effect)
-            elif isinstance(effect, Ended):
+            elif isinstance(effect, TransactionEnded):
                 self.outcomes[effect.txn] = effect.outcome
         self.ongoing = [entry.txn for entry in buffer.ongoing]
         last = buffer.max_read_position
@@ -130,7 +132,7 @@ class Owner:
     `appends`, `markers`: not landed yet; `acks`: landed, not acknowledged yet.
     """
 
-    def __init__(self, world: World, epoch: int, config: Config, history: History) -> None:
+    def __init__(self, world: World, epoch: int, config: CoordinatorConfig, history: History) -> None:
         self.world = world
         self.coordinator = Coordinator(SHARD, epoch, config, history, world.now)
         self.buffers: dict[str, TransactionBuffer] = {}
@@ -141,7 +143,7 @@ class Owner:
         self.marker_acks: list[int] = []
         self.checks: list[CheckCounts] = []
         self.registrations: list[str] = []
-        self.borders: list[WriteBorder] = []
+        self.borders: list[WriteEpochMarker] = []
         self.border_ends: dict[str, int] = {}
         self.answers: dict[tuple[str, int], Result] = {}
         self.stopped: str | None = None
@@ -169,9 +171,9 @@ class Owner:
                     self.checks.append(effect)
                 case RegisterTopic(topic=topic):
                     self.registrations.append(topic)
-                case WriteBorder():
+                case WriteEpochMarker():
                     self.borders.append(effect)
-                case Answers(session=session, answers=answers):
+                case SessionResults(session=session, answers=answers):
                     for request, result in answers:
                         assert (session, request) not in self.answers, "answered twice"
                         self.answers[session, request] = result
@@ -229,7 +231,7 @@ class Owner:
             self.read[topic] = end
             buffer = self.buffers[topic]
             effects = buffer.apply_batch(log.placed(first, end))
-            ends = [(one.txn, one.outcome) for one in effects if isinstance(one, Ended)]
+            ends = [(one.txn, one.outcome) for one in effects if isinstance(one, TransactionEnded)]
             for effect in effects:
                 if isinstance(effect, EpochRaised) and effect.coordinator == SHARD:
                     self.coordinator.newer_epoch_seen(effect.epoch, topic)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from txnbuffer.client.core import SessionCore
-from txnbuffer.client.outbox import OpenTransaction, Rows
+from txnbuffer.client.outbox import OpenTransaction, SendColumns
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.coordinator.messages import Done, Leased
-from txnbuffer.frames import ClientFrame, ServerFrame, Welcome
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame, Welcome
 
 
-def rows(*values: bytes) -> Rows:
-    return Rows([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
+def rows(*values: bytes) -> SendColumns:
+    return SendColumns([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
 
 
 def taken(core: SessionCore) -> ClientFrame:

@@ -24,11 +24,11 @@ from service_process import ServiceProcess, kept_port
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from txnbuffer import PlainClient, connect
-from txnbuffer.cli.asking import Service, ask
+from txnbuffer import SyncClient, connect
+from txnbuffer.cli.asking import ServiceAddress, ask
 
 FLAGS = ("--set", "retention.bytes=1", "--set", "retention.check_seconds=0.3", "--set", "log.segment_bytes=65536")
-PATIENCE = 120.0
+MAX_WAIT = 120.0
 
 Row = tuple[bytes | None, bytes | None]
 
@@ -62,7 +62,7 @@ class Rig:
         return ServiceProcess(self.directory / "log", *FLAGS, port=self._port).wait_serving()
 
     def connect(self) -> Any:
-        return connect(self.address, patience=PATIENCE)
+        return connect(self.address, max_unavailable=MAX_WAIT)
 
     def open_clean(self) -> Broker:
         return open_broker(self.clean, read_only=True)
@@ -81,9 +81,9 @@ class Rig:
 
     def held(self) -> int:
         """Cursors there are."""
-        return len(ask(Service(f"127.0.0.1:{self.service.port}"), "Cursors"))
+        return len(ask(ServiceAddress(f"127.0.0.1:{self.service.port}"), "Cursors"))
 
-    def write(self, client: PlainClient, count: int) -> None:
+    def write(self, client: SyncClient, count: int) -> None:
         for _ in range(count):
             with client.transaction() as txn:
                 for _ in range(5):
@@ -122,7 +122,7 @@ class Rig:
         self.relay.kill()
         self._kill(self.table)
         self.relay, self.table = self.relaying("--no-follow"), self.materializing("--to", "now")
-        codes = self.relay.finish()[0], self.table.wait(PATIENCE)
+        codes = self.relay.finish()[0], self.table.wait(MAX_WAIT)
         if codes != (0, 0):
             wrong.append(f"exit codes {codes}")
         with self.open_clean() as broker:
@@ -144,7 +144,7 @@ class Rig:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             process.kill()
-        process.wait(PATIENCE)
+        process.wait(MAX_WAIT)
 
 
 def through_kills(rig: Rig, rounds: int) -> tuple[list[str], int]:
@@ -152,7 +152,7 @@ def through_kills(rig: Rig, rounds: int) -> tuple[list[str], int]:
     try:
         with rig.connect() as client:
             rig.write(client, 1)
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + MAX_WAIT
             while rig.held() < 2:
                 assert time.monotonic() < deadline, (rig.directory / "errors.log").read_text()
                 time.sleep(0.1)

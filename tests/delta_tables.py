@@ -12,16 +12,16 @@ from deltalake import DeltaTable
 
 from txnbuffer.model import Position
 from txnbuffer.pipeline.arrow import schema_of
-from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
-from txnbuffer.pipeline.offsets import Offset, Reached
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, ExportRun
+from txnbuffer.pipeline.offsets import Offset, ReadProgress
 
 COLUMNS = ("topic", "position", "value", "publish_time")
 ROWS = 2
 """Of each run, one file each."""
 
 
-def run_of(number: int, kind: str, records: int = ROWS) -> Run:
-    return Run(number, kind, COLUMNS, Offset({"orders": Reached(Position(1, number), "9f")}), records)
+def run_of(number: int, kind: str, records: int = ROWS) -> ExportRun:
+    return ExportRun(number, kind, COLUMNS, Offset({"orders": ReadProgress(Position(1, number), "9f")}), records)
 
 
 def write(directory: ExportDirectory, number: int, rows: int = ROWS) -> None:
@@ -36,7 +36,7 @@ def write(directory: ExportDirectory, number: int, rows: int = ROWS) -> None:
         pq.write_table(table, f"{directory.writing}/part-{file}.parquet")
 
 
-def export(directory: ExportDirectory, rows: int = ROWS) -> Run:
+def export(directory: ExportDirectory, rows: int = ROWS) -> ExportRun:
     with directory.locked():
         directory.clear()
         last = directory.last()

@@ -11,10 +11,10 @@ from client_world import BreakingLink, never, run
 from broker_io.memory import MemoryBroker
 from snapshots.errors import OwnershipLost
 from txnbuffer.client.client import Client
-from txnbuffer.client.cluster import client_on
-from txnbuffer.client.link import EngineLink, Link
+from txnbuffer.client.connection import client_on
+from txnbuffer.client.links import EngineLink, Link
 from txnbuffer.errors import ServiceUnavailable
-from txnbuffer.frames import ClientFrame
+from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.engine import Engine
 
 
@@ -48,11 +48,11 @@ class DirectWorld:
         self.reachable = True
         self._clients: list[AsyncExitStack] = []
 
-    async def client(self, patience: float = 60.0) -> Client:
+    async def client(self, max_unavailable: float = 60.0) -> Client:
         handle = self.broker.connect()
         self.handles.append(handle)
         resources = AsyncExitStack()
-        client = await client_on(handle, [self._dial], None, patience, resources)
+        client = await client_on(handle, [self._dial], None, max_unavailable, resources)
         client.resources = resources
         resources.push_async_callback(client.session.close)
         self._clients.append(resources)

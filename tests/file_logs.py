@@ -7,8 +7,7 @@ from typing import Any
 
 from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.environment import Environment
-from broker_io.file.broker import FileBroker
-from broker_io.file.following import FollowingBroker
+from broker_io.file.broker import FileBroker, FollowingBroker
 from broker_io.position import EARLIEST, Position, Positions
 from broker_io.testing import SeededRandomness, SimulatedClock, SimulatedDisk
 

@@ -15,40 +15,40 @@ from txnbuffer.coordinator.messages import (
     Commit,
     ConsumerPosition,
     Done,
+    GroupHeartbeat,
     Joined,
     Leased,
+    MemberAssignments,
     NameOpened,
-    Naming,
-    Share,
-    Shares,
-    TakePart,
+    PartitionAssignment,
+    ProducerSequence,
+    State,
 )
-from txnbuffer.coordinator.states import State
 from txnbuffer.errors import AlreadyCommitted, TransactionAborted
-from txnbuffer.frames import (
+from txnbuffer.model import MAX_LEAST, Outcome, TxnId
+from txnbuffer.protocol import transactional
+from txnbuffer.rpc.frames import (
     SESSION_VERSION,
     Abort,
     ClientFrame,
     Deletion,
     Failure,
-    Hello,
     IdBlock,
     LeaseRequest,
     NamedRequest,
     Query,
     Send,
     ServerFrame,
+    SessionHello,
     Welcome,
 )
-from txnbuffer.model import MAX_LEAST, Outcome, TxnId
-from txnbuffer.protocol import transactional
 
 longs = st.integers(0, 2**63 - 1)
 requests = st.integers(1, 2**40)
 words = st.text("abc-_é/", min_size=1, max_size=5)
 txns = st.builds(TxnId, st.one_of(st.just(0), longs), st.integers(1, MAX_LEAST))
 positions = st.builds(Position, longs, longs, st.integers(-1, 5))
-namings = st.one_of(st.none(), st.builds(Naming, words, longs, longs))
+namings = st.one_of(st.none(), st.builds(ProducerSequence, words, longs, longs))
 
 
 def tuples(of: st.SearchStrategy, size: int = 3) -> st.SearchStrategy:
@@ -90,16 +90,16 @@ timeouts = st.one_of(st.none(), st.floats(0.001, 1e6))
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> TakePart:
+def parts(draw: st.DrawFn) -> GroupHeartbeat:
     rows = draw(st.lists(st.tuples(words, words, positions), max_size=3))
     topics, partitions, ends = zip(*rows, strict=True) if rows else ((), (), ())
     head = draw(requests), draw(words), draw(words)
-    return TakePart(*head, topics, partitions, ends if draw(st.booleans()) else (), draw(st.booleans()))
+    return GroupHeartbeat(*head, topics, partitions, ends if draw(st.booleans()) else (), draw(st.booleans()))
 
 
 client_frames = st.builds(
     ClientFrame,
-    hello=st.one_of(st.none(), st.builds(Hello, st.just(SESSION_VERSION), words, tuples(txns))),
+    hello=st.one_of(st.none(), st.builds(SessionHello, st.just(SESSION_VERSION), words, tuples(txns))),
     registers=tuples(st.builds(NamedRequest, requests, words)),
     leases=tuples(st.builds(LeaseRequest, requests, longs)),
     open_names=tuples(st.builds(NamedRequest, requests, words)),
@@ -128,7 +128,7 @@ results = st.one_of(
     st.builds(Leased, longs, longs),
     st.builds(NameOpened, longs, longs),
     st.builds(Joined, longs, tuples(st.tuples(words, positions))),
-    st.builds(Shares, longs, tuples(st.builds(Share, words, longs, positions)), st.booleans()),
+    st.builds(MemberAssignments, longs, tuples(st.builds(PartitionAssignment, words, longs, positions)), st.booleans()),
     errors,
 )
 states = st.one_of(st.sampled_from(State), errors)

@@ -8,13 +8,13 @@ import sys
 import time
 from contextlib import closing
 
-from txnbuffer import PlainClient, PlainTransaction, Record, ServiceUnavailable, connect
+from txnbuffer import Record, ServiceUnavailable, SyncClient, SyncTransaction, connect
 
 GROUP, DONE = "flights-done", "done"
-PATIENCE = 60.0
+MAX_WAIT = 60.0
 
 
-def copy(txn: PlainTransaction, record: Record) -> None:
+def copy(txn: SyncTransaction, record: Record) -> None:
     if record.value is not None:
         place = {"from": record.topic, "at": str(record.position)}
         txn.send(DONE, record.value.swapcase(), key=record.key, properties=place)
@@ -26,9 +26,9 @@ def main(address: str, options: str, *topics: str) -> None:
         client.process(topics, GROUP, copy, batch=25)
 
 
-def connected(address: str, options: dict[str, str]) -> PlainClient:
+def connected(address: str, options: dict[str, str]) -> SyncClient:
     """A client of the service, which may just be started anew."""
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + MAX_WAIT
     while True:
         try:
             return connect(address, broker_options=options or None).open_plain()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.coordinator.entries import Owner, encode
+from txnbuffer.coordinator.decisions import Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import (
-    Answers,
     AppendDecisions,
     Commit,
     ConsumerPosition,
+    CoordinatorConfig,
+    GroupHeartbeat,
     Leased,
+    MemberAssignments,
     Result,
-    Shares,
-    TakePart,
+    SessionResults,
 )
 from txnbuffer.model import TxnId
 
-CONFIG = Config(one_phase=False, verify_counts=False)
+CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)
 GROUP = "g"
 MEMBERS = [f"m{number}" for number in range(4)]
 
@@ -66,7 +66,7 @@ class Rig:
         for effect in self.coordinator.take_effects():
             if isinstance(effect, AppendDecisions):
                 self.under_way.append(effect)
-            elif isinstance(effect, Answers):
+            elif isinstance(effect, SessionResults):
                 self.answers |= dict(effect.answers)
 
     def land(self, count: int) -> None:
@@ -86,7 +86,7 @@ class Rig:
         """A member says that it is there."""
         names = () if leaves else tuple(f"t-{number}" for number in range(partitions))
         asked = self.request()
-        part = TakePart(asked, GROUP, member, ("t",) * len(names), names, ends, leaves)
+        part = GroupHeartbeat(asked, GROUP, member, ("t",) * len(names), names, ends, leaves)
         self.coordinator.take_part(member, part, self.now)
         self.take()
         return asked
@@ -98,9 +98,9 @@ class Rig:
         self.take()
         return asked
 
-    def shares(self, asked: int) -> Shares:
+    def shares(self, asked: int) -> MemberAssignments:
         found = self.answers[asked]
-        assert isinstance(found, Shares)
+        assert isinstance(found, MemberAssignments)
         return found
 
     def held(self, asked: int) -> list[str]:

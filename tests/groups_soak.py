@@ -26,8 +26,8 @@ from service_process import ServiceProcess, kept_port
 from broker_io.position import Position
 from broker_io.testing.standalone import ask as ask_cluster
 from snapshots.shards import shard_of
-from txnbuffer import PlainClient, connect
-from txnbuffer.cli.asking import Service, ask
+from txnbuffer import SyncClient, connect
+from txnbuffer.cli.asking import ServiceAddress, ask
 
 MEMBER = Path(__file__).with_name("group_member.py")
 MOST, FEWEST = 5, 1
@@ -151,18 +151,18 @@ def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: 
             report.wrong += members.ended()
         finally:
             members.end()
-        rows = ask(Service(place.service), "Groups", group=GROUP)
+        rows = ask(ServiceAddress(place.service), "Groups", group=GROUP)
         report.generation = max((row["generation"] for row in rows), default=0)
     return report
 
 
 def joined(place: Place) -> set[int]:
     """The processes that are members now."""
-    rows = ask(Service(place.service), "Groups", group=GROUP)
+    rows = ask(ServiceAddress(place.service), "Groups", group=GROUP)
     return {int(row["member"].split("-")[-2]) for row in rows if row["member"]}
 
 
-def write(client: PlainClient, topics: Sequence[str], flights: list[Flight], number: int, sent: Counter[bytes]) -> None:
+def write(client: SyncClient, topics: Sequence[str], flights: list[Flight], number: int, sent: Counter[bytes]) -> None:
     """A transaction over all topics; each fifth one aborts."""
     with client.transaction(timeout=LONG) as txn:
         for at, (key, value) in enumerate(flights):
@@ -173,7 +173,7 @@ def write(client: PlainClient, topics: Sequence[str], flights: list[Flight], num
     sent.update(value for _, value in flights)
 
 
-def judge(client: PlainClient, sent: Counter[bytes], report: Report) -> None:
+def judge(client: SyncClient, sent: Counter[bytes], report: Report) -> None:
     """Read the target until all is there, and a little longer."""
     found: Counter[bytes] = Counter()
     last: dict[str, Position] = {}

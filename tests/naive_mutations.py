@@ -18,7 +18,7 @@ from txnbuffer.mutations import (
     StopReading,
     Wake,
 )
-from txnbuffer.mutations.snapshot import SNAPSHOT_BYTES, Snapshot, index_bytes
+from txnbuffer.mutations.snapshot import SNAPSHOT_BYTES, MutationSnapshot, index_bytes
 
 
 class Topic:
@@ -183,7 +183,7 @@ def check_chain(manager: MutationManager) -> None:
     assert manager.leaving.bytes >= 0
 
 
-def counted_bytes(snapshot: Snapshot) -> int:
+def counted_bytes(snapshot: MutationSnapshot) -> int:
     """Bytes of a snapshot, counted anew."""
     assert [chunk.bytes for chunk in snapshot.chunks] == [chunk.rows.nbytes() for chunk in snapshot.chunks]
     index = snapshot._index

@@ -12,13 +12,13 @@ from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.pipeline.arrow import record_batch, schema_of
-from txnbuffer.pipeline.fixing import Fixed
 from txnbuffer.pipeline.options import COLUMNS, OUTCOME
-from txnbuffer.pipeline.ranges import Range
-from txnbuffer.pipeline.reading import Judge, read_range
+from txnbuffer.pipeline.pinned import PinnedTopic
+from txnbuffer.pipeline.ranges import RecordRange
+from txnbuffer.pipeline.reading import RecordFilter, read_range
 from txnbuffer.protocol import encode_marker, transactional
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 Row = tuple[Any, ...]
 
@@ -30,7 +30,7 @@ class Life:
         "plain": 3, "records": 8, "whole": 3, "again": 1, "late": 1, "end": 5, "roll": 2, "snapshot": 1, "pump": 1,
     }  # fmt: skip
 
-    def __init__(self, broker: Broker, keeper: BufferKeeper, topic: str, seed: int) -> None:
+    def __init__(self, broker: Broker, keeper: SnapshotManager, topic: str, seed: int) -> None:
         self.random = random.Random(seed)
         self.broker = broker
         self.keeper = keeper
@@ -159,7 +159,12 @@ def _bytes(item: Any) -> bytes | None:
 
 
 def rows_read(
-    broker: Broker, fixed: Fixed, ranges: Iterable[Range], *, keep_hidden: bool = False, isolated: bool = True
+    broker: Broker,
+    fixed: PinnedTopic,
+    ranges: Iterable[RecordRange],
+    *,
+    keep_hidden: bool = False,
+    isolated: bool = True,
 ) -> list[Row]:
     """What tasks read of ranges, one after the other, in the order of the columns."""
     schema = schema_of((*COLUMNS, OUTCOME) if keep_hidden else COLUMNS)
@@ -173,8 +178,8 @@ def rows_read(
     return rows
 
 
-def judge_of(fixed: Fixed, *, isolated: bool = True, keep_hidden: bool = False) -> Judge:
-    return Judge(
+def judge_of(fixed: PinnedTopic, *, isolated: bool = True, keep_hidden: bool = False) -> RecordFilter:
+    return RecordFilter(
         fixed.topic, fixed.incarnation, fixed.verdicts, fixed.registered, isolated=isolated, keep_hidden=keep_hidden
     )
 

@@ -13,9 +13,9 @@ from pipeline_world import Row, rows_of_batch
 from broker_io.environment import Clock, SystemClock
 from broker_io.memory import MemoryBroker
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.spark import stream, tasks
-from txnbuffer.pipeline.spark.stream import StreamReader
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.pipeline.spark import source, tasks
+from txnbuffer.pipeline.spark.source import StreamReader
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 class Kept:
@@ -36,15 +36,15 @@ class Kept:
 
 
 @contextmanager
-def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, BufferKeeper]]:
+def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, SnapshotManager]]:
     """A log in memory, which stream readers take for the one in files that they are told of."""
     with (
         pytest.MonkeyPatch.context() as patch,
         MemoryBroker(clock=clock) as broker,
-        BufferKeeper(broker, part_size=2) as keeper,
+        SnapshotManager(broker, part_size=2) as keeper,
     ):
         keeper.recover()
-        for module in (stream, tasks):
+        for module in (source, tasks):
             patch.setattr(module, "open_for_reading", lambda options: Kept(broker))
         yield broker, keeper
 

@@ -10,18 +10,18 @@ import numpy as np
 
 from broker_io.batch import Batch, Blobs, Labels, Numbers
 from txnbuffer.coordinator.messages import Commit, Leased
-from txnbuffer.frames import (
+from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import (
     SESSION_VERSION,
     ClientFrame,
     Failure,
-    Hello,
     LeaseRequest,
     NamedRequest,
     Send,
     ServerFrame,
+    SessionHello,
     Welcome,
 )
-from txnbuffer.model import TxnId
 
 
 def transactional(ids: Sequence[int], value: bytes = b"v", seq: int = 1, size: int = 1, most: int = 0) -> Batch:
@@ -57,7 +57,7 @@ class RawSession:
         self.credits = 0
 
     async def hello(self, session: str = "", claims: Sequence[TxnId] = ()) -> Welcome:
-        self.link.send(ClientFrame(hello=Hello(SESSION_VERSION, session, tuple(claims))))
+        self.link.send(ClientFrame(hello=SessionHello(SESSION_VERSION, session, tuple(claims))))
         await self.until(lambda: self.welcome is not None)
         assert self.welcome is not None
         self.session = self.welcome.session
@@ -143,7 +143,7 @@ class OverGrpc:
     def __init__(self, port: int) -> None:
         import grpc
 
-        from txnbuffer.rpc.names import SESSION_SERVICE, TALK
+        from txnbuffer.rpc.frames import SESSION_SERVICE, TALK
 
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
@@ -152,7 +152,7 @@ class OverGrpc:
         self._sender = asyncio.ensure_future(self._send_for_ever())
 
     def send(self, frame: ClientFrame) -> None:
-        from txnbuffer.wire import encode_client_frame
+        from txnbuffer.rpc.client_frames import encode_client_frame
 
         self.send_bytes(encode_client_frame(frame))
 
@@ -162,7 +162,7 @@ class OverGrpc:
     async def receive(self) -> ServerFrame | None:
         import grpc
 
-        from txnbuffer.wire import decode_server_frame
+        from txnbuffer.rpc.server_frames import decode_server_frame
 
         try:
             data = await self.call.read()

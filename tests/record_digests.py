@@ -1,4 +1,4 @@
-"""Digests of single records, as `txnbuffer.pipeline.digests` defines them: what Spark's have to agree with."""
+"""Digests of single records, as `txnbuffer.pipeline.jobs.audit` defines them: what Spark's have to agree with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from txnbuffer.pipeline.digests import MASK
+from txnbuffer.pipeline.jobs.audit import MASK
 
 SEED = 42
 

@@ -14,7 +14,7 @@ from service_process import ServiceProcess, kept_port
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 from txnbuffer.client.reader import CommittedReader
 
 T, CLEAN = "orders", "clean"
@@ -40,7 +40,7 @@ class RelayProcess:
         return self.process.returncode, printed
 
 
-def write(client: PlainClient, first: int, count: int) -> None:
+def write(client: SyncClient, first: int, count: int) -> None:
     """Transactions, of which each fifth aborts; keys come again, some records are deletions, some have no key."""
     for number in range(first, first + count):
         with client.transaction() as txn:
@@ -74,7 +74,7 @@ def through_kills(directory: Path, kills: int, seed: int, *, same_service: bool)
     arguments = [address, T, CLEAN] + ([] if same_service else ["--to", clean])
     relay: RelayProcess | None = None
     try:
-        with connect(address, patience=60.0) as client:
+        with connect(address, max_unavailable=60.0) as client:
             write(client, 0, 20)
             relay = RelayProcess(directory / "relay.log", *arguments)
             for round_ in range(kills):

@@ -8,8 +8,8 @@ from service_setup import eventually
 
 from broker_io.memory import MemoryBroker
 from txnbuffer.config import Config, ServiceConfig
-from txnbuffer.coordinator.entries import TOPIC, Owner, decode
-from txnbuffer.service.serving import serve
+from txnbuffer.coordinator.decisions import TOPIC, Owner, decode
+from txnbuffer.service.process import serve
 
 
 def owners(cluster: MemoryBroker) -> list[Owner]:

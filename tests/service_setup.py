@@ -14,12 +14,14 @@ from raw_session import InProcess, RawSession
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from txnbuffer.client.reader import CommittedReader
-from txnbuffer.coordinator.config import Config
-from txnbuffer.service.admin import Admin
+from txnbuffer.coordinator.messages import CoordinatorConfig
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 
-QUICK = Config(transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05)
+QUICK = CoordinatorConfig(
+    transaction_timeout=0.3, max_transaction_timeout=5.0, session_timeout=0.3, low_water_mark_interval=0.05
+)
 
 
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -57,7 +59,7 @@ async def starting_service(port: int = 0) -> AsyncIterator[tuple[str, Callable[[
         server = GrpcServer(engine.limits, max_clients=10)
         await server.start(f"127.0.0.1:{port}")
         try:
-            yield f"txnbuf://127.0.0.1:{server.port}", functools.partial(server.serve, engine, Admin(engine))
+            yield f"txnbuf://127.0.0.1:{server.port}", functools.partial(server.serve, engine, ServiceAdmin(engine))
         finally:
             await server.stop()
 

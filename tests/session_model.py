@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 from broker_io.batch import Batch
 from broker_io.errors import InvalidTopicName, MessageTooLarge
-from txnbuffer.coordinator.messages import Commit, Done, Joined, Leased, NameOpened, Result
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import Commit, Done, Joined, Leased, NameOpened, Result, State
 from txnbuffer.errors import Error, TransactionAborted, UnknownTransaction
-from txnbuffer.frames import ClientFrame, Failure, Hello, Send, ServerFrame, Welcome
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import SEQ, TXN
+from txnbuffer.rpc.frames import ClientFrame, Failure, Send, ServerFrame, SessionHello, Welcome
 
 Entry = tuple[str | None, int, bytes | None]
 
@@ -36,7 +35,7 @@ class SessionModel:
     def connect(self) -> ModelConnection:
         return ModelConnection(self)
 
-    def open_session(self, hello: Hello) -> Welcome:
+    def open_session(self, hello: SessionHello) -> Welcome:
         if hello.session:
             session = hello.session
         else:

@@ -19,13 +19,13 @@ from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
 from txnbuffer.buffer import TransactionBuffer
 from txnbuffer.client.client import Client
-from txnbuffer.client.cluster import client_on
-from txnbuffer.client.link import EngineLink, Link
+from txnbuffer.client.connection import client_on
+from txnbuffer.client.links import EngineLink, Link
 from txnbuffer.coordinator.messages import Commit
-from txnbuffer.frames import Abort
 from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import Abort
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.letters import Letters
+from txnbuffer.service.remote_shards import ShardMessages
 
 
 def topics_of(shards: int, each: int = 1) -> list[list[str]]:
@@ -77,7 +77,7 @@ class Shards:
         assert tail is not None, f"{topic} is not followed"
         return tail.buffer
 
-    def letters(self, number: int) -> Letters:
+    def letters(self, number: int) -> ShardMessages:
         letters = self.engine(number).carrying.letters
         assert letters is not None
         return letters
@@ -97,14 +97,14 @@ class Shards:
     def visible(self, *topics: str) -> list[Counter[bytes | None]]:
         return [visible(self.cluster, topic) for topic in topics]
 
-    async def client(self, home: int, patience: float = 60.0) -> Client:
+    async def client(self, home: int, max_unavailable: float = 60.0) -> Client:
         """A client whose transactions begin at a shard."""
         handle, resources = self.cluster.connect(), AsyncExitStack()
         resources.callback(handle.close)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(random, "randrange", lambda _: home)
             client = await client_on(
-                handle, [partial(self._dial, one) for one in range(self.count)], None, patience, resources
+                handle, [partial(self._dial, one) for one in range(self.count)], None, max_unavailable, resources
             )
         client.resources = resources
         return client

@@ -30,7 +30,7 @@ def row(seqno: int, key: str | None, value: str | None, **more: Any) -> Mutation
     return Mutation(seqno, Position(1, seqno), key_bytes, value_bytes, **more)
 
 
-PATIENCE = 100
+MAX_WAIT = 100
 """Times that a stream is asked in vain."""
 
 Item = ChangeBatch | Rollback | BaseException | None
@@ -62,7 +62,7 @@ class ScriptedStream:
     async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
         if not self._items:
             self._silent += 1
-            assert self._silent < PATIENCE, "a stream is asked for more and more"
+            assert self._silent < MAX_WAIT, "a stream is asked for more and more"
             self._script.ran_dry = True
             raise TimeoutError
         item = self._items.popleft()

@@ -11,12 +11,12 @@ from writing import TopicWriter
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position, Positions
-from snapshots.entries import EndEntry
+from snapshots.format import EndEntry
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
-from snapshots.table import TopicEntries, scan
+from snapshots.scan import TopicEntries, scan
 from txnbuffer.buffer import TransactionBuffer
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import diff_states, rebuild
 
 NEVER = SnapshotPolicy(changes=10**9, interval_ms=10**9, recovery_target=1e9)
@@ -26,9 +26,9 @@ SMALL = 1160
 """A limit of entries that makes all but the smallest states spill."""
 
 
-def keeper(broker: Any, **options: Any) -> BufferKeeper:
+def keeper(broker: Any, **options: Any) -> SnapshotManager:
     """An owner that has recovered; parts of 3 unless said otherwise."""
-    made = BufferKeeper(broker, **{"policy": NEVER, "part_size": 3, **options})
+    made = SnapshotManager(broker, **{"policy": NEVER, "part_size": 3, **options})
     made.recover()
     return made
 
@@ -52,7 +52,7 @@ def written(broker: Any, after: Position = EARLIEST) -> list[Message]:
     return messages
 
 
-def assert_true(owner: BufferKeeper, broker: MemoryBroker, topic: str) -> None:
+def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> None:
     """The owner's buffer says what a fold of the whole log says."""
     assert topic not in owner.problems, owner.problems
     mine: TransactionBuffer = owner.buffer(topic)
@@ -137,7 +137,7 @@ class Interfering:
 
 def stored(
     topic: str = "t", txns: Iterable[int] = range(1, 12), **options: Any
-) -> tuple[Any, BufferKeeper, TopicWriter]:
+) -> tuple[Any, SnapshotManager, TopicWriter]:
     """A broker with a snapshot of three parts, the owner that wrote it, and a writer of its topic."""
     broker = MemoryBroker(ledger_entries=9)
     owner = keeper(broker, **options)

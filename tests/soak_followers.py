@@ -24,8 +24,8 @@ from txnbuffer import Client, Record, Rollback, Transaction, connect
 from txnbuffer.errors import Error, ServiceUnavailable
 
 COPIES = "soak-copies"
-PATIENCE = 240.0
-IMPATIENT = 1.0
+MAX_WAIT = 240.0
+SHORT_WAIT = 1.0
 
 
 async def reader(client: Client, seen: TextIO) -> None:
@@ -75,7 +75,7 @@ async def connected(address: str, options: dict[str, Any]) -> Client:
     """A client, once the topics are there; also where the cluster is away right now."""
     while True:
         try:
-            client = await connect(address, patience=PATIENCE, broker_options=options)
+            client = await connect(address, max_unavailable=MAX_WAIT, broker_options=options)
         except ServiceUnavailable:
             await asyncio.sleep(0.2)
             continue
@@ -89,7 +89,7 @@ async def connected(address: str, options: dict[str, Any]) -> Client:
 
 
 async def main(kind: str, address: str, file: str, options: str) -> None:
-    broker_options = json.loads(options) | ({"patience": IMPATIENT} if kind == "reader" else {})
+    broker_options = json.loads(options) | ({"max_unavailable": SHORT_WAIT} if kind == "reader" else {})
     client = await connected(address, broker_options)
     with Path(file).open("a") as seen:
         work = asyncio.create_task(KINDS[kind](client, seen))

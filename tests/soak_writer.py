@@ -47,7 +47,7 @@ class Writer:
         """A client, also where the cluster is away right now."""
         while True:
             try:
-                return await connect(address, patience=120.0, broker_options=options)
+                return await connect(address, max_unavailable=120.0, broker_options=options)
             except ServiceUnavailable:
                 await asyncio.sleep(0.2)
 

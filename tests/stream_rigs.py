@@ -12,14 +12,13 @@ from txnbuffer.streams.messages import (
     STREAM_VERSION,
     ClientMessage,
     Grant,
-    Hello,
     Ok,
     RequestFlag,
     ServerMessage,
+    StreamHello,
     StreamRequest,
 )
-from txnbuffer.streams.requests import TopicFacts
-from txnbuffer.streams.server import ServerConfig, StreamServer
+from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
 from txnbuffer.streams.token import ResumeToken
 
 W = Version(0x10, 0)
@@ -27,8 +26,8 @@ LOG = FailoverLog((W,))
 PLENTY = (1000, 1_000_000)
 
 
-def facts(high: int = 300, log: FailoverLog = LOG, **more: object) -> TopicFacts:
-    return TopicFacts("c-1", "i-1", log, high, **more)  # type: ignore[arg-type]  # whatever a test adds
+def facts(high: int = 300, log: FailoverLog = LOG, **more: object) -> TopicInfo:
+    return TopicInfo("c-1", "i-1", log, high, **more)  # type: ignore[arg-type]  # whatever a test adds
 
 
 def request(stream: int = 1, start: int = 0, **more: object) -> StreamRequest:
@@ -45,7 +44,7 @@ class ServerRig:
 
     def __init__(self, config: ServerConfig | None = None, name: str = "") -> None:
         self.server = StreamServer(config or ServerConfig(), 0.0)
-        self.say(Hello(STREAM_VERSION, name, 10.0))
+        self.say(StreamHello(STREAM_VERSION, name, 10.0))
 
     def say(self, *messages: ClientMessage, now: float = 0.0) -> None:
         self.server.receive(messages, now)
@@ -56,7 +55,7 @@ class ServerRig:
     def effects(self) -> list[ServerEffect]:
         return self.server.take_effects()
 
-    def open(self, asked: StreamRequest, known: TopicFacts, granted: tuple[int, int] = PLENTY) -> list[ServerMessage]:
+    def open(self, asked: StreamRequest, known: TopicInfo, granted: tuple[int, int] = PLENTY) -> list[ServerMessage]:
         """Ask for a stream; what the server says to it."""
         self.say(asked, Grant(asked.stream, *granted))
         if FindTopic(asked.stream, asked.topic) in self.effects():

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
+from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
+from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
 from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.effects import (
     CaughtUp,
@@ -19,19 +21,17 @@ from txnbuffer.streams.effects import (
     CloseCursor,
     Completed,
     Delivered,
-    Ended,
+    EndConnection,
     FindTopic,
-    HangUp,
     OpenCursor,
-    Opened,
     RollBack,
+    StreamEnded,
+    StreamOpened,
 )
 from txnbuffer.streams.failover import FailoverLog
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
-from txnbuffer.streams.requests import TopicFacts
-from txnbuffer.streams.server import ServerConfig, StreamServer
+from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
 from txnbuffer.streams.token import ResumeToken
-from txnbuffer.streams.wire import decode_client_frame, decode_server_frame, encode_client_frame, encode_server_frame
 
 Row = tuple[bytes | None, bytes | None]
 Table = dict[object, bytes]
@@ -82,8 +82,8 @@ class Branch:
                 found.append(Mutation(seqno, Position(1, seqno), key, value))
         return found
 
-    def facts(self) -> TopicFacts:
-        return TopicFacts(CLUSTER, self.incarnation, self.log, self.high, self.purge)
+    def facts(self) -> TopicInfo:
+        return TopicInfo(CLUSTER, self.incarnation, self.log, self.high, self.purge)
 
     def copy(self) -> Branch:
         return Branch(self.log, self.rows.copy(), self.purge, self.incarnation)
@@ -195,7 +195,7 @@ class Reader:
         self.events += self.client.take_events()
         for _ in range(min(count, len(self.events))):
             event = self.events.popleft()
-            if isinstance(event, HangUp):
+            if isinstance(event, EndConnection):
                 raise AssertionError(event.error)
             self._handle(self.handles[event.stream], event, choose)
 
@@ -207,7 +207,7 @@ class Reader:
                     apply(state.table, row.seqno, row.key, row.value)
                 self.client.consumed(handle, len(mutations), size)
                 state.token = str(token)
-            case Completed(_, token) | CaughtUp(_, token) | Opened(_, token):
+            case Completed(_, token) | CaughtUp(_, token) | StreamOpened(_, token):
                 if token.complete:
                     assert state.table == self.world.truth(token), f"{type(event).__name__} {token}"
                     state.points[token.seqno] = dict(state.table)
@@ -217,7 +217,7 @@ class Reader:
             case RollBack(handle, seqno):
                 points = sorted(point for point in state.points if point <= seqno)
                 self._roll_back(topic, handle, points[choose(0, len(points) - 1)])
-            case Ended(_, error):
+            case StreamEnded(_, error):
                 raise AssertionError(error)
 
     def _roll_back(self, topic: str, handle: int, seqno: int) -> None:
@@ -257,12 +257,12 @@ class World:
         """Some messages arrive at either side, each through its written form; whether any did."""
         client, server = self.reader.client, self.node.server
         if frame := client.take_frame():
-            self.to_server += decode_client_frame(encode_client_frame(frame))
+            self.to_server += decode_stream_client_frame(encode_stream_client_frame(frame))
         upward = [self.to_server.popleft() for _ in range(min(count, len(self.to_server)))]
         server.receive(upward, 0.0)
         self.node.settle()
         while answer := server.take_frame(30, 0.0):
-            self.to_client += decode_server_frame(encode_server_frame(answer))
+            self.to_client += decode_stream_server_frame(encode_stream_server_frame(answer))
         downward = [self.to_client.popleft() for _ in range(min(count, len(self.to_client)))]
         client.receive(downward, self.reader.now)
         return bool(upward or downward)

@@ -7,10 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from txnbuffer import ChangeBatch, ChangeStream, Client, Rollback
-from txnbuffer.client.admin_link import AdminLink, EngineAdminLink, Questions
-from txnbuffer.client.link import EngineLink, Link
-from txnbuffer.client.session import Session
-from txnbuffer.client.stream_link import EngineStreamLink, StreamLink
+from txnbuffer.client.links import (
+    AdminClients,
+    AdminLink,
+    EngineAdminLink,
+    EngineLink,
+    EngineStreamLink,
+    Link,
+    StreamLink,
+)
+from txnbuffer.client.session import ClientSession
 from txnbuffer.model import TxnId
 from txnbuffer.service.engine import Engine
 
@@ -25,14 +31,14 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     async def dial_streams() -> StreamLink:
         return EngineStreamLink(engine)
 
-    session = Session(dial, 10.0)
+    session = ClientSession(dial, 10.0)
     await session.open()
     client = Client(session, lambda: broker, None)
 
     async def dial_admin() -> AdminLink:
         return EngineAdminLink(engine)
 
-    client.dial_streams, client.questions = dial_streams, Questions([dial_admin], client.session.patience)
+    client.dial_streams, client.questions = dial_streams, AdminClients([dial_admin], client.session.max_unavailable)
     try:
         yield client
     finally:

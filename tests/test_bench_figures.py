@@ -90,7 +90,7 @@ def test_appending_and_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reading_fails_where_records_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(figures_log, "PATIENCE", 0.05)
+    monkeypatch.setattr(figures_log, "MAX_WAIT", 0.05)
     address = f"file:{tmp_path}/log"
     figures_log.write_committed(address, figures_log.batches(4_000, 1_000))
     with pytest.raises(RuntimeError, match="4000 of 5000"):

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from broker_io.position import Position
-from snapshots.entries import chain_start
-from snapshots.envelope import Stored
-from txnbuffer.buffer import BufferState, Part, Sequencer
-from txnbuffer.recovery.parts import PartEntry, decode_part, encode_part
-from txnbuffer.recovery.states import TopicState, decode_state, encode_state
+from snapshots.format import Stored, chain_start
+from txnbuffer.buffer import BufferSegment, BufferState, Sequencer
+from txnbuffer.recovery.codec import EncodedSegment, TopicState, decode_part, decode_state, encode_part, encode_state
 
 TOPIC = "written-form"
 
 
-def through_written_form(state: BufferState, parts: list[Part]) -> tuple[BufferState, list[Part]]:
+def through_written_form(state: BufferState, parts: list[BufferSegment]) -> tuple[BufferState, list[BufferSegment]]:
     """What a recovery reads after an owner has written this state and these parts."""
     topic_state = TopicState(state, Sequencer().snapshot_state(), origin_ledger=1)
     before = chain_start(TOPIC, "")
-    read_parts: list[Part] = []
+    read_parts: list[BufferSegment] = []
     for part in parts:
-        value = encode_part(PartEntry(TOPIC, 1, before, part))
+        value = encode_part(EncodedSegment(TOPIC, 1, before, part))
         entry = decode_part(TOPIC, part.number, Stored(Position(1, 0), "1", "part", 1, value))
         assert entry.chain_before == before
         before = entry.chain_after

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from broker_io.errors import Error, InvalidMessage, InvalidTopicName, MessageTooLarge
-    from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
     from txnbuffer.client.client import Client
-    from txnbuffer.client.connecting import connect
-    from txnbuffer.client.dead_letters import dead_letter
-    from txnbuffer.client.handling import Processed
+    from txnbuffer.client.connection import connect
+    from txnbuffer.client.handling import Processed, dead_letter
     from txnbuffer.client.partition_streams import stream_partitions
-    from txnbuffer.client.plain import PlainClient
-    from txnbuffer.client.plain_transaction import PlainTransaction
-    from txnbuffer.client.reader import CommittedReader
+    from txnbuffer.client.reader import AsyncReader, CommittedReader
     from txnbuffer.client.records import Record, RecordBatch
     from txnbuffer.client.serializers import AvroSerializer, JsonSerializer, Serializer
-    from txnbuffer.client.threaded import AsyncReader
+    from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
+    from txnbuffer.client.sync_client import SyncClient, SyncTransaction
     from txnbuffer.client.tokens import CallbackTokens, FileTokens, MemoryTokens, SQLiteTokens, TokenStore
     from txnbuffer.client.transaction import Transaction
     from txnbuffer.errors import (
         AlreadyCommitted,
+        BackfillFailed,
         Fenced,
+        ForeignToken,
         HandlerTooSlow,
         NotVisible,
         OutcomeForgotten,
@@ -40,16 +39,9 @@ if TYPE_CHECKING:
         RelayBranched,
         RelayTargetTaken,
         SendUnknown,
+        SeqnoOutOfRange,
         ServiceUnavailable,
         StaleGeneration,
-        TransactionAborted,
-        UsedAfterFork,
-    )
-    from txnbuffer.model import Outcome, Position, TxnId
-    from txnbuffer.streams.errors import (
-        BackfillFailed,
-        ForeignToken,
-        SeqnoOutOfRange,
         StreamBranched,
         StreamClosed,
         StreamFenced,
@@ -59,9 +51,12 @@ if TYPE_CHECKING:
         StreamTrimmed,
         TokensFailed,
         TooManyCursors,
+        TransactionAborted,
         UnknownCursor,
         UnreadableToken,
+        UsedAfterFork,
     )
+    from txnbuffer.model import Outcome, Position, TxnId
     from txnbuffer.streams.token import ResumeToken
 
 __all__ = [
@@ -88,8 +83,6 @@ __all__ = [
     "Outcome",
     "OutcomeForgotten",
     "OutcomeUnknown",
-    "PlainClient",
-    "PlainTransaction",
     "Position",
     "Processed",
     "Record",
@@ -111,6 +104,8 @@ __all__ = [
     "StreamTooSlow",
     "StreamTopicDeleted",
     "StreamTrimmed",
+    "SyncClient",
+    "SyncTransaction",
     "TokenStore",
     "TokensFailed",
     "TooManyCursors",
@@ -126,37 +121,53 @@ __all__ = [
 ]
 
 _HOMES = {
-    "broker_io.errors": ("Error", "InvalidMessage", "InvalidTopicName", "MessageTooLarge"),
-    "txnbuffer.client.changes": ("ChangeBatch", "ChangeStream", "Rollback"),
+    "broker_io.errors": (
+        "Error",
+        "InvalidMessage",
+        "InvalidTopicName",
+        "MessageTooLarge",
+    ),
     "txnbuffer.client.client": ("Client",),
-    "txnbuffer.client.connecting": ("connect",),
+    "txnbuffer.client.connection": ("connect",),
+    "txnbuffer.client.handling": (
+        "Processed",
+        "dead_letter",
+    ),
     "txnbuffer.client.partition_streams": ("stream_partitions",),
-    "txnbuffer.client.plain": ("PlainClient",),
-    "txnbuffer.client.plain_transaction": ("PlainTransaction",),
-    "txnbuffer.client.dead_letters": ("dead_letter",),
-    "txnbuffer.client.handling": ("Processed",),
-    "txnbuffer.client.reader": ("CommittedReader",),
-    "txnbuffer.client.records": ("Record", "RecordBatch"),
-    "txnbuffer.client.serializers": ("AvroSerializer", "JsonSerializer", "Serializer"),
-    "txnbuffer.client.threaded": ("AsyncReader",),
-    "txnbuffer.client.tokens": ("CallbackTokens", "FileTokens", "MemoryTokens", "SQLiteTokens", "TokenStore"),
+    "txnbuffer.client.reader": (
+        "AsyncReader",
+        "CommittedReader",
+    ),
+    "txnbuffer.client.records": (
+        "Record",
+        "RecordBatch",
+    ),
+    "txnbuffer.client.serializers": (
+        "AvroSerializer",
+        "JsonSerializer",
+        "Serializer",
+    ),
+    "txnbuffer.client.streams": (
+        "ChangeBatch",
+        "ChangeStream",
+        "Rollback",
+    ),
+    "txnbuffer.client.sync_client": (
+        "SyncClient",
+        "SyncTransaction",
+    ),
+    "txnbuffer.client.tokens": (
+        "CallbackTokens",
+        "FileTokens",
+        "MemoryTokens",
+        "SQLiteTokens",
+        "TokenStore",
+    ),
     "txnbuffer.client.transaction": ("Transaction",),
-    "txnbuffer.model": ("Outcome", "Position", "TxnId"),
-    "txnbuffer.streams.errors": (
-        "BackfillFailed",
-        "ForeignToken",
-        "SeqnoOutOfRange",
-        "StreamBranched",
-        "StreamClosed",
-        "StreamFenced",
-        "StreamMemoryExhausted",
-        "StreamTooSlow",
-        "StreamTopicDeleted",
-        "StreamTrimmed",
-        "TokensFailed",
-        "TooManyCursors",
-        "UnknownCursor",
-        "UnreadableToken",
+    "txnbuffer.model": (
+        "Outcome",
+        "Position",
+        "TxnId",
     ),
     "txnbuffer.streams.token": ("ResumeToken",),
 }

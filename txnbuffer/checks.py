@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
-from txnbuffer.errors import InvalidRequest, UnfitHandler
+from txnbuffer.errors import InvalidHandler, InvalidRequest
 from txnbuffer.model import TxnId
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def check_timeout(timeout: object) -> float | None:
     return float(timeout)
 
 
-def check_patience(seconds: object, what: str) -> float:
+def check_max_unavailable(seconds: object, what: str) -> float:
     """Seconds from 0 on, without end if infinite. Raises InvalidRequest."""
     if type(seconds) not in (int, float) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidRequest(f"{what} is a number of seconds from 0 on, not {_short(seconds)}")
@@ -75,35 +75,35 @@ def check_topics(topics: object) -> list[str]:
 
 
 def check_callable(function: object) -> None:
-    """Raises UnfitHandler of what can't be called, and of a generator function, whose call does nothing yet."""
+    """Raises InvalidHandler of what can't be called, and of a generator function, whose call does nothing yet."""
     if not callable(function):
-        raise UnfitHandler(f"a handler is a function, not {_short(function)}")
+        raise InvalidHandler(f"a handler is a function, not {_short(function)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UnfitHandler(_is_generator(function))
+        raise InvalidHandler(_is_generator(function))
 
 
 def check_plain(function: object) -> None:
-    """Raises UnfitHandler of what `check_callable` refuses, and of what a plain client can't await."""
+    """Raises InvalidHandler of what `check_callable` refuses, and of what a plain client can't await."""
     check_callable(function)
     if inspect.iscoroutinefunction(function):
-        raise UnfitHandler(_not_plain(function))
+        raise InvalidHandler(_not_plain(function))
 
 
 def check_done(result: T) -> T:
-    """What a plain client's function gave. Raises UnfitHandler if nothing of it ran yet."""
+    """What a plain client's function gave. Raises InvalidHandler if nothing of it ran yet."""
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise UnfitHandler(_is_generator(result))
+        raise InvalidHandler(_is_generator(result))
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise UnfitHandler(_not_plain(result))
+        raise InvalidHandler(_not_plain(result))
     return result
 
 
 def check_awaitable(result: Awaitable[T]) -> Awaitable[T]:
-    """What an asyncio client's handler gave. Raises UnfitHandler if that can't be awaited."""
+    """What an asyncio client's handler gave. Raises InvalidHandler if that can't be awaited."""
     if not inspect.isawaitable(result):
-        raise UnfitHandler(
+        raise InvalidHandler(
             "the handler gave nothing to await: make it an `async def`, or use a plain client, `with connect(…)`"
         )
     return result

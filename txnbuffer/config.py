@@ -22,7 +22,7 @@
     tls_cert = ""               # PEM files
     tls_key = ""
     tls_trust = ""              # the certificates that we trust
-    patience = 60.0             # seconds that the cluster may be away before who asks it is told
+    max_unavailable = 60.0             # seconds that the cluster may be away before who asks it is told
     client_log = ""             # a file for what the client library has to say
 
     [service]                   # txnbuf serve
@@ -134,7 +134,7 @@ class PulsarConfig:
     tls_cert: str = ""
     tls_key: str = ""
     tls_trust: str = ""
-    patience: float = 60.0
+    max_unavailable: float = 60.0
     client_log: str = ""
 
     def options(self) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Errors of the log protocol and the transaction buffer; the tree's root is `broker_io.errors`."""
+"""Errors of the log protocol and the transaction buffer; the tree's root is `broker_io.errors`.
+
+What a change stream can meet; the tree's root is `broker_io.errors`.
+
+What a sink can meet; the tree's root is `broker_io.errors`.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +38,18 @@ __all__ = [
     "ForeignTransaction",
     "HandlerTooSlow",
     "InvalidConfiguration",
+    "InvalidHandler",
     "InvalidRequest",
     "LogDeleted",
     "LogReplaced",
     "LogRestored",
-    "LogShortened",
+    "LogTruncated",
     "MalformedFrame",
     "MutationsTrimmed",
     "NotVisible",
     "OutOfOrder",
     "OutcomeForgotten",
     "OutcomeUnknown",
-    "PartMismatch",
     "PeerError",
     "PositionConflict",
     "ProducerFenced",
@@ -53,18 +58,18 @@ __all__ = [
     "RegistrationRefused",
     "RelayBranched",
     "RelayTargetTaken",
+    "ReplayStalled",
+    "SegmentMismatch",
     "SendUnknown",
     "SeqnoGap",
     "ServiceUnavailable",
     "StaleGeneration",
     "StorageError",
-    "TailStalled",
     "TooManyTransactions",
-    "TopicNotMade",
+    "TopicNotCreated",
     "TransactionAborted",
     "UndecodableMarker",
     "UndecodableRecordSet",
-    "UnfitHandler",
     "UnknownSession",
     "UnknownTransaction",
     "UnreadableDecision",
@@ -124,13 +129,13 @@ class OutOfOrder(ProtocolStopped):
         super().__init__(position, f"the log is applied up to {applied}; read on behind that position", topic)
 
 
-class TailStalled(PeerError):
+class ReplayStalled(PeerError):
     """A topic holds messages that do not come; another reader may get them."""
 
     retryable = True
 
 
-class LogShortened(StorageError):
+class LogTruncated(StorageError):
     """A log that ends below a place up to which it was read, or was to be."""
 
 
@@ -142,7 +147,7 @@ class LogRestored(CallerError):
     """The service's log is an older copy that was put back: it never had what this client has seen of it."""
 
 
-class PartMismatch(StorageError):
+class SegmentMismatch(StorageError):
     """Parts that are not the ones which the state of a buffer names."""
 
 
@@ -278,7 +283,7 @@ class PositionConflict(CallerError):
     grpc_status = "FAILED_PRECONDITION"
 
 
-class UnfitHandler(InvalidRequest):
+class InvalidHandler(InvalidRequest):
     """A handler that can't be one: a call of it runs nothing, or nothing that its client can wait for."""
 
 
@@ -339,7 +344,7 @@ class RegistrationRefused(RegistrationFailed):
     grpc_status = "FAILED_PRECONDITION"
 
 
-class TopicNotMade(TopicNotFound):
+class TopicNotCreated(TopicNotFound):
     """No topic of that name, and the service was told to make none."""
 
     def __init__(self, topic: str) -> None:
@@ -398,3 +403,139 @@ class ClientBroken(EnvironmentFault):
     """A defect of the client stopped it; what was under way may or may not have happened."""
 
     grpc_status = "INTERNAL"
+
+
+class UnreadableToken(CallerError):
+    """A text that is no resume token of this release."""
+
+
+class ForeignToken(CallerError):
+    """A resume token of another topic or another cluster."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class SeqnoOutOfRange(CallerError):
+    """A stream was asked for with seqnos that contradict each other, or that the topic has not reached."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
+class StreamExists(CallerError):
+    """A stream was asked for under a number that the connection has used."""
+
+    grpc_status = "ALREADY_EXISTS"
+
+
+class StreamMemoryExhausted(CallerError):
+    """The service has no memory for another stream now."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class StreamTrimmed(CallerError):
+    """The mutations that the stream needs next are no longer in the log."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
+class StreamTooSlow(CallerError):
+    """The stream was ended because its reader did not keep up."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class StreamClosed(PeerError):
+    """The service closed the stream."""
+
+    retryable = True
+
+
+class StreamFenced(PeerError):
+    """The service that had the stream no longer owns its topic."""
+
+    retryable = True
+    grpc_status = "ABORTED"
+
+
+class StreamBranched(PeerError):
+    """The topic's history branched under the stream; opening it anew tells how far to go back."""
+
+    retryable = True
+    grpc_status = "ABORTED"
+
+
+class StreamTopicDeleted(CallerError):
+    """The topic of the stream was deleted."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class UnknownCursor(CallerError):
+    """A topic has no durable cursor of that name: it was removed, dropped for what it held, or never made."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class TooManyCursors(CallerError):
+    """A topic has as many durable cursors as it may."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class TokensFailed(StorageError):
+    """A store of resume tokens can't be read or written; the token it had before stands."""
+
+    grpc_status = "UNAVAILABLE"
+
+
+class BackfillFailed(StorageError):
+    """What the stream needed could not be read from the log."""
+
+    retryable = True
+    grpc_status = "UNAVAILABLE"
+
+
+class StreamViolation(PeerError):
+    """The other side of a stream does not keep to the protocol."""
+
+    grpc_status = "INTERNAL"
+
+
+class ConnectionSilent(PeerError):
+    """Nothing was heard from the other side of a connection for too long."""
+
+    retryable = True
+
+
+class ConnectionSuperseded(PeerError):
+    """Another connection of the same name was opened: this one must not go on."""
+
+    grpc_status = "ABORTED"
+
+
+class ForeignSink(CallerError):
+    """A sink that holds something else than what it is to be filled with; nothing of it was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class SinkFailed(StorageError):
+    """A sink can't be read or written; what it held before stands, and filling it goes on from there."""
+
+    grpc_status = "UNAVAILABLE"
+
+
+class SinkFull(SinkFailed):
+    """No space was left for a sink; what it held before stands, and filling it goes on from there."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class SinkLocked(EnvironmentFault):
+    """Somebody else fills the sink, or writes to it."""
+
+    retryable = True
+    grpc_status = "ALREADY_EXISTS"

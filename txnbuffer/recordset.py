@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Labels, Message, PlacedBatch, PropertyColumn
 from broker_io.block import HEADER_BYTES, BadBlock, encode_block, open_block, parse_header
-from broker_io.gather import check_columns, decode_blocks
+from broker_io.decoding import check_columns, decode_blocks
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.columns import fitted, ids, number, numbers, present
 from txnbuffer.errors import UndecodableRecordSet
@@ -38,7 +38,7 @@ TOGETHER_CELLS = 16 * 1024 * 1024
 """The same of records times columns, as if no two sets had properties in common."""
 
 
-class Stretch(NamedTuple):
+class BatchSlice(NamedTuple):
     """`size` records one behind the other: of a transaction with consecutive seqs, or ordinary ones."""
 
     txn: TxnId | None
@@ -46,7 +46,7 @@ class Stretch(NamedTuple):
     size: int
 
 
-def pack_all(records: Batch, stretches: Iterable[Stretch], most_bytes: int = SET_BYTES) -> Batch:
+def pack_all(records: Batch, stretches: Iterable[BatchSlice], most_bytes: int = SET_BYTES) -> Batch:
     """Record sets, as messages, of all records, which are those of the stretches in order.
 
     None is larger than `most_bytes` but for sets of one record.

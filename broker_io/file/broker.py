@@ -3,6 +3,10 @@
 The work lock is held by whoever writes files: one flush, or one change of structure, at a time. The queue
 lock guards the appends that wait, and is never held while anything is written, so that appends queue up
 behind a flush that is under way and are all taken by the next one.
+
+What a broker of an embedded log does for readers, whether it owns the log or follows it.
+
+A log that another process may own, read-only.
 """
 
 from __future__ import annotations
@@ -10,27 +14,148 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Literal, overload
+from types import TracebackType
+from typing import Literal, Never, Self, TypeVar, overload
 
 from broker_io.batch import Batch
-from broker_io.checking import OWN_PREFIX, check_compaction
 from broker_io.environment import Environment
-from broker_io.errors import CallerError, Closed, Fenced, StillHeld, TopicNotFound
+from broker_io.errors import CallerError, Closed, Error, Fenced, ReadOnly, StillHeld, TopicNotFound
 from broker_io.file import layout
 from broker_io.file.compaction import Rewrite, compact_ledgers
-from broker_io.file.following import FollowingBroker
+from broker_io.file.layout import MIB, Options, disk_error
 from broker_io.file.manifest import TopicEntry
-from broker_io.file.opening import open_log
-from broker_io.file.options import MIB, Options, disk_error
-from broker_io.file.owned import Owned
-from broker_io.file.reading import ReadingBroker
+from broker_io.file.reader import FileReader, first_position, last_position, position_at
+from broker_io.file.recovery import check_sizes, missing_segment, open_log
 from broker_io.file.segment import check_blocks
+from broker_io.file.source import EngineSource, FileFollower, SegmentSource
 from broker_io.file.writer import Fence, FileWriter, done, failed
-from broker_io.port import MAX_MESSAGE_BYTES, check_topic_name
-from broker_io.position import Positions
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
+from broker_io.position import EARLIEST, Position, Positions
+
+Answer = TypeVar("Answer")
+
+
+class ReadingBroker:
+    """The half of the broker port that changes nothing."""
+
+    def __init__(self, source: SegmentSource, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.max_message_bytes = max_message_bytes
+        self._source = source
+
+    def topics(self) -> list[str]:
+        return self._source.names()
+
+    def incarnation(self, topic: str) -> str:
+        return self._source.named(topic).incarnation
+
+    def reader(
+        self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
+    ) -> FileReader:
+        """As the port says. Compaction takes place in the log itself, so both ways of reading are the same."""
+        del compacted
+        return self._ask(topic, lambda entry: FileReader(self._source, entry, start, inclusive=inclusive))
+
+    def ledgers(self, topic: str) -> list[Ledger]:
+        entry = self._ask(topic, self._source.grown)
+        newest = entry.ledgers[-1]
+        return [
+            Ledger(ledger.ledger, ledger.entries, ledger.bytes, closed=ledger is not newest) for ledger in entry.ledgers
+        ]
+
+    def first_position(self, topic: str) -> Position | None:
+        return first_position(self._source, self._source.named(topic))
+
+    def last_position(self, topic: str) -> Position | None:
+        return last_position(self._ask(topic, self._source.grown))
+
+    def position_at(self, topic: str, time_ms: int) -> Position | None:
+        return self._ask(topic, lambda entry: position_at(self._source, self._source.grown(entry), time_ms))
+
+    def _ask(self, topic: str, question: Callable[[TopicEntry], Answer]) -> Answer:
+        """The answer about a topic as it is; asked again if its files were trimmed or rewritten meanwhile."""
+        while True:
+            entry = self._source.named(topic)
+            try:
+                return question(entry)
+            except FileNotFoundError as error:
+                if self._source.named(topic) is entry:
+                    raise missing_segment(str(error.filename)) from None
+            except OSError as error:
+                raise disk_error(error, self._source.directory, "the topic can't be read") from error
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class FollowingBroker(ReadingBroker):
+    """Follows the files of a log; whatever would change it raises ReadOnly."""
+
+    def __init__(self, environment: Environment, directory: str) -> None:
+        self._follower = FileFollower(environment, directory)
+        super().__init__(self._follower)
+        self.report: list[str] = []
+
+    def damages(self) -> dict[str, Error]:
+        """As `StoredBroker` says."""
+        found = {}
+        for name in self.topics():
+            with contextlib.suppress(TopicNotFound):  # deleted meanwhile
+                if (error := self._damage(name)) is not None:
+                    found[name] = error
+        return found
+
+    def _damage(self, name: str) -> Error | None:
+        while True:
+            seen = self._follower.named(name)
+            try:
+                self._ask(name, self._check_files)
+            except Error as error:
+                if self._follower.named(name) is seen:
+                    return error  # else its files were trimmed or rewritten meanwhile
+            else:
+                return None
+
+    def _check_files(self, topic: TopicEntry) -> None:
+        check_sizes(self._follower.environment.disk, self._follower.directory, topic)
+        self._follower.grown(topic)
+
+    def _refuse(self) -> Never:
+        raise ReadOnly(f"the log {self._follower.directory} is open read-only: change it through its owner")
+
+    def create_topic(self, topic: str) -> None:
+        self._refuse()
+
+    def delete_topic(self, topic: str) -> None:
+        self._refuse()
+
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+    ) -> FileWriter:
+        self._refuse()
+
+    def roll(self, topic: str) -> None:
+        self._refuse()
+
+    def trim(self, topic: str, first_ledger: int) -> None:
+        self._refuse()
+
+    def compact(self, topic: str) -> None:
+        self._refuse()
+
+    def close(self) -> None:
+        self._follower.close()
+
 
 LOOK_SECONDS = 0.5
 """So often who waits for room looks whether the log has stopped: then there will be none."""
@@ -44,7 +169,7 @@ class FileBroker(ReadingBroker):
 
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
         self._log, self.report = open_log(environment, directory, options)
-        self._owned = Owned(environment, directory, self._log, committer=committer)
+        self._owned = EngineSource(environment, directory, self._log, committer=committer)
         super().__init__(self._owned, options.max_message_bytes)
         self._environment = environment
         self._directory = directory

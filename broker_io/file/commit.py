@@ -25,7 +25,7 @@ CELL_BYTES = 8
 
 
 @dataclass(slots=True, eq=False)
-class Topic:
+class FileTopic:
     """A topic of the engine: what readers may see, what the manifest says of it."""
 
     entry: TopicEntry
@@ -35,26 +35,26 @@ class Topic:
 
 
 @dataclass(slots=True, eq=False)
-class Append:
+class PendingBatch:
     """A batch that waits to be written; `size` is about its bytes. `reserved`: it may use what records leave free."""
 
-    topic: Topic
+    topic: FileTopic
     batch: Batch
     size: int
     future: Future[Positions]
     reserved: bool = False
 
 
-class Commit(NamedTuple):
+class LedgerCommit(NamedTuple):
     """What one flush does to one topic: blocks from where the open ledger ends, the ledger after it, answers."""
 
-    topic: Topic
+    topic: FileTopic
     blocks: list[EncodedBlock]
     after: LedgerEntry
-    answers: list[tuple[Append, Positions]]
+    answers: list[tuple[PendingBatch, Positions]]
 
 
-def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, compress: bool) -> Commit:
+def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, seed: int, compress: bool) -> LedgerCommit:
     """The blocks for all that waits on one topic."""
     ledger = topic.entry.ledgers[-1]
     time_ms = max(now_ms, ledger.last_time)
@@ -67,10 +67,10 @@ def build_commit(topic: Topic, appends: list[Append], now_ms: int, seed: int, co
         )
         first += len(batch)
     size = sum(block.length for block in blocks)
-    return Commit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)
+    return LedgerCommit(topic, blocks, ledger.grown(first - ledger.entries, size, time_ms, time_ms), answers)
 
 
-def _answers(appends: list[Append], ledger: LedgerEntry, time_ms: int) -> list[tuple[Append, Positions]]:
+def _answers(appends: list[PendingBatch], ledger: LedgerEntry, time_ms: int) -> list[tuple[PendingBatch, Positions]]:
     counts = [len(append.batch) for append in appends]
     run = Positions.run(ledger.ledger, ledger.entries, sum(counts), time_ms)
     starts = itertools.accumulate(counts, initial=0)
@@ -80,7 +80,7 @@ def _answers(appends: list[Append], ledger: LedgerEntry, time_ms: int) -> list[t
     ]
 
 
-def _in_block_sizes(appends: list[Append]) -> Iterator[Batch]:
+def _in_block_sizes(appends: list[PendingBatch]) -> Iterator[Batch]:
     group: list[Batch] = []
     size, rows, names = 0, 0, set[str]()
     for append in appends:

@@ -21,20 +21,13 @@ from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Blobs
 from broker_io.block import EncodedBlock, encode_block
+from broker_io.decoding import Decoded, absent_values, decode_blocks, decode_hashes, decode_keys
 from broker_io.environment import Disk
 from broker_io.file import layout
 from broker_io.file.commit import BLOCK_BYTES
-from broker_io.file.index import SparseIndex
 from broker_io.file.manifest import LedgerEntry, TopicEntry
 from broker_io.file.recovery import open_segment
-from broker_io.file.segment import headers, read_block
-from broker_io.gather import (
-    Decoded,
-    absent_values,
-    decode_blocks,
-    decode_hashes,
-    decode_keys,
-)
+from broker_io.file.segment import SparseIndex, headers, read_block
 
 Mask = NDArray[np.bool_]
 

@@ -9,13 +9,70 @@
 
 Topics stand under their numbers; names are in the manifest only, so any name suits any file system. What
 the manifest does not name is a leftover of something that was not finished, and the next owner removes it.
+
+How an embedded log is kept, and how it names what the disk says.
+
+The lock of a directory: one owner at a time, and a note of who that is.
 """
 
 from __future__ import annotations
 
+import errno
 import re
+from dataclasses import dataclass
 
-from broker_io.environment import Disk
+from broker_io.environment import Disk, Environment, File, read_file
+from broker_io.errors import CallerError, DiskFailed, DiskFull, Locked, TooManyFiles
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a log is kept; sizes in bytes. Topics whose names begin with `compacted_prefix` may be compacted."""
+
+    segment_bytes: int = 64 * MIB
+    journal_bytes: int = 64 * MIB
+    compress: bool = False
+    watermark_bytes: int = 256 * MIB
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    compacted_prefix: str = OWN_PREFIX
+
+    def check(self) -> None:
+        """Raises CallerError that names the option which can't be."""
+        for name, least, most in _BOUNDS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise CallerError(f"{name} {value!r} can't be: give a whole number of bytes from {least} to {most}")
+
+
+_BOUNDS = (
+    ("segment_bytes", 1, 2**40),
+    ("journal_bytes", 1, 2**32),
+    ("watermark_bytes", 0, 2**60),
+    ("max_message_bytes", 1, 2**30),
+)
+"""A journal is read into memory as a whole; the offsets in a block have 31 bits."""
+
+
+def out_of_files(error: OSError) -> bool:
+    """Whether an error says that there is no descriptor left, which is nothing that the disk did."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def disk_error(error: OSError, path: str, what: str) -> DiskFailed | TooManyFiles:
+    """The named error for what the operating system said about a path; `what` says what that means."""
+    if out_of_files(error):
+        return TooManyFiles(f"{error.filename or path}: {error.strerror}: {what}; raise the limit (ulimit -n)")
+    return disk_failure(error, path, what)
+
+
+def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
+    """Likewise where whatever was said stops the log."""
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+    return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
+
 
 LOCK = "lock"
 MANIFEST = "manifest"
@@ -70,3 +127,66 @@ def remove_leftovers(disk: Disk, directory: str, journal: int, segments: dict[in
         for name in disk.list(join(directory, TOPICS, topic)):
             if name not in named and name.removesuffix(".index") + ".log" not in named:
                 disk.remove(join(directory, TOPICS, topic, name))
+
+
+TRIES, PAUSE = 20, 0.005
+"""Readers that look whether a log has an owner hold its lock for a moment."""
+
+HOLDER_BYTES = 32
+"""A lock file is written over, never cut: padded to this, what it says is always whole."""
+
+
+class Lock:
+    """A lock that this process holds."""
+
+    def __init__(self, disk: Disk, path: str, file: File) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = file
+        self._identity = disk.identity(path)[:2]
+
+    def is_in_place(self) -> bool:
+        """Whether others who look for the lock find this one; else they may own the log too. May raise OSError."""
+        try:
+            return self._disk.identity(self._path)[:2] == self._identity
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._file.close()
+
+
+def take_lock(environment: Environment, directory: str) -> Lock:
+    """Raises Locked, or OSError."""
+    disk, path = environment.disk, join(directory, LOCK)
+    file = disk.lock(path)
+    for _ in range(TRIES):
+        if file is not None:
+            break
+        environment.clock.sleep(PAUSE)
+        file = disk.lock(path)
+    if file is None:
+        raise _locked(environment, directory, _holder(disk, path))
+    try:
+        file.write(0, [f"{environment.process:<{HOLDER_BYTES}}".encode()])
+        return Lock(disk, path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _locked(environment: Environment, directory: str, holder: str) -> Locked:
+    if holder == environment.process:
+        what = f"already, by process {holder}, as this one is called too: close it there"
+    else:
+        what = f"by another process{f' ({holder})' if holder else ''}: stop that one"
+    return Locked(f"{directory} is owned {what}, or open the log read-only")
+
+
+def _holder(disk: Disk, path: str) -> str:
+    file = disk.open(path)
+    try:
+        return read_file(file).decode(errors="replace").strip()
+    finally:
+        file.close()

@@ -7,6 +7,11 @@ empty journal and says so in a new manifest.
 
 The first write or sync that fails stops the engine: a failed sync may have dropped what it should have
 written, so nothing is tried again; whoever opens the log anew finds out what holds.
+
+Refusing appends before the disk is full, while there is still room to decide, compact, trim and take snapshots.
+
+Records are refused below the watermark. What ends transactions, and whatever goes into the service's own topics, is
+refused below half of it only: so transactions whose records were refused still end.
 """
 
 from __future__ import annotations
@@ -19,18 +24,57 @@ from functools import partial
 from typing import Any
 
 from broker_io.batch import Batch
-from broker_io.checking import check_batch
 from broker_io.environment import Environment
-from broker_io.errors import DiskFailed, TooManyFiles, TopicNotFound
+from broker_io.errors import DiskFailed, DiskWatermark, TooManyFiles, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.commit import Append, Commit, Topic, build_commit
+from broker_io.file.commit import FileTopic, LedgerCommit, PendingBatch, build_commit
 from broker_io.file.journal import FILE_HEAD_BYTES, Journal, Placed
-from broker_io.file.lock import Lock
+from broker_io.file.layout import MIB, Lock, Options, disk_error, disk_failure, out_of_files
 from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, TopicTexts, empty_topic, replace_manifest
-from broker_io.file.options import MIB, Options, disk_error, disk_failure, out_of_files
 from broker_io.file.segment import Segment
-from broker_io.file.watermark import Watermark
+from broker_io.port import OWN_PREFIX, check_batch
 from broker_io.position import Positions
+
+BYTES_BETWEEN = 16 * MIB
+SECONDS_BETWEEN = 1.0
+
+
+class Watermark:
+    """Looks at the free space every 16 MiB or every second, and each time while there is too little."""
+
+    def __init__(self, environment: Environment, directory: str, watermark_bytes: int) -> None:
+        self._disk = environment.disk
+        self._clock = environment.clock
+        self._directory = directory
+        self._watermark_bytes = watermark_bytes
+        self._unseen = BYTES_BETWEEN
+        self._seen_at = 0.0
+        self._low = False
+        self._free = watermark_bytes
+
+    def look(self) -> None:
+        """Find out how much is free, if that may have changed. Raises OSError."""
+        now = self._clock.monotonic()
+        if self._low or self._unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
+            self._free = self._disk.free_bytes(self._directory)
+            self._unseen, self._seen_at = 0, now
+            self._low = self._free < self._watermark_bytes
+
+    def refusal(self, append: PendingBatch) -> DiskWatermark | None:
+        """Why an append may not be written, as the last look found it, or None."""
+        reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
+        if not self._low or (reserved and 2 * self._free >= self._watermark_bytes):
+            return None
+        limit = "half of the watermark" if reserved else "the watermark"
+        return DiskWatermark(
+            f"{self._directory}: {self._free} bytes are free, fewer than {limit} of {self._watermark_bytes}: "
+            "appends are refused until there are more; free some space"
+        )
+
+    def count(self, written: int) -> None:
+        """Note bytes that were written."""
+        self._unseen += written
+
 
 FLUSH_BYTES = 16 * MIB
 """Appends that one flush takes at most, about."""
@@ -56,7 +100,7 @@ class FileLog:
         lock: Lock,
     ) -> None:
         self.failure: DiskFailed | None = None
-        self.waiting: deque[Append] = deque()
+        self.waiting: deque[PendingBatch] = deque()
         self.waiting_bytes = 0
         self._disk = environment.disk
         self._clock = environment.clock
@@ -70,11 +114,11 @@ class FileLog:
         self._lock = lock
         self._topics = {entry.number: self._open_topic(entry) for entry in manifest.topics}
         self._numbers = {topic.entry.name: number for number, topic in self._topics.items()}
-        self._dirty: dict[int, Topic] = {}
+        self._dirty: dict[int, FileTopic] = {}
         self._watermark = Watermark(environment, directory, options.watermark_bytes)
 
-    def _open_topic(self, entry: TopicEntry) -> Topic:
-        return Topic(entry, entry, Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
+    def _open_topic(self, entry: TopicEntry) -> FileTopic:
+        return FileTopic(entry, entry, Segment(self._disk, self._path(entry), entry.ledgers[-1].bytes))
 
     def _path(self, entry: TopicEntry, ledger: LedgerEntry | None = None) -> str:
         ledger = ledger or entry.ledgers[-1]
@@ -85,14 +129,14 @@ class FileLog:
     def names(self) -> list[str]:
         return sorted(self._numbers)
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> FileTopic:
         """Raises TopicNotFound."""
         topic = self._topics.get(self._numbers.get(name, 0))
         if topic is None:
             raise TopicNotFound(f"there is no topic {name!r} in {self._directory}: create it first")
         return topic
 
-    def by_number(self, number: int) -> Topic | None:
+    def by_number(self, number: int) -> FileTopic | None:
         return self._topics.get(number)
 
     def create_topics(self, names: Iterable[str]) -> None:
@@ -144,7 +188,7 @@ class FileLog:
         with self.guard(self._directory):
             self._remove(topic.entry, topic.entry.ledgers)
 
-    def roll(self, topic: Topic) -> None:
+    def roll(self, topic: FileTopic) -> None:
         """Close the open ledger and begin another, unless it is empty."""
         last = topic.entry.ledgers[-1]
         if not last.entries:
@@ -158,7 +202,7 @@ class FileLog:
         topic.segment.close()
         topic.segment = Segment(self._disk, self._path(entry), 0)
 
-    def trim(self, topic: Topic, first_ledger: int) -> None:
+    def trim(self, topic: FileTopic, first_ledger: int) -> None:
         """Drop closed ledgers below a number."""
         old = topic.entry.ledgers
         dropped = tuple(ledger for ledger in old[:-1] if ledger.ledger < first_ledger)
@@ -167,7 +211,7 @@ class FileLog:
         floor = (dropped[-1].ledger, dropped[-1].entries)
         self.change(topic, topic.entry._replace(floor=floor, ledgers=old[len(dropped) :]), dropped)
 
-    def change(self, topic: Topic, entry: TopicEntry, dropped: Iterable[LedgerEntry]) -> None:
+    def change(self, topic: FileTopic, entry: TopicEntry, dropped: Iterable[LedgerEntry]) -> None:
         """Put other closed ledgers in place of a topic's, in one step, and remove the files of those dropped."""
         self._check()
         with self.guard(self._directory):
@@ -184,11 +228,11 @@ class FileLog:
 
     # --- appends ---
 
-    def submit(self, topic: Topic, batch: Batch, *, reserved: bool = False) -> Future[Positions]:
+    def submit(self, topic: FileTopic, batch: Batch, *, reserved: bool = False) -> Future[Positions]:
         """Queue a batch of at least one message for the next flush. Raises MessageTooLarge or InvalidMessage."""
         future: Future[Positions] = Future()
         future.set_running_or_notify_cancel()
-        append = Append(topic, batch, check_batch(batch, self._options.max_message_bytes), future, reserved)
+        append = PendingBatch(topic, batch, check_batch(batch, self._options.max_message_bytes), future, reserved)
         if self.failure is not None:
             future.set_exception(self.failure)
         else:
@@ -196,9 +240,9 @@ class FileLog:
             self.waiting_bytes += append.size + APPEND_BYTES
         return future
 
-    def take(self) -> list[Append]:
+    def take(self) -> list[PendingBatch]:
         """The appends that the next flush is to write, oldest first."""
-        taken: list[Append] = []
+        taken: list[PendingBatch] = []
         size = 0
         while self.waiting and (not taken or size + self.waiting[0].size <= FLUSH_BYTES):
             taken.append(self.waiting.popleft())
@@ -211,7 +255,7 @@ class FileLog:
         while taken := self.take():
             self.commit(taken)
 
-    def commit(self, taken: list[Append]) -> None:
+    def commit(self, taken: list[PendingBatch]) -> None:
         """Write appends durably and answer them; every future is done when this returns or raises."""
         try:
             self._commit(taken)
@@ -221,7 +265,7 @@ class FileLog:
             _fail([append for append in taken if not append.future.done()], failure)
             raise
 
-    def _commit(self, taken: list[Append]) -> None:
+    def _commit(self, taken: list[PendingBatch]) -> None:
         live = [append for append in taken if not append.topic.removed]
         if len(live) < len(taken):
             gone = [append for append in taken if append.topic.removed]
@@ -242,8 +286,8 @@ class FileLog:
                 append.future.set_result(positions)
         self._after(commits)
 
-    def _plan(self, live: list[Append]) -> list[Commit]:
-        by_topic: dict[int, list[Append]] = {}
+    def _plan(self, live: list[PendingBatch]) -> list[LedgerCommit]:
+        by_topic: dict[int, list[PendingBatch]] = {}
         for append in live:
             if (refusal := self._watermark.refusal(append)) is not None:
                 append.future.set_exception(refusal)
@@ -251,7 +295,7 @@ class FileLog:
             by_topic.setdefault(append.topic.entry.number, []).append(append)
         now = self._clock.now_ms()
         compress = self._options.compress
-        commits: list[Commit] = []
+        commits: list[LedgerCommit] = []
         for group in by_topic.values():
             try:
                 commits.append(build_commit(group[0].topic, group, now, self._seed, compress))
@@ -259,7 +303,7 @@ class FileLog:
                 _fail(group, error)
         return commits
 
-    def _write(self, commits: list[Commit]) -> None:
+    def _write(self, commits: list[LedgerCommit]) -> None:
         placed = []
         for commit in commits:
             offset = commit.topic.entry.ledgers[-1].bytes
@@ -288,7 +332,7 @@ class FileLog:
                 if len(self._dirty) > OPEN_SEGMENTS:
                     topic.segment.close()
 
-    def _after(self, commits: list[Commit]) -> None:
+    def _after(self, commits: list[LedgerCommit]) -> None:
         """Roll and checkpoint where it is time; a failure here stops the log but takes nothing back."""
         with contextlib.suppress(DiskFailed, TooManyFiles):
             for commit in commits:
@@ -395,6 +439,6 @@ class FileLog:
             self._lock.close()
 
 
-def _fail(appends: list[Append], error: Exception) -> None:
+def _fail(appends: list[PendingBatch], error: Exception) -> None:
     for append in appends:
         append.future.set_exception(error)

@@ -1,26 +1,174 @@
-"""Reading a topic of the embedded log, by its owner and by other processes alike."""
+"""Reading a topic of the embedded log, by its owner and by other processes alike.
+
+Blocks of one segment in order, read in chunks.
+
+First and last positions, and the position that belongs to a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from broker_io.batch import PlacedBatch
-from broker_io.block import BadBlock
-from broker_io.errors import Closed, Damaged, PositionTrimmed
+from broker_io.batch import PlacedBatch, Width
+from broker_io.block import HEADER_BYTES, BadBlock, Header, RawBlock, open_block, parse_header
+from broker_io.decoding import block_entries, block_publish_times, decode_blocks, property_names
+from broker_io.environment import ReadableFile
+from broker_io.errors import Closed, Damaged, PositionTrimmed, UnsupportedFormat
 from broker_io.file import layout
-from broker_io.file.abandoned import Abandoned
+from broker_io.file.layout import disk_error
 from broker_io.file.manifest import LedgerEntry, TopicEntry
-from broker_io.file.options import disk_error
 from broker_io.file.recovery import missing_segment
-from broker_io.file.segment import sound_index
-from broker_io.file.source import DOUBT_SECONDS, MENDS, UNFINISHED, Source
-from broker_io.file.stream import BlockStream, Doubt
-from broker_io.gather import decode_blocks
+from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, FoundBlock, headers, read_block, sound_index
+from broker_io.file.source import DOUBT_SECONDS, MENDS, UNFINISHED, OfflineJournal, SegmentSource
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
+
+TAKE_BYTES = 16 * 1024 * 1024
+"""Blocks that are looked at together, so that large messages don't fill the memory."""
+
+
+class TornTail(NamedTuple):
+    """Bytes at the end of what another process is writing that are no block, or not yet."""
+
+    offset: int
+    data: bytes
+    what: str
+
+
+class BlockStream:
+    """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand.
+
+    The file is opened when it is read. Every call may raise OSError.
+    """
+
+    def __init__(
+        self, open_file: Callable[[], ReadableFile], path: str, offset: int, place: int, skip_below: int = 0
+    ) -> None:
+        self.path = path
+        self.doubt: TornTail | None = None
+        self._open_file = open_file
+        self._file: ReadableFile | None = None
+        self._place = place
+        self._skip_below = skip_below
+        self._data = b""
+        self._base = offset
+        self._at = 0
+        self._chunk = FIRST_CHUNK_BYTES
+
+    @property
+    def offset(self) -> int:
+        """Where the next block stands."""
+        return self._base + self._at
+
+    def take(self, limit: int, end: int, settled: int) -> list[RawBlock]:
+        """Blocks of up to `limit` messages but one block at least, or all below offset `end`.
+
+        About `TAKE_BYTES` at most, and no more names of properties than go well together.
+
+        Bytes below `settled` that are no whole block are Damaged; from there on they may be one that is
+        still being written.
+        """
+        blocks: list[RawBlock] = []
+        size, width = 0, Width()
+        self.doubt = None
+        try:
+            while (
+                size < TAKE_BYTES
+                and not width.full
+                and (block := self._next(end, settled, limit - width.rows if blocks else None)) is not None
+            ):
+                blocks.append(block)
+                width.add(property_names(block), block.header.rows)
+                size += len(block.part) + len(block.values)
+        except (Damaged, UnsupportedFormat):
+            # What stands in front of it is good; whoever reads on meets it again.
+            if not blocks:
+                raise
+        return blocks
+
+    def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
+        """The next block unless it has more than so many messages; None at the end, too."""
+        while (header := self._header(end, settled)) is not None:
+            if header.first_entry + header.span <= self._skip_below:
+                self._at += header.length
+                continue
+            if most is not None and header.rows > most:
+                return None
+            try:
+                block = open_block(self._data, self._at, header)
+            except BadBlock as error:
+                self._fail(str(error), header.length, settled)
+                return None
+            except UnsupportedFormat as error:
+                raise self._unsupported(error) from None
+            self._at += header.length
+            return block
+        return None
+
+    def _header(self, end: int, settled: int) -> Header | None:
+        """The next header if its whole block is in the chunk, read further where needed; None at the end."""
+        if len(self._data) - self._at < HEADER_BYTES and not self._fill(HEADER_BYTES, end, settled):
+            return None
+        try:
+            header = parse_header(self._data, self._at, self._place)
+        except BadBlock as error:
+            self._fail(str(error), HEADER_BYTES, settled)
+            return None
+        except UnsupportedFormat as error:
+            raise self._unsupported(error) from None
+        if len(self._data) - self._at < header.length and not self._fill(header.length, end, settled):
+            return None
+        return header
+
+    def _fill(self, need: int, end: int, settled: int) -> bool:
+        """Read a chunk from the next block on; whether it holds at least `need` bytes."""
+        offset = self.offset
+        size = min(max(self._chunk, need), end - offset)
+        self._data = self._opened().read(offset, size) if size > 0 else b""
+        self._base, self._at = offset, 0
+        if len(self._data) == self._chunk:
+            self._chunk = min(2 * self._chunk, CHUNK_BYTES)
+        if len(self._data) >= need:
+            return True
+        if offset < settled:
+            raise Damaged(self.path, offset, f"a block ends after {len(self._data)} bytes instead of {need}")
+        self._data = b""
+        return False
+
+    def _fail(self, what: str, size: int, settled: int) -> None:
+        offset = self.offset
+        if offset < settled:
+            raise Damaged(self.path, offset, what)
+        self.doubt = TornTail(offset, self._data[self._at : self._at + size], what)
+        self._data, self._base, self._at = b"", offset, 0
+
+    def _unsupported(self, error: UnsupportedFormat) -> UnsupportedFormat:
+        return UnsupportedFormat(f"{self.path}, offset {self.offset}: {error}")
+
+    def unread(self) -> bool:
+        """Whether bytes stand behind the last block that was taken, whatever they are."""
+        return self._opened().size() > self.offset
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open."""
+        return self._file is not None
+
+    def _opened(self) -> ReadableFile:
+        if self._file is None:
+            self._file = self._open_file()
+        return self._file
+
+    def close(self) -> None:
+        """Close the file; it is opened again when more is taken."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.010
 ENDLESS = 2**62
@@ -29,7 +177,7 @@ ENDLESS = 2**62
 class FileReader:
     """Reads on from one place of one topic; belongs to one thread at a time."""
 
-    def __init__(self, source: Source, topic: TopicEntry, start: Position, *, inclusive: bool) -> None:
+    def __init__(self, source: SegmentSource, topic: TopicEntry, start: Position, *, inclusive: bool) -> None:
         self._source = source
         self._seen = topic
         self._earliest = start == EARLIEST
@@ -37,8 +185,8 @@ class FileReader:
         self._stream: BlockStream | None = None
         self._reading: LedgerEntry | None = None
         self._rest: PlacedBatch | None = None
-        self._doubt: tuple[Doubt, float] | None = None
-        self._abandoned: Abandoned | None = None
+        self._doubt: tuple[TornTail, float] | None = None
+        self._abandoned: OfflineJournal | None = None
         self._closed = False
         self._keeps = False
         self._check_floor(topic)
@@ -206,7 +354,7 @@ class FileReader:
         self.close()
 
 
-def _start(source: Source, topic: TopicEntry, start: Position, inclusive: bool) -> tuple[int, int]:
+def _start(source: SegmentSource, topic: TopicEntry, start: Position, inclusive: bool) -> tuple[int, int]:
     """The first (ledger, entry) to be read."""
     if start == EARLIEST:
         return topic.floor
@@ -217,7 +365,7 @@ def _start(source: Source, topic: TopicEntry, start: Position, inclusive: bool) 
     return start.ledger, max(entry, 0)
 
 
-def open_stream(source: Source, topic: TopicEntry, ledger: LedgerEntry, entry: int) -> BlockStream:
+def open_stream(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, entry: int) -> BlockStream:
     """The blocks of a ledger from the one that holds an entry on."""
     disk = source.environment.disk
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
@@ -231,3 +379,52 @@ def open_stream(source: Source, topic: TopicEntry, ledger: LedgerEntry, entry: i
     finally:
         file.close()
     return BlockStream(open_file, path, 0 if known is None else known.offset, place, entry)
+
+
+def first_position(source: SegmentSource, topic: TopicEntry) -> Position | None:
+    """Position of the first message that still exists."""
+    with FileReader(source, topic, EARLIEST, inclusive=True) as reader:
+        batch = reader.read(limit=1)
+    return None if batch is None else batch.positions.first
+
+
+def last_position(topic: TopicEntry) -> Position | None:
+    """Position of the last message that was ever appended, whether it still exists or not."""
+    for ledger in reversed(topic.ledgers):
+        if ledger.entries:
+            return Position(ledger.ledger, ledger.entries - 1)
+    return Position(topic.floor[0], topic.floor[1] - 1) if topic.floor[1] else None
+
+
+def position_at(source: SegmentSource, topic: TopicEntry, time_ms: int) -> Position | None:
+    """Position of the first message published at or after a time. Raises Damaged, or OSError."""
+    filled = [ledger for ledger in topic.ledgers if ledger.bytes]
+    older = [index for index, ledger in enumerate(filled) if ledger.first_time < time_ms]
+    for ledger in filled[older[-1] if older else 0 :]:
+        entry = _entry_at(source, topic, ledger, time_ms)
+        if entry is not None:
+            return Position(ledger.ledger, entry)
+    return None
+
+
+def _entry_at(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, time_ms: int) -> int | None:
+    disk = source.environment.disk
+    path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
+    file = source.segment(topic, ledger)
+    try:
+        known = sound_index(disk, file, path, ledger.bytes, time_ms=time_ms).before_time(time_ms)
+        older: FoundBlock | None = None
+        for found in headers(file, path, 0 if known is None else known.offset, ledger.bytes, topic.place(ledger)):
+            if found.header.publish_time >= time_ms:
+                inside = None if older is None else _within(read_block(file, path, older, values=False), time_ms)
+                return found.header.first_entry if inside is None else inside
+            older = found
+        return None if older is None else _within(read_block(file, path, older, values=False), time_ms)
+    finally:
+        file.close()
+
+
+def _within(block: RawBlock, time_ms: int) -> int | None:
+    """The first entry of a block that was published at or after a time."""
+    late = np.flatnonzero(block_publish_times(block) >= time_ms)
+    return int(block_entries(block)[late[0]]) if len(late) else None

@@ -1,18 +1,92 @@
-"""Where readers learn what there is to read: from the owner in this process, or from the files of another."""
+"""Where readers learn what there is to read: from the owner in this process, or from the files of another.
+
+The source of readers in the process that owns the log.
+
+A log that nobody owns, read as its next owner will find it, without writing anything.
+
+The next owner writes the blocks of the journal to their segments again (see recovery.py). A reader lays
+them over the segments in memory instead: so it sees all that was acknowledged, whatever a crash of the
+machine left of segments that were not synced yet.
+"""
 
 from __future__ import annotations
 
+import bisect
 import threading
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker_io.block import HEADER_BYTES, BadBlock, parse_header
 from broker_io.environment import Disk, Environment, File, ReadableFile, read_file
 from broker_io.errors import Closed, Damaged, ForeignDirectory, TopicNotFound
 from broker_io.file import layout
-from broker_io.file.abandoned import Abandoned
+from broker_io.file.journal import read_journal
+from broker_io.file.layout import disk_error
+from broker_io.file.log import FileLog
 from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
-from broker_io.file.options import disk_error
-from broker_io.file.recovery import missing_journal
+from broker_io.file.recovery import by_topic, followed, missing_journal
+
+
+class SegmentPatch(NamedTuple):
+    """Bytes that belong at an offset of a segment."""
+
+    offset: int
+    data: bytes
+
+
+class Overlay:
+    """A segment with pieces laid over it, which follow one another without a gap."""
+
+    def __init__(self, segment: ReadableFile, pieces: list[SegmentPatch]) -> None:
+        self._segment = segment
+        self._pieces = pieces
+        self._start = pieces[0].offset
+        self._end = pieces[-1].offset + len(pieces[-1].data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        found: list[bytes] = []
+        while size > 0 and (data := self._read_part(offset, size)):
+            found.append(data)
+            offset, size = offset + len(data), size - len(data)
+        return b"".join(found)
+
+    def _read_part(self, offset: int, size: int) -> bytes:
+        if offset < self._start:
+            return self._segment.read(offset, min(size, self._start - offset))
+        if offset >= self._end:
+            return self._segment.read(offset, size)
+        piece = self._pieces[bisect.bisect_right(self._pieces, offset, key=lambda piece: piece.offset) - 1]
+        inside = offset - piece.offset
+        return piece.data[inside : inside + size]
+
+    def size(self) -> int:
+        return max(self._segment.size(), self._end)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
+class OfflineJournal:
+    """What the journal of a log without an owner adds to its segments; `size` is that of the journal in bytes."""
+
+    def __init__(self, journal: bytes, path: str, manifest: Manifest) -> None:
+        """Raises Damaged or UnsupportedFormat for a journal that an owner would refuse."""
+        replay = read_journal(journal, manifest.journal, path)
+        self.size = replay.size
+        self._pieces: dict[tuple[int, int, int], list[SegmentPatch]] = {}
+        waiting = by_topic(replay, manifest, path)
+        for topic in manifest.topics:
+            ledger = topic.ledgers[-1]
+            place = topic.place(ledger)
+            for block in waiting.get(topic.number, ()):
+                ledger = followed(ledger, block, place, path)
+                pieces = self._pieces.setdefault((topic.number, ledger.ledger, ledger.generation), [])
+                pieces.append(SegmentPatch(block.placed.offset, block.data))
+
+    def over(self, segment: ReadableFile, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
+        """A segment as the next owner will leave it; closing it closes the segment."""
+        pieces = self._pieces.get((topic.number, ledger.ledger, ledger.generation))
+        return Overlay(segment, pieces) if pieces else segment
+
 
 DOUBT_SECONDS = 1.0
 """How long bytes at the end of a live segment may be no block before they count as damage."""
@@ -25,7 +99,7 @@ KEPT_FILES = 64
 """Files that the readers of one broker keep open while nobody reads; beyond it each read opens and closes its own."""
 
 
-class Kept:
+class OpenFiles:
     """Counts the files that readers keep open."""
 
     def __init__(self) -> None:
@@ -45,7 +119,7 @@ class Kept:
             self._count -= 1
 
 
-class Source(Protocol):
+class SegmentSource(Protocol):
     """What a reader needs to know.
 
     `follows` says that the open ledger of a topic may hold more than its entry says.
@@ -54,7 +128,7 @@ class Source(Protocol):
     environment: Environment
     directory: str
     follows: bool
-    kept: Kept
+    kept: OpenFiles
 
     def names(self) -> list[str]:
         """Names of all topics, sorted."""
@@ -71,14 +145,14 @@ class Source(Protocol):
     def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         """Open the file of a ledger for reading. Raises OSError."""
 
-    def abandoned(self) -> Abandoned | None:
+    def abandoned(self) -> OfflineJournal | None:
         """What stands in the journal only, the same object until that changes; None if somebody owns the log."""
 
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
         """Come back when the topic may have changed, or after `remaining` seconds, polling every `pause`."""
 
 
-class Follower:
+class FileFollower:
     """Reads a log that another process may own; takes no lock and writes nothing."""
 
     follows = True
@@ -86,13 +160,13 @@ class Follower:
     def __init__(self, environment: Environment, directory: str) -> None:
         self.environment = environment
         self.directory = directory
-        self.kept = Kept()
+        self.kept = OpenFiles()
         self._disk: Disk = environment.disk
         self._path = layout.join(directory, layout.MANIFEST)
         self._file: File | None = None
         self._identity: tuple[int, int, int] | None = None
         self._manifest: Manifest
-        self._abandoned: Abandoned | None = None
+        self._abandoned: OfflineJournal | None = None
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, TopicEntry] = {}
         self._closed = False
@@ -183,7 +257,7 @@ class Follower:
         file, abandoned = self._disk.open(path), self._abandoned
         return file if abandoned is None else abandoned.over(file, topic, ledger)
 
-    def abandoned(self) -> Abandoned | None:
+    def abandoned(self) -> OfflineJournal | None:
         """Raises Damaged for a journal that the next owner would refuse, or OSError."""
         with self._mutex:
             while not self._owned():
@@ -203,11 +277,11 @@ class Follower:
         except PermissionError:
             return True  # nobody can tell, and a log that has an owner is only waited for
 
-    def _read_abandoned(self, path: str) -> Abandoned:
+    def _read_abandoned(self, path: str) -> OfflineJournal:
         file = self._disk.open(path)
         try:
             if self._abandoned is None or self._abandoned.size != file.size():
-                self._abandoned = Abandoned(read_file(file), path, self._manifest)
+                self._abandoned = OfflineJournal(read_file(file), path, self._manifest)
         finally:
             file.close()
         return self._abandoned
@@ -239,3 +313,67 @@ def _hop_to_end(file: ReadableFile, ledger: LedgerEntry, place: int) -> tuple[Le
             return ledger, UNFINISHED
         ledger = ledger.grown(header.span, header.length, header.publish_time, header.publish_time)
     return ledger, None
+
+
+LONGEST_WAIT = 3600.0
+
+
+class EngineSource:
+    """Tells readers what the engine holds; `tell` wakes those that wait."""
+
+    follows = False
+
+    def __init__(self, environment: Environment, directory: str, log: FileLog, *, committer: bool) -> None:
+        self.environment = environment
+        self.directory = directory
+        self.closed = False
+        self.kept = OpenFiles()
+        self.grew = threading.Condition()
+        self._log = log
+        self._waits = committer
+
+    def check(self) -> None:
+        if self.closed:
+            raise Closed(f"the log {self.directory} was closed in this process: open it again")
+
+    def names(self) -> list[str]:
+        self.check()
+        return self._log.names()
+
+    def named(self, name: str) -> TopicEntry:
+        self.check()
+        return self._log.topic(name).entry
+
+    def numbered(self, number: int, name: str) -> TopicEntry:
+        self.check()
+        topic = self._log.by_number(number)
+        if topic is None:
+            raise TopicNotFound(f"topic {name!r} of {self.directory} was deleted while it was read: open it anew")
+        return topic.entry
+
+    def grown(self, topic: TopicEntry) -> TopicEntry:
+        return topic
+
+    def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
+        return self.environment.disk.open(
+            layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
+        )
+
+    def abandoned(self) -> None:
+        return None
+
+    def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
+        if not self._waits:
+            self.environment.clock.sleep(min(pause, remaining))
+            return
+        with self.grew:
+            self.grew.wait_for(lambda: self._changed(seen), min(remaining, LONGEST_WAIT))
+
+    def _changed(self, seen: TopicEntry) -> bool:
+        topic = self._log.by_number(seen.number)
+        return self.closed or topic is None or topic.entry is not seen
+
+    def tell(self) -> None:
+        """Wake the readers that wait."""
+        with self.grew:
+            self.grew.notify_all()

@@ -9,7 +9,7 @@ from typing import Self
 
 from broker_io.batch import Batch
 from broker_io.errors import Error, Fenced
-from broker_io.file.commit import Topic
+from broker_io.file.commit import FileTopic
 from broker_io.position import Positions
 
 
@@ -49,7 +49,7 @@ class FileWriter:
 
     def __init__(
         self,
-        topic: Topic,
+        topic: FileTopic,
         ticket: int,
         append: Callable[[FileWriter, Batch, bool], Future[Positions]],
         leave: Callable[[FileWriter], None],

@@ -11,9 +11,7 @@ import threading
 from broker_io.environment import SystemClock
 from broker_io.memory.broker import LEDGER_ENTRIES, MemoryBroker
 from broker_io.memory.faults import Faults, Held
-from broker_io.memory.log import MemoryLog
-from broker_io.memory.reader import MemoryReader
-from broker_io.memory.writer import MemoryWriter
+from broker_io.memory.handles import MemoryLog, MemoryReader, MemoryWriter
 from broker_io.port import MAX_MESSAGE_BYTES
 
 __all__ = ["Faults", "Held", "MemoryBroker", "MemoryLog", "MemoryReader", "MemoryWriter", "open_memory"]

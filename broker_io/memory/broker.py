@@ -12,16 +12,13 @@ from types import TracebackType
 from typing import Self
 
 from broker_io.batch import Batch
-from broker_io.checking import OWN_PREFIX, check_compaction
 from broker_io.environment import Clock, SystemClock
 from broker_io.errors import Closed, Fenced, StillHeld
 from broker_io.memory.faults import Faults
-from broker_io.memory.log import Connection, MemoryLog
-from broker_io.memory.reader import MemoryReader
+from broker_io.memory.handles import MemoryConnection, MemoryLog, MemoryReader, MemoryWriter
 from broker_io.memory.topic import TopicLog
-from broker_io.memory.writer import MemoryWriter
 from broker_io.partitions import Hashing, partition_name
-from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 
 LEDGER_ENTRIES = 100_000
@@ -51,7 +48,7 @@ class MemoryBroker:
         )
         self.hashing: Hashing = "java"
         self.faults = Faults(self.log.changed)
-        self._connection = Connection(self.log, self.faults)
+        self._connection = MemoryConnection(self.log, self.faults)
 
     def connect(self) -> MemoryBroker:
         """Another process's handle on the same topics."""

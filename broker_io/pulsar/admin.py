@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
-from broker_io.pulsar.answers import Means, of_status
+from broker_io.pulsar.answers import AnswerKind, of_status
 from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.retrying import RetryPolicy
 
@@ -22,7 +22,7 @@ REASON_CHARACTERS = 200
 _REDIRECTS = (301, 302, 307, 308)
 
 
-class Admin:
+class AdminClient:
     """Questions to the interface at `url`; safe from any thread."""
 
     def __init__(self, url: str, credentials: Credentials, retry: RetryPolicy) -> None:
@@ -67,18 +67,18 @@ class Admin:
     def _told(self, method: str, path: str, status: int, content: bytes) -> Any:
         reason = "" if status < 300 else _reason(content)
         means = of_status(status, reason)
-        if means is Means.DONE:
+        if means is AnswerKind.DONE:
             try:
                 return json.loads(content) if content else None
             except ValueError:
                 return content.decode(errors="replace")
         reason = reason[:REASON_CHARACTERS]
         what = f"{self.url} answers {method} {path} with {status} ({reason})"
-        if means is Means.AUTHORITY:
+        if means is AnswerKind.AUTHORITY:
             raise NotAuthorized(f"{what}: give credentials that may do this")
-        if means is Means.LOOKUP:
+        if means is AnswerKind.LOOKUP:
             raise ServiceUnavailable(f"{what}: the topic moves, or its broker starts")
-        if means is Means.TRANSIENT:
+        if means is AnswerKind.TRANSIENT:
             raise ServiceUnavailable(f"{what}: the cluster is busy or starting, see the log of the broker")
         raise ClusterRefused(what, status, reason)
 

@@ -12,7 +12,6 @@ from typing import Self
 
 import pulsar
 
-from broker_io.checking import OWN_PREFIX, check_compaction
 from broker_io.errors import (
     ClusterRefused,
     Fenced,
@@ -24,13 +23,13 @@ from broker_io.errors import (
     UnsafePolicy,
 )
 from broker_io.partitions import HASHINGS, Hashing, whole_name
-from broker_io.port import MAX_MESSAGE_BYTES, Ledger, check_topic_name
+from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar import forking
-from broker_io.pulsar.address import from_local_name, parse_address, path_of
-from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster
+from broker_io.pulsar.answers import of_append
+from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of
 from broker_io.pulsar.credentials import Credentials
-from broker_io.pulsar.failures import of_append
+from broker_io.pulsar.ledgers import HOLD, NEW, LedgerState, LedgerUpkeep, hold, last_position, topic_state
 from broker_io.pulsar.policies import (
     NOT_SHOWN,
     check_policies,
@@ -40,8 +39,6 @@ from broker_io.pulsar.policies import (
     policies_path,
 )
 from broker_io.pulsar.reader import PulsarReader
-from broker_io.pulsar.state import HOLD, NEW, TopicState, last_position, topic_state
-from broker_io.pulsar.upkeep import Upkeep, hold
 from broker_io.pulsar.writer import PulsarWriter
 
 OVERHEAD_BYTES = 64 * 1024
@@ -62,9 +59,9 @@ class PulsarBroker:
     `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). Who we
     are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
     certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
-    others are compacted by nobody. While the cluster is away, each call waits up to `patience` seconds for it,
+    others are compacted by nobody. While the cluster is away, each call waits up to `max_unavailable` seconds for it,
     opening the broker as well. A writer that is closed waits `goodbye` seconds for what is under way (None:
-    `patience`). `hashing` is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
+    `max_unavailable`). `hashing` is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
     partitioned ones by the name of the whole, and what the client library calls a schema: writers of ours tell the
     cluster that values are of it, which is the caller's care. `client_log` is a file for what the client library has
     to say.
@@ -83,7 +80,7 @@ class PulsarBroker:
         tls_trust: str | None = None,
         tls_cert: str | None = None,
         tls_key: str | None = None,
-        patience: float = 60.0,
+        max_unavailable: float = 60.0,
         goodbye: float | None = None,
         compacted_prefix: str = OWN_PREFIX,
         batching: bool = True,
@@ -96,7 +93,7 @@ class PulsarBroker:
             raise InvalidAddress(f"hashing is {' or '.join(HASHINGS)}, not {hashing!r}")
         place = parse_address(address)
         credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key)
-        self._cluster = Cluster(place, admin_url, credentials, patience, goodbye, max_message_bytes, client_log)
+        self._cluster = Cluster(place, admin_url, credentials, max_unavailable, goodbye, max_message_bytes, client_log)
         self._compacted_prefix = compacted_prefix
         self._batching = batching
         self.hashing = hashing
@@ -105,7 +102,7 @@ class PulsarBroker:
         self._limit_asked = self._limit_answered = False
         self._lock = threading.Lock()
         self._lifting = [threading.Lock() for _ in range(LIFTING)]
-        self._upkeep = Upkeep(self._cluster)
+        self._upkeep = LedgerUpkeep(self._cluster)
         try:
             self._cluster.retry(f"the cluster at {address}", partial(self._greet, address))
         except BaseException:
@@ -307,7 +304,7 @@ class PulsarBroker:
             handle.close()
             self._cluster.check()
 
-    def _make_safe(self, topic: str, *, exclusive: bool, state: TopicState | None = None) -> None:
+    def _make_safe(self, topic: str, *, exclusive: bool, state: LedgerState | None = None) -> None:
         """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.
 
         Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 from broker_io.errors import Closed, Error
 
 
-class Inherited(Protocol):
+class ForkedResource(Protocol):
     def leave(self, why: Error) -> None:
         """From now on every call fails with `why`, and closing it does nothing."""
 
 
-_open: weakref.WeakSet[Inherited] = weakref.WeakSet()
+_open: weakref.WeakSet[ForkedResource] = weakref.WeakSet()
 
 
-def watch(one: Inherited) -> None:
+def watch(one: ForkedResource) -> None:
     """Have it leave in children of this process."""
     _open.add(one)
 

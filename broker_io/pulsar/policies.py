@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from broker_io.errors import NotOffered, UnsafePolicy
+from broker_io.errors import NotSupported, UnsafePolicy
 from broker_io.partitions import partition_of
-from broker_io.pulsar.address import path_of, url_of
-from broker_io.pulsar.admin import Admin
-from broker_io.pulsar.state import COMPACTION, TopicState
+from broker_io.pulsar.admin import AdminClient
+from broker_io.pulsar.cluster import path_of, url_of
+from broker_io.pulsar.ledgers import COMPACTION, LedgerState
 
 UNLIMITED = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
 STOCK_BYTES = 10 * 1024**3
@@ -46,7 +46,7 @@ class Policies(NamedTuple):
 NOT_SHOWN = Policies(None, None, None, None, None)
 
 
-def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
+def policies_of(admin: AdminClient, namespace: str, path: str) -> Policies:
     own_ttl = admin.ask("GET", f"{path}/messageTTL")
     clusters = admin.ask("GET", f"{path}/replication?applied=true")
     return Policies(
@@ -62,7 +62,7 @@ def policies_of(admin: Admin, namespace: str, path: str) -> Policies:
     )
 
 
-def lift(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+def lift(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
     """Give a topic policies of its own that do no harm, and tell what is in force then.
 
     What somebody has set stays at topics that are not `ours`: `check_policies` tells whether it can be borne.
@@ -73,7 +73,7 @@ def lift(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: b
     return _lift_quotas(admin, namespace, path, policies, ours=ours)
 
 
-def _lift_quotas(admin: Admin, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+def _lift_quotas(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
     """Give a topic quotas of backlog that nothing fills."""
     own = dict(policies.own_quotas or {})
     quotas = dict(policies.quotas or {}) | own  # another service may have given it its own between the two questions
@@ -89,7 +89,7 @@ def _lift_quotas(admin: Admin, namespace: str, path: str, policies: Policies, *,
     return policies._replace(quotas=quotas, own_quotas=own)
 
 
-def check_policies(topic: str, namespace: str, policies: Policies, state: TopicState, *, compacted: bool) -> None:
+def check_policies(topic: str, namespace: str, policies: Policies, state: LedgerState, *, compacted: bool) -> None:
     """Raises UnsafePolicy that names the policy and the command against it; `compacted`: the topic may be."""
     danger = _danger(topic, namespace, policies, state, compacted=compacted)
     if danger is not None:
@@ -127,19 +127,19 @@ def _whole(topic: str) -> str:
 
 
 def check_usable(topic: str, partitions: Callable[[str], int]) -> None:
-    """Raises NotOffered for a name under which nothing of ours can be written; `partitions` counts those of a topic."""
+    """Raises NotSupported for a name that can not be written; `partitions` counts those of a topic."""
     partition = partition_of(topic)
     if partition is not None and partition.number >= partitions(partition.topic):
-        raise NotOffered(
+        raise NotSupported(
             f"topic {topic!r} has the name of a partition, which topic {partition.topic!r} has not: use another name, "
             "or make that topic with partitions"
         )
     if topic.startswith(SYSTEM_TOPICS):
-        raise NotOffered(f"topic {topic!r} is the cluster's own: use another name")
+        raise NotSupported(f"topic {topic!r} is the cluster's own: use another name")
 
 
 def _danger(
-    topic: str, namespace: str, policies: Policies, state: TopicState, *, compacted: bool
+    topic: str, namespace: str, policies: Policies, state: LedgerState, *, compacted: bool
 ) -> tuple[str, str] | None:
     if policies.ttl:
         return (

@@ -1,23 +1,163 @@
-"""Reading a topic of a cluster, without a hole that nobody notices."""
+"""Reading a topic of a cluster, without a hole that nobody notices.
+
+One reader of the client library, with what it was asked for; opened anew where it has to be.
+
+Whether the messages that a reader is given follow one another: pure.
+
+A reader of Pulsar whose messages were trimmed gets no error, it is given the next that there are. So what comes is
+looked at: within a ledger entries follow one another, and another ledger begins at its first entry once the one
+before was read to its end and none between holds any.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
+import _pulsar
 import numpy as np
+import pulsar
 
 from broker_io.batch import PlacedBatch, Width
 from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 from broker_io.pulsar import forking
+from broker_io.pulsar.answers import of_opening
 from broker_io.pulsar.cluster import Cluster, Handle
-from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
-from broker_io.pulsar.mapping import decode_messages, is_hole, properties_of
-from broker_io.pulsar.source import Source, place_of
-from broker_io.pulsar.state import COMPACTION, TopicState, last_position, topic_state
+from broker_io.pulsar.ledgers import COMPACTION, LedgerState, last_position, topic_state
+from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
+from broker_io.pulsar.threads import flusher
+
+ASK_SECONDS = 2.0
+"""How long the library may take to say whether there is more; it has been seen to hang."""
+
+
+class MessageSource:
+    """Gives the messages from `start` on, that at `start` with them."""
+
+    def __init__(self, cluster: Cluster, topic: str, start: Position, *, compacted: bool, ahead: int) -> None:
+        self._topic = topic
+        message_id = pulsar.MessageId(-1, start.ledger, start.entry, start.batch)
+        self._reader: Any = cluster.opened(
+            topic,
+            "reader",
+            lambda: cluster.client.create_reader(
+                cluster.url(topic),
+                message_id,
+                receiver_queue_size=ahead,
+                is_read_compacted=compacted,
+                start_message_id_inclusive=True,
+            ),
+        )
+        self._raw = self._reader._reader  # of the library's own kind: its wrapper costs as much again per message
+        self._coming: Future[Any] | None = None  # the one that the library was asked to tell of
+        self._tell: Callable[[], None]
+        self._behind: Any | None = None  # what the library gave before the one that it stands behind
+
+    def next(self, milliseconds: int) -> Any | None:
+        """A message, or None if none comes in time. Whatever it raises: another source may give more."""
+        if self._behind is not None:
+            message, self._behind = self._behind, None
+            return message
+        if self._coming is None:
+            return self._read(milliseconds)
+        try:
+            message = self._coming.result(milliseconds / 1000)
+        except TimeoutError:
+            return self._read(0)  # it can get into the queue just while it is asked for
+        self._coming = None
+        if message is None:
+            return self._read(milliseconds)
+        other = self._read(0)  # so one before it may stand there, or, as a rule, the next one
+        if other is not None and place_of(other) < place_of(message):
+            message, other = other, message
+        self._behind = other
+        return message
+
+    def when_more(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when there is a message, or there won't be any."""
+        self._tell = tell
+        if self._behind is not None or (self._coming is not None and self._coming.done()):
+            tell()
+        elif self._coming is None:
+            coming: Future[Any] = Future()
+            self._coming = coming
+
+            def came(result: Any, message: Any) -> None:
+                coming.set_result(message if result == pulsar.Result.Ok else None)
+                self._tell()
+
+            self._raw.read_next_async(came)
+
+    def _read(self, milliseconds: int) -> Any | None:
+        try:
+            return self._raw.read_next(milliseconds)
+        except _pulsar.Timeout:
+            return None
+        except pulsar.PulsarException as error:
+            raise of_opening(error, self._topic, "reader") from None
+
+    def is_connected(self) -> bool:
+        return bool(self._raw.is_connected())
+
+    def has_more(self) -> bool | None:
+        """Whether the library knows of more; None if it doesn't say."""
+        said: list[bool] = []
+        heard = threading.Event()
+
+        def hear(result: Any, more: bool) -> None:
+            if result == pulsar.Result.Ok:
+                said.append(more)
+            heard.set()
+
+        self._raw.has_message_available_async(hear)
+        heard.wait(ASK_SECONDS)
+        return said[0] if said else None
+
+    def close(self) -> None:
+        """Let go of it; nothing is waited for."""
+        flusher.within(self._reader.close, 0.0)  # the answer is lost if the topic is unloaded just then
+
+
+def place_of(message: Any) -> Position:
+    found = message.message_id()
+    return Position(found.ledger_id(), found.entry_id(), found.batch_index())
+
+
+def follows(last: Position, place: Position) -> bool:
+    """Whether a place is the next one to another, as far as they tell by themselves."""
+    if place.ledger != last.ledger:
+        return False
+    if place.entry == last.entry:
+        return place.batch > last.batch
+    return place.entry == last.entry + 1 and place.batch <= 0
+
+
+def is_next_ledger(last: Position, place: Position, state: LedgerState) -> bool:
+    """Whether the ledgers prove that nothing stands between the last message of one and the first of another."""
+    ended = state.find(last.ledger)
+    return (
+        ended is not None
+        and last.entry + 1 >= ended.entries
+        and place.entry == 0
+        and place.batch <= 0
+        and state.empty_between(last.ledger, place.ledger)
+    )
+
+
+def is_gone(start: Position, state: LedgerState, *, compacted: bool, horizon: Position | None) -> bool:
+    """Whether messages that a reader asks for from `start` on may be gone.
+
+    Up to the `horizon` of the last compaction a compacted topic has kept what counts.
+    """
+    if state.find(start.ledger) is not None or start.ledger > state.newest:
+        return False
+    return not (compacted and horizon is not None and start.ledger <= horizon.ledger)
+
 
 BATCH_BYTES = 16 * 1024 * 1024
 """About the most that one batch holds."""
@@ -74,7 +214,7 @@ class PulsarReader(Handle):
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
         limit = max(limit, 1)
         deadline = time.monotonic() + timeout
-        patience = max(deadline, time.monotonic() + RECONNECT_SECONDS)
+        max_unavailable = max(deadline, time.monotonic() + RECONNECT_SECONDS)
         wait = 0.0
         while True:
             self._check()
@@ -87,10 +227,10 @@ class PulsarReader(Handle):
                 self._ask_cluster()
             if now < deadline:
                 wait = min(deadline - now, SLICE_SECONDS)
-            elif now < patience and self._may_have_more():
-                wait = min(patience - now, SLICE_SECONDS)
+            elif now < max_unavailable and self._may_have_more():
+                wait = min(max_unavailable - now, SLICE_SECONDS)
             else:
-                self._in_vain |= now >= patience and self._source.is_connected() and self._may_have_more()
+                self._in_vain |= now >= max_unavailable and self._source.is_connected() and self._may_have_more()
                 return None
 
     def when_more(self, tell: Callable[[], None]) -> None:
@@ -252,7 +392,7 @@ class PulsarReader(Handle):
         if self._cluster.incarnation(self.topic, patiently=patiently) != self._incarnation:
             raise TopicNotFound(f"topic {self.topic!r} was deleted: open a reader of the new one")
 
-    def _trimmed(self, after: Position, state: TopicState) -> PositionTrimmed:
+    def _trimmed(self, after: Position, state: LedgerState) -> PositionTrimmed:
         return PositionTrimmed(
             f"topic {self.topic!r}: messages from {after} on are gone, ledger {state.ledgers[0].ledger} is the first: "
             "start at EARLIEST or later"
@@ -294,5 +434,5 @@ class PulsarReader(Handle):
         self._met = self._broken = False
         self._quiet_since = time.monotonic()
 
-    def _new_source(self, start: Position) -> Source:
-        return Source(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)
+    def _new_source(self, start: Position) -> MessageSource:
+        return MessageSource(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)

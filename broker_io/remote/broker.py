@@ -7,28 +7,30 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-from broker_io.errors import NotOffered, UnsupportedFormat
+from broker_io.errors import NotSupported, UnsupportedFormat
 from broker_io.port import Ledger, check_topic_name
 from broker_io.position import EARLIEST, Position
-from broker_io.remote.connection import Connection
+from broker_io.remote.connection import RemoteConnection
 from broker_io.remote.messages import VERSION, Reply
 from broker_io.remote.reader import RemoteReader
 from broker_io.remote.writer import RemoteWriter
 
-PATIENCE = 30.0
+MAX_WAIT = 30.0
 """Seconds for which a service may be away before who asks it is told."""
 
 
 class RemoteBroker:
     """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
 
-    With `root_certificates` (PEM) the connection is TLS. While the service is away, each call waits up to `patience`
-    seconds for it, opening the broker as well. Raises ServiceUnavailable if nobody answers in that time, PeerError if
-    no log service does.
+    With `root_certificates` (PEM) the connection is TLS. While the service is away, each call waits up to
+    `max_unavailable` seconds for it, opening the broker as well. Raises ServiceUnavailable if nobody answers in
+    that time, PeerError if no log service does.
     """
 
-    def __init__(self, target: str, *, root_certificates: bytes | None = None, patience: float = PATIENCE) -> None:
-        self._connection = Connection(target, root_certificates, patience)
+    def __init__(
+        self, target: str, *, root_certificates: bytes | None = None, max_unavailable: float = MAX_WAIT
+    ) -> None:
+        self._connection = RemoteConnection(target, root_certificates, max_unavailable)
         self._open: weakref.WeakSet[RemoteReader | RemoteWriter] = weakref.WeakSet()
         self._lock = threading.Lock()
         try:
@@ -60,7 +62,9 @@ class RemoteBroker:
     ) -> RemoteWriter:
         self._connection.check()
         if wait is not None:
-            raise NotOffered(f"{self._connection.target} is a service's log, which nobody stands by: open without wait")
+            raise NotSupported(
+                f"{self._connection.target} is a service's log, which nobody stands by: open without wait"
+            )
         name, limits = check_topic_name(topic), (self.max_message_bytes, self._max_append_bytes)
         writer = self._connection.retry(
             lambda: RemoteWriter(self._connection, name, exclusive=exclusive, limits=limits)

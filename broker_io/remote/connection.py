@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from broker_io.errors import Closed, Error, InvalidAddress, PeerError, ServiceUnavailable
-from broker_io.faults import ERROR_TRAILER
+from broker_io.errors import ERROR_TRAILER, Closed, Error, InvalidAddress, PeerError, ServiceUnavailable
 from broker_io.remote import messages
-from broker_io.remote.messages import SERVICE, Reply, Request
+from broker_io.remote.messages import SERVICE, Reply, TopicRequest
 from broker_io.retrying import RetryPolicy
 
 T = TypeVar("T")
@@ -29,13 +28,13 @@ CALL_SECONDS = 60.0
 """How long the service may take to answer a question."""
 
 
-class Connection:
-    """`retry` is for what may be asked again: for `patience` seconds while the service is away."""
+class RemoteConnection:
+    """`retry` is for what may be asked again: for `max_unavailable` seconds while the service is away."""
 
-    def __init__(self, target: str, root_certificates: bytes | None, patience: float) -> None:
+    def __init__(self, target: str, root_certificates: bytes | None, max_unavailable: float) -> None:
         self.target = target
         self.closed = False
-        self._patience = patience
+        self._max_unavailable = max_unavailable
         if root_certificates is None:
             self._channel = grpc.insecure_channel(target, OPTIONS)
         else:
@@ -51,7 +50,7 @@ class Connection:
         self.check()
         if method not in self._calls:
             self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        request = messages.encode_request(Request(topic, number))
+        request = messages.encode_request(TopicRequest(topic, number))
         try:
             return messages.decode_reply(self._calls[method](request, timeout=None if slow else CALL_SECONDS))
         except grpc.RpcError as error:
@@ -62,7 +61,7 @@ class Connection:
         return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests)
 
     def retry(self, attempt: Callable[[], T]) -> T:
-        policy = RetryPolicy(self._patience, self.check)
+        policy = RetryPolicy(self._max_unavailable, self.check)
         return policy(f"the service at {self.target}", attempt)
 
     def named(self, error: Any) -> Error:

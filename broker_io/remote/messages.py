@@ -35,6 +35,8 @@ once: at most `limit` messages, waiting `wait_ms` milliseconds for the first. It
      4 + n        one block, or nothing if `count` is 0
 
 so that a service holds no more for a client than what the client asked for.
+
+Columns of positions as runs: messages of one ledger whose entries follow one another.
 """
 
 from __future__ import annotations
@@ -49,11 +51,40 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.block import BadBlock, encode_block
-from broker_io.errors import Error, MalformedMessage
-from broker_io.faults import ERROR_SCHEMA, tell, told
-from broker_io.gather import Decoded, decode_foreign_block
+from broker_io.decoding import Decoded, decode_foreign_block
+from broker_io.errors import ERROR_SCHEMA, Error, MalformedMessage, tell, told
 from broker_io.position import NO_INDEX, Position, Positions
-from broker_io.remote.runs import decode_runs, encode_runs
+
+
+def encode_runs(positions: Positions) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Ledger, first entry, batch index and length of each run, in order."""
+    count = len(positions)
+    ledgers, entries, indexes = positions.ledgers, positions.entries, positions.indexes
+    if count < 2:
+        return ledgers.tolist(), entries.tolist(), indexes.tolist(), [1] * count
+    breaks = (ledgers[1:] != ledgers[:-1]) | (entries[1:] != entries[:-1] + 1) | (indexes[1:] != indexes[:-1])
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    lengths = np.diff(np.append(starts, count))
+    return ledgers[starts].tolist(), entries[starts].tolist(), indexes[starts].tolist(), lengths.tolist()
+
+
+def decode_runs(ledgers: list[int], entries: list[int], indexes: list[int], lengths: list[int]) -> Positions:
+    """The positions of runs. Raises ValueError if they are none."""
+    if not len(ledgers) == len(entries) == len(indexes) == len(lengths):
+        raise ValueError("columns of runs of positions have different lengths")
+    if lengths and min(lengths) < 1:
+        raise ValueError("a run of positions has no length")
+    if len(lengths) == 1 and indexes[0] == NO_INDEX:
+        return Positions.run(ledgers[0], entries[0], lengths[0])
+    sizes = np.array(lengths, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    within = np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(starts, sizes)
+    return Positions(
+        np.repeat(np.array(ledgers, np.int64), sizes),
+        np.repeat(np.array(entries, np.int64), sizes) + within,
+        np.repeat(np.array(indexes, np.int64), sizes),
+    )
+
 
 SERVICE = "txnbuffer.v1.Log"
 VERSION = 1
@@ -101,7 +132,7 @@ _ANSWER = _record(
 )
 
 
-class Request(NamedTuple):
+class TopicRequest(NamedTuple):
     topic: str = ""
     number: int = 0
 
@@ -124,7 +155,7 @@ class OpenReader(NamedTuple):
     compacted: bool
 
 
-class Opened(NamedTuple):
+class ReaderOpened(NamedTuple):
     incarnation: str
     behind: Position
 
@@ -145,12 +176,12 @@ class Answer(NamedTuple):
 # --- control ---
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: TopicRequest) -> bytes:
     return _encode(_REQUEST, request._asdict())
 
 
-def decode_request(data: bytes) -> Request:
-    return Request(**_decode(_REQUEST, data))
+def decode_request(data: bytes) -> TopicRequest:
+    return TopicRequest(**_decode(_REQUEST, data))
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -187,13 +218,13 @@ def decode_open_reader(data: bytes) -> OpenReader:
     return OpenReader(start=_position(fields), **fields)
 
 
-def encode_opened(opened: Opened) -> bytes:
+def encode_opened(opened: ReaderOpened) -> bytes:
     return _encode(_OPENED, {"incarnation": opened.incarnation, **opened.behind._asdict()})
 
 
-def decode_opened(data: bytes) -> Opened:
+def decode_opened(data: bytes) -> ReaderOpened:
     fields = _decode(_OPENED, data)
-    return Opened(fields["incarnation"], _position(fields))
+    return ReaderOpened(fields["incarnation"], _position(fields))
 
 
 def encode_ask(ask: Ask) -> bytes:

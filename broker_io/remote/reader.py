@@ -14,7 +14,7 @@ from broker_io.batch import PlacedBatch
 from broker_io.errors import Closed, ServiceUnavailable
 from broker_io.position import LATEST, Position
 from broker_io.remote import messages
-from broker_io.remote.connection import Connection
+from broker_io.remote.connection import RemoteConnection
 from broker_io.remote.messages import Answer, Ask, OpenReader
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class RemoteReader:
     """Belongs to one thread at a time. When the connection breaks, it goes on behind what it gave last."""
 
     def __init__(
-        self, connection: Connection, topic: str, start: Position, *, inclusive: bool, compacted: bool
+        self, connection: RemoteConnection, topic: str, start: Position, *, inclusive: bool, compacted: bool
     ) -> None:
         self._connection = connection
         self._opening = OpenReader(topic, "", start, inclusive, compacted)
@@ -109,7 +109,7 @@ class RemoteReader:
 class _Stream:
     """One stream of questions and answers. Where the service has more it is asked for that ahead."""
 
-    def __init__(self, connection: Connection, opening: OpenReader) -> None:
+    def __init__(self, connection: RemoteConnection, opening: OpenReader) -> None:
         self._questions: SimpleQueue[bytes | None] = SimpleQueue()
         self._questions.put(messages.encode_open_reader(opening))
         self._answers: Any = connection.stream("Read", iter(self._questions.get, None))

@@ -15,16 +15,12 @@ from typing import Any, Literal
 
 import grpc
 
-from broker_io.errors import Error, ServiceUnavailable, TooManyStreams, as_error
-from broker_io.faults import ERROR_TRAILER
+from broker_io.errors import ERROR_TRAILER, Error, ServiceUnavailable, TooManyStreams, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker
 from broker_io.position import Position
 from broker_io.remote import messages
-from broker_io.remote.appending import Appending
-from broker_io.remote.budget import Budget
-from broker_io.remote.messages import Reply, Request
-from broker_io.remote.serving_reads import Reading
-from broker_io.remote.threads import open_in, run
+from broker_io.remote.messages import Reply, TopicRequest
+from broker_io.remote.streams import Budget, ServedReader, ServedWriter, open_in, run
 
 MIB = 1024 * 1024
 APPEND_BYTES = 8 * MIB
@@ -64,7 +60,7 @@ class LogService:
         self._calls = ThreadPoolExecutor(CALL_THREADS, "log-call")
         self._changes = ThreadPoolExecutor(CHANGE_THREADS, "log-change")
         self._waits = ThreadPoolExecutor(MAX_READERS, "log-reader")
-        self._readings: set[Reading] = set()
+        self._readings: set[ServedReader] = set()
         self._streams: dict[str, int] = {"readers": 0, "writers": 0}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle: set[asyncio.Task[Any]] = set()
@@ -102,18 +98,20 @@ class LogService:
 
     # --- one request, one reply ---
 
-    async def _hello(self, _: Request) -> Reply:
+    async def _hello(self, _: TopicRequest) -> Reply:
         return Reply((), (messages.VERSION, *self._limits))
 
-    async def _question(self, call: Callable[[Broker, Request], Reply], request: Request) -> Reply:
+    async def _question(self, call: Callable[[Broker, TopicRequest], Reply], request: TopicRequest) -> Reply:
         return await run(self._calls, call, self._broker, request)
 
-    async def _change(self, change: Change, call: Callable[[Broker, Request], None], request: Request) -> Reply:
+    async def _change(
+        self, change: Change, call: Callable[[Broker, TopicRequest], None], request: TopicRequest
+    ) -> Reply:
         self._check(request.topic, change)
         await run(self._changes, call, self._broker, request)
         return Reply()
 
-    def _unary(self, method: Callable[[Request], Awaitable[Reply]]) -> Any:
+    def _unary(self, method: Callable[[TopicRequest], Awaitable[Reply]]) -> Any:
         async def answer(data: bytes, context: Any) -> bytes:
             async with self._named(context):
                 return messages.encode_reply(await method(messages.decode_request(data)))
@@ -134,7 +132,7 @@ class LogService:
                 lambda: self._broker.writer(opening.topic, exclusive=opening.exclusive),
                 lambda opened: opened.close(),
             )
-            appending = Appending(writer, self._budget)
+            appending = ServedWriter(writer, self._budget)
             answering = _task(appending.answer(context), self._tasks)
             try:
                 await context.write(messages.encode_appended([]))
@@ -156,7 +154,7 @@ class LogService:
             if (data := await self._next(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_reader(data)
-            reading = await open_in(self._waits, lambda: Reading(self._broker, opening), Reading.close)
+            reading = await open_in(self._waits, lambda: ServedReader(self._broker, opening), ServedReader.close)
             self._readings.add(reading)
             try:
                 await context.write(messages.encode_opened(reading.opened))
@@ -235,7 +233,7 @@ async def _abort(context: Any, error: Error) -> None:
         await context.abort(grpc.StatusCode[error.grpc_status], str(details), trailer)
 
 
-def _answer(reading: Reading, ask: messages.Ask) -> bytes:
+def _answer(reading: ServedReader, ask: messages.Ask) -> bytes:
     return messages.encode_answer(reading.answer(ask))
 
 
@@ -243,14 +241,14 @@ def _position(position: Position | None) -> Reply:
     return Reply((), () if position is None else position)
 
 
-def _ledgers(broker: Broker, request: Request) -> Reply:
+def _ledgers(broker: Broker, request: TopicRequest) -> Reply:
     numbers: list[int] = []
     for row in broker.ledgers(request.topic):
         numbers += (row.ledger, row.entries, row.bytes, row.closed + 2 * (not row.lasting))
     return Reply((), numbers)
 
 
-QUESTIONS: dict[str, Callable[[Broker, Request], Reply]] = {
+QUESTIONS: dict[str, Callable[[Broker, TopicRequest], Reply]] = {
     "Topics": lambda broker, _: Reply(broker.topics()),
     "Incarnation": lambda broker, request: Reply([broker.incarnation(request.topic)]),
     "Ledgers": _ledgers,
@@ -259,7 +257,7 @@ QUESTIONS: dict[str, Callable[[Broker, Request], Reply]] = {
     "PositionAt": lambda broker, request: _position(broker.position_at(request.topic, request.number)),
 }
 
-CHANGES: dict[str, tuple[Change, Callable[[Broker, Request], None]]] = {
+CHANGES: dict[str, tuple[Change, Callable[[Broker, TopicRequest], None]]] = {
     "CreateTopic": ("create", lambda broker, request: broker.create_topic(request.topic)),
     "DeleteTopic": ("delete", lambda broker, request: broker.delete_topic(request.topic)),
     "Roll": ("roll", lambda broker, request: broker.roll(request.topic)),

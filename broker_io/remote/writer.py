@@ -13,11 +13,11 @@ from typing import Self
 import grpc
 
 from broker_io.batch import Batch
-from broker_io.checking import check_batch
 from broker_io.errors import AppendUnknown, Closed, Error, InvalidMessage, ServiceUnavailable
+from broker_io.port import check_batch
 from broker_io.position import Positions
 from broker_io.remote import messages
-from broker_io.remote.connection import Connection
+from broker_io.remote.connection import RemoteConnection
 from broker_io.remote.messages import OpenWriter
 
 WAITING_BYTES = 16 * 1024 * 1024
@@ -29,7 +29,7 @@ FRAME_BYTES = 1024 * 1024
 class RemoteWriter:
     """Any thread may append. Once the connection broke, it is done: what was under way may stand in the log or not."""
 
-    def __init__(self, connection: Connection, topic: str, *, exclusive: bool, limits: tuple[int, int]) -> None:
+    def __init__(self, connection: RemoteConnection, topic: str, *, exclusive: bool, limits: tuple[int, int]) -> None:
         """`limits`: bytes of one message, and of one append as a block."""
         self._connection = connection
         self._topic = topic

@@ -4,21 +4,291 @@ What is written is seen by every process at once and is stable after `sync`; nam
 moved or removed are stable after `sync_directory` of a directory they stand in. The root directory
 exists. `crash` gives the disk as it is found after power loss, `kill` as after the death of the
 process alone; the old one answers every call with `Crash` from then on, as no code runs after death.
+
+The bytes of one simulated file: as a process sees them, and as a power loss may leave them.
+
+The names on a simulated disk: as a process sees them, and as a power loss may leave them.
+
+A clock and a source of randomness that repeat themselves, for simulated environments.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
+import os
+import posixpath
 import random
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from broker_io.testing.inode import Inode, Truncate, Unsynced, Write
-from broker_io.testing.tree import DIRECTORY, Tree, normal, os_error
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 __all__ = ["Crash", "Operation", "SimulatedDisk", "SimulatedFile", "Unsynced"]
+
+
+SECTOR = 512
+"""Bytes that a disk writes whole or not at all."""
+
+
+class Unsynced(enum.Enum):
+    """What a power loss leaves of what was written but not synced."""
+
+    LOST = "lost"
+    KEPT = "kept"
+    PREFIX = "prefix"
+    """Of each file and of the directories, what was done first."""
+    SECTORS = "sectors"
+    """Of each file any of its sectors, of the directories any of their changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    size: int
+
+
+Change = Write | Truncate
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """One file. `stable` is what was synced, `pending` what was done since, `data` all together.
+
+    What a failed sync dropped shows in `data` only: a process still reads it, a power loss takes it.
+    """
+
+    number: int
+    data: bytearray = field(default_factory=bytearray)
+    stable: bytes = b""
+    pending: list[Change] = field(default_factory=list)
+    version: int = 0
+
+    def change(self, change: Change) -> None:
+        self.pending.append(change)
+        self.version += 1
+        _apply(self.data, change)
+
+    def sync(self) -> None:
+        if self.pending:
+            data = bytearray(self.stable)
+            for change in self.pending:
+                _apply(data, change)
+            self.stable = bytes(data)
+            self.pending.clear()
+
+    def fail_to_sync(self) -> None:
+        """Drop what was to be written, as an operating system does: no later sync will write it."""
+        self.pending.clear()
+
+    def copy(self) -> Inode:
+        return Inode(self.number, bytearray(self.data), self.stable, [*self.pending], self.version)
+
+    def after_power_loss(self, unsynced: Unsynced, choose: random.Random) -> Inode:
+        """The file as it is found again; all of it is stable then."""
+        data = bytearray(self.stable)
+        if unsynced is Unsynced.KEPT:
+            data = bytearray(self.data)
+        elif unsynced is Unsynced.PREFIX:
+            self._apply_prefix(data, choose)
+        elif unsynced is Unsynced.SECTORS:
+            self._apply_sectors(data, choose)
+        return Inode(self.number, data, bytes(data), version=self.version + 1)
+
+    def _apply_prefix(self, data: bytearray, choose: random.Random) -> None:
+        whole = choose.randint(0, len(self.pending))
+        for change in self.pending[:whole]:
+            _apply(data, change)
+        if whole < len(self.pending) and isinstance(torn := self.pending[whole], Write):
+            _apply(data, Write(torn.offset, torn.data[: choose.randint(0, len(torn.data))]))
+
+    def _apply_sectors(self, data: bytearray, choose: random.Random) -> None:
+        for change in self.pending:
+            if isinstance(change, Truncate):
+                if choose.random() < 0.5:
+                    _apply(data, change)
+                continue
+            grown_to = len(data)
+            for sector in _sectors(change):
+                if choose.random() < 0.5:
+                    _apply(data, sector)
+                elif choose.random() < 0.5:  # the size got there, the bytes did not
+                    grown_to = max(grown_to, sector.offset + len(sector.data))
+            data.extend(bytes(max(0, grown_to - len(data))))
+
+
+def _sectors(write: Write) -> list[Write]:
+    end = write.offset + len(write.data)
+    starts = [write.offset, *range((write.offset // SECTOR + 1) * SECTOR, end, SECTOR)]
+    stops = [*starts[1:], end]
+    return [Write(a, write.data[a - write.offset : b - write.offset]) for a, b in zip(starts, stops, strict=True)]
+
+
+def _apply(data: bytearray, change: Change) -> None:
+    if isinstance(change, Truncate):
+        del data[change.size :]
+        data.extend(bytes(change.size - len(data)))
+    elif change.data:
+        data.extend(bytes(max(0, change.offset - len(data))))
+        data[change.offset : change.offset + len(change.data)] = change.data
+
+
+class _Directory(Enum):
+    DIRECTORY = "directory"
+
+
+DIRECTORY: Final = _Directory.DIRECTORY
+Node: TypeAlias = Inode | Literal[_Directory.DIRECTORY]
+Names: TypeAlias = dict[str, Node]
+
+ROOTS = ("/", "")
+
+
+def normal(path: str) -> str:
+    text = posixpath.normpath(path)
+    return "" if text == "." else text
+
+
+def parent(path: str) -> str:
+    return posixpath.dirname(path)
+
+
+def os_error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+@dataclass(frozen=True, slots=True)
+class NameChange:
+    """One change of names: `removed` goes, then `path` stands for `node`; each may be none."""
+
+    removed: str | None
+    path: str | None
+    node: Node | None
+
+    def directories(self) -> set[str]:
+        return {parent(path) for path in (self.removed, self.path) if path is not None}
+
+    def apply(self, names: Names) -> None:
+        if self.removed is not None:
+            names.pop(self.removed, None)
+        if self.path is not None and self.node is not None:
+            names[self.path] = self.node
+
+
+class Tree:
+    """`now` is what a process sees, `stable` what was synced, `pending` the changes between, in order."""
+
+    def __init__(self) -> None:
+        self._now: Names = dict.fromkeys(ROOTS, DIRECTORY)
+        self._stable: Names = dict(self._now)
+        self._pending: list[NameChange] = []
+        self._made = 0
+
+    def find(self, path: str) -> Node | None:
+        return self._now.get(normal(path))
+
+    def file(self, path: str) -> Inode:
+        found = self.find(path)
+        if not isinstance(found, Inode):
+            raise os_error(errno.ENOENT if found is None else errno.EISDIR, path)
+        return found
+
+    def files(self) -> Iterator[tuple[str, Inode]]:
+        return ((path, node) for path, node in self._now.items() if isinstance(node, Inode))
+
+    def names(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        place = normal(path)
+        if self.find(place) is not DIRECTORY:
+            raise os_error(errno.ENOENT if self.find(place) is None else errno.ENOTDIR, path)
+        return sorted(posixpath.basename(name) for name in self._now if name not in ROOTS and parent(name) == place)
+
+    def check_parent(self, path: str) -> None:
+        if self._now.get(parent(normal(path))) is not DIRECTORY:
+            raise os_error(errno.ENOENT, path)
+
+    def missing_directories(self, path: str) -> list[str]:
+        """The directories that have to be made for this one to exist, outermost first."""
+        missing: list[str] = []
+        place = normal(path)
+        while (found := self._now.get(place)) is None:
+            missing.append(place)
+            place = parent(place)
+        if found is not DIRECTORY:
+            raise os_error(errno.ENOTDIR, path)
+        return missing[::-1]
+
+    def create(self, path: str) -> Inode:
+        self._made += 1
+        inode = Inode(self._made)
+        self._change(NameChange(None, normal(path), inode))
+        return inode
+
+    def create_directory(self, path: str) -> None:
+        self._change(NameChange(None, normal(path), DIRECTORY))
+
+    def rename(self, source: str, target: str) -> None:
+        self._change(NameChange(normal(source), normal(target), self.file(source)))
+
+    def remove(self, path: str) -> None:
+        self.file(path)
+        self._change(NameChange(normal(path), None, None))
+
+    def sync(self, path: str) -> None:
+        """Make the changes of one directory stable."""
+        place = normal(path)
+        for change in [change for change in self._pending if place in change.directories()]:
+            change.apply(self._stable)
+            self._pending.remove(change)
+
+    def copy(self) -> Tree:
+        copies: dict[int, Inode] = {}
+
+        def copied(node: Node) -> Node:
+            return copies.setdefault(node.number, node.copy()) if isinstance(node, Inode) else node
+
+        other = Tree()
+        other._made = self._made
+        other._now = {path: copied(node) for path, node in self._now.items()}
+        other._stable = {path: copied(node) for path, node in self._stable.items()}
+        other._pending = [
+            NameChange(change.removed, change.path, None if change.node is None else copied(change.node))
+            for change in self._pending
+        ]
+        return other
+
+    def after_power_loss(self, unsynced: Unsynced, choose: random.Random) -> Tree:
+        names = dict(self._stable)
+        for change in _kept(self._pending, unsynced, choose):
+            change.apply(names)
+        other = Tree()
+        other._made = self._made
+        for path in sorted(names):
+            node = names[path]
+            if path in ROOTS or other._now.get(parent(path)) is DIRECTORY:  # else its directory got lost
+                other._now[path] = node.after_power_loss(unsynced, choose) if isinstance(node, Inode) else node
+        other._stable = dict(other._now)
+        return other
+
+    def _change(self, change: NameChange) -> None:
+        change.apply(self._now)
+        self._pending.append(change)
+
+
+def _kept(pending: list[NameChange], unsynced: Unsynced, choose: random.Random) -> Iterable[NameChange]:
+    if unsynced is Unsynced.LOST:
+        return []
+    if unsynced is Unsynced.KEPT:
+        return pending
+    if unsynced is Unsynced.PREFIX:
+        return pending[: choose.randint(0, len(pending))]
+    return [change for change in pending if choose.random() < 0.5]
 
 
 class Crash(BaseException):
@@ -290,3 +560,42 @@ class SimulatedFile:
         self._disk._check_alive()
         if self._closed or (writing and not self._writable):
             raise os_error(errno.EBADF, self.path)
+
+
+START_MS = 1_700_000_000_000
+
+
+class SimulatedClock:
+    """Time that stands still until somebody sleeps or advances it."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self._now = now_ms / 1000
+        self._monotonic = 0.0
+
+    def now_ms(self) -> int:
+        return round(self._now * 1000)
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+        self._monotonic += seconds
+
+    def set_ms(self, now_ms: int) -> None:
+        """Set the wall clock, as an operator or NTP does; `monotonic` takes no notice."""
+        self._now = now_ms / 1000
+
+
+class SeededRandomness:
+    """The same tokens for the same seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - it has to be repeatable
+
+    def token(self, size: int) -> bytes:
+        return self._random.randbytes(size)

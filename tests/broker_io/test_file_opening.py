@@ -20,7 +20,7 @@ from broker_io.errors import (
     UnsupportedFormat,
 )
 from broker_io.file import FileBroker
-from broker_io.file.following import FollowingBroker
+from broker_io.file.broker import FollowingBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
 from broker_io.testing import SimulatedDisk, Unsynced
@@ -153,7 +153,7 @@ def test_a_size_of_nothing_is_refused(name: str) -> None:
 
 
 def test_an_index_that_can_be_neither_read_nor_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_io.file.index.STEP_BYTES", 100)
+    monkeypatch.setattr("broker_io.file.segment.STEP_BYTES", 100)
     world = World()
     opened = world.disk.open
 

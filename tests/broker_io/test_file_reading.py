@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Message
 from broker_io.errors import Closed, Damaged, DiskFailed, PositionTrimmed, TopicNotFound
 from broker_io.file import FileBroker
-from broker_io.file.following import FollowingBroker
+from broker_io.file.broker import FollowingBroker
 from broker_io.position import LATEST, Position
 from broker_io.testing.disk import SimulatedFile
 

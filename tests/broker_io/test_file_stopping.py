@@ -13,7 +13,7 @@ from broker_io.environment import Environment
 from broker_io.errors import DiskFailed, DiskFull
 from broker_io.file import FileBroker
 from broker_io.file import broker as broker_module
-from broker_io.file.commit import Append
+from broker_io.file.commit import PendingBatch
 from broker_io.testing import SimulatedDisk
 
 
@@ -71,8 +71,8 @@ def test_an_append_that_comes_while_the_log_stops_is_answered() -> None:
     writer, log = broker.writer("t"), broker._log
     batch = Batch.of([Message()])
 
-    class Late(deque[Append]):
-        def append(self, append: Append) -> None:
+    class Late(deque[PendingBatch]):
+        def append(self, append: PendingBatch) -> None:
             log.stop(DiskFull("no space left"))
             super().append(append)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from broker_io.pulsar.acks import Resolver
+from broker_io.pulsar.threads import Resolver
 
 SECONDS = 120.0
 

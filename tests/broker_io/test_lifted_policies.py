@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from broker_io.pulsar.admin import Admin
+from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.policies import STOCK_BYTES, UNLIMITED, Policies, lift
 
 STOCK = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
@@ -20,5 +20,5 @@ class Silent:
 def test_quotas_that_another_service_gave_a_topic_meanwhile_count() -> None:
     own = {"destination_storage": UNLIMITED, "message_age": UNLIMITED}
     policies = Policies(0, {"destination_storage": STOCK}, None, None, None, own, 0)
-    lifted = lift(cast("Admin", Silent()), "public/default", "persistent/public/default/t", policies, ours=True)
+    lifted = lift(cast("AdminClient", Silent()), "public/default", "persistent/public/default/t", policies, ours=True)
     assert lifted.quotas == own

@@ -15,12 +15,12 @@ from broker_io.batch import Batch, Blobs, Labels, Message
 from broker_io.errors import AppendUnknown, Fenced, InvalidMessage, MalformedMessage, TooManyStreams
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from broker_io.remote import appending, messages, serving_reads
+from broker_io.remote import messages, streams
 from broker_io.remote import service as service_module
 from broker_io.remote import writer as writer_module
 from broker_io.remote.broker import RemoteBroker
 from broker_io.remote.messages import Ask, OpenReader
-from broker_io.remote.serving_reads import Reading
+from broker_io.remote.streams import ServedReader
 from broker_io.testing.contract.base import (
     PATIENCE_SECONDS,
     eventually,
@@ -82,7 +82,7 @@ def test_many_waiting_readers_keep_nobody_from_anything(place: Place, remote: Re
 def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appending, "STREAM_BYTES", 20_000)
+    monkeypatch.setattr(streams, "STREAM_BYTES", 20_000)
     monkeypatch.setattr(writer_module, "WAITING_BYTES", 100_000)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
     message, sent = Message(b"k", b"v" * 900), []
@@ -107,7 +107,7 @@ def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
 def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
     place: Place, remote: RemoteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appending, "STREAM_BYTES", 1)
+    monkeypatch.setattr(streams, "STREAM_BYTES", 1)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
     place.broker.faults.hold(landing=False)
     gone = place.open()
@@ -153,10 +153,10 @@ def test_an_answer_holds_about_so_many_bytes_and_at_least_a_message(size: int) -
     with broker.writer(TOPIC) as writer:
         rows = [Message(b"%d" % number, b"v" * size, {"p": "x" * 20 + str(number)}) for number in range(9)] * 3
         put(writer, rows)
-    reading, found = Reading(broker, opening()), []
+    reading, found = ServedReader(broker, opening()), []
     while (answer := reading.answer(Ask(1000, 0))).batch is not None:
         data = messages.encode_answer(answer)
-        assert len(answer.batch) == 1 or len(data) <= serving_reads.ANSWER_BYTES + 100_000
+        assert len(answer.batch) == 1 or len(data) <= streams.ANSWER_BYTES + 100_000
         assert answer.more == (len(found) + len(answer.batch) < len(rows))
         found += [placed.message for placed in answer.batch]
     assert found == rows
@@ -169,7 +169,7 @@ def test_an_answer_has_only_the_labels_of_its_messages() -> None:
     texts = [None if number % 3 == 0 else f"0:{number}" for number in range(5000)]
     with broker.writer(TOPIC) as writer:
         writer.append(Batch(Blobs.none(5000), Blobs.of([b"v"] * 5000), {"tb.txn": Labels.of(texts)})).result()
-    reading, found = Reading(broker, opening()), []
+    reading, found = ServedReader(broker, opening()), []
     while (batch := reading.answer(Ask(10, 0)).batch) is not None:
         column = batch.messages.properties["tb.txn"]
         assert isinstance(column, Labels)

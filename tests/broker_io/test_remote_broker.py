@@ -189,7 +189,7 @@ def test_a_reader_of_another_incarnation_is_not_gone_on_with(place: Place, remot
 
 
 def test_who_asks_waits_for_a_service_that_is_away_but_not_for_ever(place: Place) -> None:
-    with place.open(patience=0.2) as remote, remote.reader(TOPIC) as reader:
+    with place.open(max_unavailable=0.2) as remote, remote.reader(TOPIC) as reader:
         place.kill()
         for act in (remote.topics, reader.read, lambda: remote.writer(TOPIC), lambda: remote.reader(TOPIC)):
             with pytest.raises(ServiceUnavailable, match=str(place.port)):
@@ -245,7 +245,7 @@ def test_the_fate_of_an_append_under_way_is_unknown_and_it_is_not_repeated(
 
 
 def test_a_stop_ends_streams_that_wait_and_says_so(place: Place) -> None:
-    with place.open(patience=0.0) as remote:
+    with place.open(max_unavailable=0.0) as remote:
         reader, writer = remote.reader(TOPIC), remote.writer(TOPIC)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)

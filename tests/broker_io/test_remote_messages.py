@@ -14,11 +14,20 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Blobs, Labels, Message, PlacedBatch
 from broker_io.block import encode_block
-from broker_io.errors import Damaged, Error, Fenced, MalformedMessage, PositionTrimmed, UnsupportedFormat
-from broker_io.faults import LONGEST_MESSAGE, tell, told
+from broker_io.errors import (
+    LONGEST_MESSAGE,
+    Damaged,
+    Error,
+    Fenced,
+    MalformedMessage,
+    PositionTrimmed,
+    UnsupportedFormat,
+    tell,
+    told,
+)
 from broker_io.position import Position, Positions
 from broker_io.remote import messages
-from broker_io.remote.messages import Answer, Ask, Opened, OpenReader, OpenWriter, Reply, Request
+from broker_io.remote.messages import Answer, Ask, OpenReader, OpenWriter, ReaderOpened, Reply, TopicRequest
 
 MESSAGES = [Message(b"k", b"one", {"colour": "red"}, 5), Message(None, None), Message(b"", b"", {"n": "12"})]
 PLACED = PlacedBatch(Positions.run(7, 40, 3), np.full(3, 1_700_000_000_000, np.int64), Batch.of(MESSAGES))
@@ -45,7 +54,7 @@ def row(value: Any) -> Any:
 
 
 GOLDEN: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "request": (Request("größe", 2**62), messages.encode_request, messages.decode_request),
+    "request": (TopicRequest("größe", 2**62), messages.encode_request, messages.decode_request),
     "reply": (Reply(["a", "b"], [1, -1, 2**40]), messages.encode_reply, messages.decode_reply),
     "error": (DAMAGED, messages.encode_error, messages.decode_error),
     "open-writer": (OpenWriter("orders", True), messages.encode_open_writer, messages.decode_open_writer),
@@ -65,7 +74,7 @@ GOLDEN: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = 
         messages.encode_open_reader,
         messages.decode_open_reader,
     ),
-    "opened": (Opened("9f", Position(3, 4)), messages.encode_opened, messages.decode_opened),
+    "opened": (ReaderOpened("9f", Position(3, 4)), messages.encode_opened, messages.decode_opened),
     "ask": (Ask(65_536, 10_000), messages.encode_ask, messages.decode_ask),
     "answer": (Answer(PLACED, more=True), messages.encode_answer, messages.decode_answer),
     "answer-sparse": (Answer(SPARSE), messages.encode_answer, messages.decode_answer),

@@ -8,17 +8,27 @@ from hypothesis import strategies as st
 from broker_io.batch import Batch, Message
 from broker_io.block import EncodedBlock, encode_block
 from broker_io.errors import Damaged
-from broker_io.file import index as index_module
-from broker_io.file.index import ENTRY_BYTES, IndexEntry, SparseIndex, decode_index, encode_index
-from broker_io.file.segment import Segment, complete_index, headers, sound_index, whole_blocks
+from broker_io.file import segment as index_module
+from broker_io.file.segment import (
+    ENTRY_BYTES,
+    BlockIndexEntry,
+    Segment,
+    SparseIndex,
+    complete_index,
+    decode_index,
+    encode_index,
+    headers,
+    sound_index,
+    whole_blocks,
+)
 from broker_io.testing import SimulatedDisk
 
 PATH = "/log/1-0.log"
 INDEX = "/log/1-0.index"
 SOME = [
-    IndexEntry(0, 0, 1_700_000_000_000),
-    IndexEntry(700, 65_600, 1_700_000_000_500),
-    IndexEntry(9000, 200_000, 2**41),
+    BlockIndexEntry(0, 0, 1_700_000_000_000),
+    BlockIndexEntry(700, 65_600, 1_700_000_000_500),
+    BlockIndexEntry(9000, 200_000, 2**41),
 ]
 
 

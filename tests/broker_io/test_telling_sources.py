@@ -11,7 +11,7 @@ import pytest
 
 from broker_io.errors import Error
 from broker_io.position import EARLIEST
-from broker_io.pulsar.source import Source
+from broker_io.pulsar.reader import MessageSource
 
 
 def message(entry: int) -> Any:
@@ -55,16 +55,16 @@ def library() -> Library:
 
 
 @pytest.fixture
-def source(library: Library) -> Source:
+def source(library: Library) -> MessageSource:
     cluster: Any = SimpleNamespace(opened=lambda *_: SimpleNamespace(_reader=library))
-    return Source(cluster, "t", EARLIEST, compacted=False, ahead=10)
+    return MessageSource(cluster, "t", EARLIEST, compacted=False, ahead=10)
 
 
-def rest(source: Source) -> list[int]:
+def rest(source: MessageSource) -> list[int]:
     return [found.entry for found in iter(lambda: source.next(0), None)]
 
 
-def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Library, source: Source) -> None:
+def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Library, source: MessageSource) -> None:
     told: list[int] = []
     source.when_more(lambda: told.append(1))
     assert rest(source) == []
@@ -81,7 +81,9 @@ def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Libra
     assert rest(source) == [2]
 
 
-def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(library: Library, source: Source) -> None:
+def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(
+    library: Library, source: MessageSource
+) -> None:
     source.when_more(lambda: None)
     library.queue.append(message(0))  # the library saw that nobody waited, and then we came
     library.comes(1)
@@ -93,7 +95,9 @@ def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(library:
     assert [first.entry, *rest(source)] == [0, 1]
 
 
-def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(library: Library, source: Source) -> None:
+def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(
+    library: Library, source: MessageSource
+) -> None:
     source.when_more(lambda: None)
     library.queue.append(message(0))
     assert rest(source) == [0]
@@ -101,7 +105,7 @@ def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(libr
     assert rest(source) == [1]
 
 
-def test_it_tells_of_its_end(library: Library, source: Source) -> None:
+def test_it_tells_of_its_end(library: Library, source: MessageSource) -> None:
     told: list[int] = []
     source.when_more(lambda: told.append(1))
     library.closed = True

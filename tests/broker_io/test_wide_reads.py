@@ -13,9 +13,9 @@ from broker_io import batch as batches
 from broker_io import open_broker
 from broker_io.batch import Batch, Message, PlacedBatch, Width
 from broker_io.block import encode_block, open_block, parse_header
-from broker_io.gather import property_names
+from broker_io.decoding import property_names
 from broker_io.position import EARLIEST
-from txnbuffer.service.following import gathered
+from txnbuffer.service.log_followers import gathered
 
 COUNT, EACH = 600, 5
 CELLS = 10_000

@@ -7,7 +7,7 @@ from buffer_driver import Owner, folded, visible
 from histories import Log, marker
 
 from broker_io.position import Position
-from txnbuffer.buffer import Ended, Reason, Sequencer, Suppressed, TransactionBuffer
+from txnbuffer.buffer import Reason, Sequencer, Suppressed, TransactionBuffer, TransactionEnded
 from txnbuffer.model import Outcome, TxnId
 
 ABORT, COMMIT = Outcome
@@ -136,7 +136,7 @@ def test_row_20_a_marker_ends_the_transaction_on_the_topic(outcome: Outcome) -> 
     log = Log()
     log.records(X, 1, 2)
     place = log.end(X, outcome, 2)
-    assert Ended(X, outcome, place, True, 2) in folded(log).effects
+    assert TransactionEnded(X, outcome, place, True, 2) in folded(log).effects
 
 
 def test_row_25_max_read_walk_over_ordinary_messages() -> None:

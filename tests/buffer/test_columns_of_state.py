@@ -12,13 +12,18 @@ from pyroaring import BitMap64
 from broker_io.batch import Labels
 from broker_io.position import Position, Positions
 from txnbuffer.buffer import Damage, TransactionBuffer
-from txnbuffer.buffer.aborts import AbortedSet
 from txnbuffer.buffer.buffer import DAMAGE_KEPT
-from txnbuffer.buffer.ended import CoordinatorState, coordinator_columns, coordinator_states
-from txnbuffer.buffer.items import Items
-from txnbuffer.buffer.ongoing import Ongoing, OpenTxn
-from txnbuffer.buffer.parts import Parts
-from txnbuffer.buffer.suppressed import SuppressedRanges
+from txnbuffer.buffer.segments import BufferSegments
+from txnbuffer.buffer.sets import (
+    AbortedSet,
+    CoordinatorState,
+    Ongoing,
+    OpenTxn,
+    SuppressedRanges,
+    coordinator_columns,
+    coordinator_states,
+)
+from txnbuffer.buffer.state import Items
 from txnbuffer.columns import UNREADABLE, ids, used
 from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 
@@ -164,7 +169,7 @@ def test_suppressed_ranges_answer_for_every_position(drawn, data) -> None:
 
 @given(st.integers(1, 6), st.lists(st.one_of(st.integers(1, 9), st.none()), max_size=20))
 def test_parts_hold_exactly_their_size_in_log_order(size: int, steps: list[int | None]) -> None:
-    parts, least, place = Parts(size), 0, Position(1, 0)
+    parts, least, place = BufferSegments(size), 0, Position(1, 0)
     expected: list[object] = []
     for count in steps:
         before, place = Position(1, place.entry + 1), Position(1, place.entry + 2)
@@ -189,7 +194,7 @@ def test_parts_hold_exactly_their_size_in_log_order(size: int, steps: list[int |
 
 
 def test_suppressed_messages_that_follow_one_another_are_one_range() -> None:
-    parts = Parts(2)
+    parts = BufferSegments(2)
     assert not parts.add_range(Position(1, 3), Position(1, 4), Position(1, 2))
     assert parts.add_range(Position(1, 7), Position(1, 8), Position(1, 4))
     assert not parts.add_range(Position(1, 10), Position(1, 10), Position(1, 9))
@@ -201,7 +206,7 @@ def test_suppressed_messages_that_follow_one_another_are_one_range() -> None:
 
 
 def test_parts_that_nobody_took_are_not_trimmed() -> None:
-    parts = Parts(1)
+    parts = BufferSegments(1)
     parts.add_aborts([TxnId(0, least) for least in (1, 2, 3)], Position(1, 0))
     assert parts.trim(9) == []
     parts.take_sealed()

@@ -7,7 +7,7 @@ from buffer_driver import Owner, folded, numbered, visible
 from histories import Log, marker
 
 from broker_io.position import Position
-from txnbuffer.buffer import Ended, EpochRaised, Ignored, Sequencer, Void, reader_floor
+from txnbuffer.buffer import EpochRaised, Ignored, Sequencer, TransactionEnded, Void, reader_floor
 from txnbuffer.model import Outcome, TxnId
 
 X, Y = TxnId(0, 5), TxnId(0, 3)
@@ -242,7 +242,7 @@ def test_an_id_twice_in_one_marker_is_decided_by_the_first_item() -> None:
     place = log.mark(marker((X, COMMIT, 1), (X, ABORT, 0), (Y, ABORT, 0), (Y, COMMIT, 0)))
     owner = folded(log)
     assert visible(log, owner.buffer) == [first]
-    ends = [effect for effect in owner.effects if isinstance(effect, Ended)]
+    ends = [effect for effect in owner.effects if isinstance(effect, TransactionEnded)]
     assert [(effect.txn, effect.outcome) for effect in ends] == [(X, COMMIT), (Y, ABORT)]
     assert owner.effects.count(Ignored(X, ABORT, place)) == owner.effects.count(Ignored(Y, COMMIT, place)) == 1
 
@@ -251,7 +251,7 @@ def test_rule_5_the_items_of_a_marker_count_before_its_low_water_mark_and_epoch(
     log = Log()
     log.end(X, COMMIT, 0, lwm=5)
     owner = folded(log)
-    assert [effect for effect in owner.effects if isinstance(effect, Ended)] != []
+    assert [effect for effect in owner.effects if isinstance(effect, TransactionEnded)] != []
     one = Log()
     one.record(X, 1)
     one.end(X, COMMIT, 1, epoch=1, decided=False)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from naive import Naive, end_of
 
 from broker_io.errors import StorageError
-from txnbuffer.buffer import Damage, Ended, Ignored, Reason, Sequencer, Suppressed, TransactionBuffer, Void
-from txnbuffer.errors import OutOfOrder, PartMismatch
+from txnbuffer.buffer import Damage, Ignored, Reason, Sequencer, Suppressed, TransactionBuffer, TransactionEnded, Void
+from txnbuffer.errors import OutOfOrder, SegmentMismatch
 from txnbuffer.model import Outcome, TxnId
 
 
@@ -77,8 +77,13 @@ def test_counters_effects_and_ends_are_those_of_the_definition(history, cut) -> 
     assert counters.undecodable == len(naive.undecodable)
     assert counters.void == len(naive.void)
     assert counters.damaged == len(naive.damage)
-    of = {kind: [effect for effect in owner.effects if isinstance(effect, kind)] for kind in (Ended, Void, Damage)}
-    assert [(effect.txn, effect.outcome) for effect in of[Ended]] == [(txn, end) for _, txn, end in naive.ends]
+    of = {
+        kind: [effect for effect in owner.effects if isinstance(effect, kind)]
+        for kind in (TransactionEnded, Void, Damage)
+    }
+    assert [(effect.txn, effect.outcome) for effect in of[TransactionEnded]] == [
+        (txn, end) for _, txn, end in naive.ends
+    ]
     assert [effect.txn for effect in of[Void]] == [txn for _, txn in naive.void]
     assert [(effect.txn, effect.expected, effect.accepted) for effect in of[Damage]] == naive.damage
     assert owner.buffer.damage == of[Damage]
@@ -170,7 +175,7 @@ def test_a_restore_refuses_missing_foreign_and_surplus_parts() -> None:
     assert [part.number for part in parts] == [1, 2, 3]
     TransactionBuffer.restore(state, parts)
     for wrong in (parts[:-1], parts[1:], [*parts, parts[-1]], [parts[1], parts[0], parts[2]], []):
-        with pytest.raises(PartMismatch) as caught:
+        with pytest.raises(SegmentMismatch) as caught:
             TransactionBuffer.restore(state, wrong)
         assert isinstance(caught.value, StorageError)
 

@@ -22,7 +22,7 @@ from txnbuffer.protocol import RECORDS, SEQ, TXN, VERSION, encode_marker
 from txnbuffer.recordset import (
     MOST_BYTES,
     SET_ROOM,
-    Stretch,
+    BatchSlice,
     expand,
     pack,
     pack_all,
@@ -148,7 +148,7 @@ def test_packed_stretches_come_back_in_order_and_stay_small(
 ) -> None:
     most_bytes = SET_ROOM + 150
     txns = [TxnId(0, least) if transactional else None for least, _ in rows]
-    stretches = [Stretch(txn, 7, len(group)) for txn, (_, group) in zip(txns, rows, strict=True)]
+    stretches = [BatchSlice(txn, 7, len(group)) for txn, (_, group) in zip(txns, rows, strict=True)]
     records = Batch.of([message for _, group in rows for message in group])
     sets = [*pack_all(records, stretches, most_bytes)]
     found = [(message, row) for message in sets for row in unpack(Position(1, 0), message)]
@@ -169,7 +169,7 @@ def test_a_set_carries_nothing_of_those_beside_it() -> None:
     most_bytes = SET_ROOM + 1500
     texts = [base64.b85encode(os.urandom(320)).decode() for _ in range(8)]
     rows = [Message(None, b"x", {"p": text, f"q{number}": "1"}) for number, text in enumerate(texts)]
-    for message in pack_all(Batch.of(rows), [Stretch(None, 1, 8)], most_bytes):
+    for message in pack_all(Batch.of(rows), [BatchSlice(None, 1, 8)], most_bytes):
         names = {name for row in unpack(Position(1, 0), message) for name in row.properties}
         assert len(names) == 1 + int(message.properties[RECORDS])
         assert len(message.value or b"") <= most_bytes

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Labels, Message, Numbers, PlacedBatch
 from broker_io.position import Position, Positions
+from txnbuffer.buffer.decoding import FEW_ROWS, PlacedMarker, decode, decode_columns, decode_rows
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
 from txnbuffer.model import Outcome, RecordRun, TxnId, Undecodable
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, VERSION, encode_marker
-from txnbuffer.runs import FEW_ROWS, PlacedMarker, decode, decode_columns, decode_rows
 
 X, Y = TxnId(0, 1), TxnId(0, 2)
 

@@ -88,13 +88,13 @@ def test_variables_that_are_no_settings_are_left_alone(name: str) -> None:
 
 
 def test_how_to_get_into_a_cluster_is_passed_on_as_far_as_it_is_given(tmp_path: Path) -> None:
-    assert Config().pulsar.options() == {"patience": 60.0}
+    assert Config().pulsar.options() == {"max_unavailable": 60.0}
     path = written(tmp_path, '[pulsar]\noauth2_issuer_url = "https://issuer"\noauth2_private_key = "file:key"\n')
     environ = {"TXNBUFFER_PULSAR_ADMIN_URL": "http://localhost:1", "TXNBUFFER_PULSAR_URL": "pulsar://localhost"}
-    assert load_config(path, environ, ["pulsar.patience=5"]).pulsar.options() == {
+    assert load_config(path, environ, ["pulsar.max_unavailable=5"]).pulsar.options() == {
         "admin_url": "http://localhost:1",
         "oauth2": {"issuer_url": "https://issuer", "private_key": "file:key"},
-        "patience": 5.0,
+        "max_unavailable": 5.0,
     }
 
 

@@ -18,9 +18,9 @@ from commands import txnbuf
 from service_process import ServiceProcess
 
 from txnbuffer import connect
-from txnbuffer.cli.asking import Service, ask
+from txnbuffer.cli.asking import ServiceAddress, ask
 
-PATIENCE = 90.0
+MAX_WAIT = 90.0
 
 
 def command(*arguments: str) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> No
         write(address, a="1", b="2")
         options = ("--to", "now", "--cursor", "table", "--output", "json")
         rows = materialize(address, "orders", f"sqlite:{path}", *options)
-        (cursor,) = ask(Service(address), "Cursors")
+        (cursor,) = ask(ServiceAddress(address), "Cursors")
         assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == ("orders", "table", 2)
         assert rows == [
             {"topic": "orders", "seqno": 2, "complete": True, "caught_up": True, "mutations": 2, "rollbacks": 0}
@@ -70,14 +70,14 @@ def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> No
         )  # fmt: skip
         try:
             write(address, a=None, c="3")
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + MAX_WAIT
             while query(path, "SELECT key FROM orders ORDER BY key") != [("b",), ("c",)]:
                 assert time.monotonic() < deadline
                 assert following.poll() is None
                 time.sleep(0.02)
             assert "written by another process" in materialize(address, "orders", f"sqlite:{path}", code=5)
             following.send_signal(signal.SIGTERM)
-            out, told = following.communicate(timeout=PATIENCE)
+            out, told = following.communicate(timeout=MAX_WAIT)
         finally:
             following.kill()
             following.wait()
@@ -117,7 +117,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
         (("memory:", "t", "u", "sqlite:f", "--table", "x"), 2, "a table's name for a single one"),
         (("memory:", "t", "sqlite:f"), 2, "no topic 't'"),
         (
-            ("txnbuf://127.0.0.1:1", "t", "sqlite:f", "--patience", "1"),
+            ("txnbuf://127.0.0.1:1", "t", "sqlite:f", "--max-unavailable", "1"),
             3,
             "no service for 1 s: no service answers",
         ),
@@ -139,12 +139,12 @@ def test_it_can_be_ended_while_it_waits_for_a_service(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + MAX_WAIT
         while not catches(waiting.pid, signal.SIGTERM):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         waiting.send_signal(signal.SIGTERM)
-        out, told = waiting.communicate(timeout=PATIENCE)
+        out, told = waiting.communicate(timeout=MAX_WAIT)
     finally:
         waiting.kill()
         waiting.wait()

@@ -15,7 +15,7 @@ from broker_io.errors import TopicNotFound
 from broker_io.memory import open_memory
 from txnbuffer.cli import asking
 from txnbuffer.cli.app import app
-from txnbuffer.cli.asking import Service
+from txnbuffer.cli.asking import ServiceAddress
 from txnbuffer.errors import Error, ForeignTopic, ForeignTransaction, InvalidRequest, ServiceUnavailable
 from txnbuffer.model import Outcome
 
@@ -46,7 +46,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
 
 @pytest.fixture(autouse=True)
 def _services(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(service: Service, method: str, **_: Any) -> Any:
+    def ask(service: ServiceAddress, method: str, **_: Any) -> Any:
         answer = ANSWERS.get((service.address, method), ServiceUnavailable(f"no service answers at {service.address}"))
         if isinstance(answer, Error):
             raise answer

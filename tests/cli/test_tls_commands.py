@@ -16,7 +16,7 @@ from service_process import ServiceProcess
 from txnbuffer import connect
 from txnbuffer.cli.app import app
 from txnbuffer.errors import Error, InvalidConfiguration
-from txnbuffer.rpc.ca_file import read_ca_file
+from txnbuffer.rpc.discovery import read_ca_file
 
 
 @pytest.fixture

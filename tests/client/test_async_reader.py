@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from client_world import LONG, World, in_world, run
 
-from txnbuffer.client.closing import opened
-from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.threaded import AsyncReader
+from txnbuffer.client.lifecycle import opened
+from txnbuffer.client.reader import AsyncReader, CommittedReader
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
 

@@ -109,8 +109,8 @@ def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     ("address", "options", "text"),
     [
         (None, {}, "an address is text, such as 'file:data', not None"),
-        ("memory:", {"patience": "x"}, "patience is a number of seconds from 0 on, not 'x'"),
-        ("memory:", {"patience": float("nan")}, "patience is a number of seconds from 0 on, not nan"),
+        ("memory:", {"max_unavailable": "x"}, "patience is a number of seconds from 0 on, not 'x'"),
+        ("memory:", {"max_unavailable": float("nan")}, "patience is a number of seconds from 0 on, not nan"),
         ("memory:", {"timeout": -1}, "timeout is a number of seconds from 0 on, not -1"),
     ],
 )

@@ -12,9 +12,9 @@ import pytest
 from client_world import LONG, run
 
 from txnbuffer import connect
-from txnbuffer.client import connecting
-from txnbuffer.client.link import Link
-from txnbuffer.client.session import Session
+from txnbuffer.client import connection
+from txnbuffer.client.links import Link
+from txnbuffer.client.session import ClientSession
 from txnbuffer.errors import ServiceUnavailable
 from txnbuffer.service import engine
 
@@ -32,7 +32,7 @@ class Held:
         return self.function(*arguments, **options)
 
 
-@pytest.mark.parametrize(("module", "name"), [(connecting, "open_broker"), (engine, "take_over")])
+@pytest.mark.parametrize(("module", "name"), [(connection, "open_broker"), (engine, "take_over")])
 def test_a_log_is_closed_for_who_was_cancelled_while_it_was_opened(
     module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_session_that_nobody_waits_for_any_more_connects_no_more() -> None:
             dialled.set()
             raise ServiceUnavailable("it is being started")
 
-        opening = asyncio.ensure_future(Session(dial, LONG).open())
+        opening = asyncio.ensure_future(ClientSession(dial, LONG).open())
         await dialled.wait()
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):

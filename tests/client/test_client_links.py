@@ -8,7 +8,7 @@ import pytest
 from client_world import World, in_world, once, until, values
 
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, TransactionAborted
-from txnbuffer.frames import ClientFrame
+from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.engine import Engine
 
 
@@ -124,7 +124,7 @@ def test_an_ordinary_send_on_its_way_is_unknown_and_not_repeated() -> None:
 
 def test_without_a_service_a_commit_is_unknown_and_the_rest_is_refused() -> None:
     async def test(world: World) -> None:
-        client = await world.client(patience=0.1)
+        client = await world.client(max_unavailable=0.1)
         async with client.transaction() as known:
             await known.send("log", b"known")
         world.before = once(has_commit)

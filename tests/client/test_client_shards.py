@@ -15,18 +15,18 @@ from shard_world import Shards, shards_on, topics_of
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
-from txnbuffer.client import session, sessions
+from txnbuffer.client import session
+from txnbuffer.client.branches import Participant, abort_shares
 from txnbuffer.client.client import Client
-from txnbuffer.client.link import Link
-from txnbuffer.client.plain import PlainClient
+from txnbuffer.client.links import Link
 from txnbuffer.client.records import Record
-from txnbuffer.client.shares import Share, abort_shares
+from txnbuffer.client.sync_client import SyncClient
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.beside import BESIDE
-from txnbuffer.service.partitioning import prepare
+from txnbuffer.service.cluster import BESIDE
+from txnbuffer.service.takeover import prepare
 
 (HERE,), (THERE,) = topics_of(2)
 QUICK = replace(BESIDE, transaction_timeout=2.0, session_timeout=2.0)
@@ -85,7 +85,7 @@ async def test_a_group_consumes_topics_of_all_shards_once(group: str) -> None:
 @pytest.fixture
 def _soon_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transactions wait less for the shard that they were to begin at."""
-    monkeypatch.setattr(sessions, "AWAY", 0.2)
+    monkeypatch.setattr(session, "AWAY", 0.2)
 
 
 async def write_elsewhere(client: Client) -> None:
@@ -123,10 +123,10 @@ async def test_what_is_away_stops_only_what_needs_it() -> None:
 async def test_a_transaction_begins_elsewhere_while_it_waits_for_home() -> None:
     async with shards_on() as world:
         await world.kill(0)
-        client = await world.client(home=0, patience=30.0)
+        client = await world.client(home=0, max_unavailable=30.0)
         await write_elsewhere(client)
         await client.close()
-        impatient = await world.client(home=0, patience=0.1)
+        impatient = await world.client(home=0, max_unavailable=0.1)
         with pytest.raises(ServiceUnavailable, match="no service of shard 0 for"):
             await impatient.transaction(name=NAMES[0], number=1).begin()
         await impatient.close()
@@ -140,7 +140,7 @@ async def test_who_waits_for_the_owner_of_a_topic_is_told_its_shard(monkeypatch:
         await world.kill(1)
         txn = await client.transaction().begin()
         await txn.send(THERE, b"never")
-        client.session.patience = 0.3
+        client.session.max_unavailable = 0.3
         with pytest.raises(TransactionAborted, match="the service of shard 1, which owns it, does not answer"):
             await txn.commit()
         await client.close()
@@ -154,7 +154,7 @@ async def test_the_first_attempt_to_connect_counts_as_time_without_a_service() -
         await failing.wait()
         raise ServiceUnavailable("nobody answers")
 
-    apart = session.Session(dial, patience=3600.0, apart=True)
+    apart = session.ClientSession(dial, max_unavailable=3600.0, apart=True)
     apart.begin()
     apart._lost_at -= 3600.0
     failing.set()
@@ -164,7 +164,7 @@ async def test_the_first_attempt_to_connect_counts_as_time_without_a_service() -
 
 
 @pytest.fixture
-def plainly() -> Iterator[tuple[PlainClient, Shards]]:
+def plainly() -> Iterator[tuple[SyncClient, Shards]]:
     """A plain client at home in shard 0, and the shards, on the loop of its thread."""
     world = Shards(2)
 
@@ -175,13 +175,13 @@ def plainly() -> Iterator[tuple[PlainClient, Shards]]:
         client.resources.push_async_callback(world.close)
         return client
 
-    plain = PlainClient.open(opened)
+    plain = SyncClient.open(opened)
     yield plain, world
     plain.close()
 
 
 def test_a_plain_client_opens_the_sessions_of_names_where_they_are_used(
-    plainly: tuple[PlainClient, Shards],
+    plainly: tuple[SyncClient, Shards],
 ) -> None:
     plain, _ = plainly
     for number, name in enumerate(NAMES):
@@ -193,7 +193,7 @@ def test_a_plain_client_opens_the_sessions_of_names_where_they_are_used(
 
 
 @pytest.mark.usefixtures("_soon_away")
-def test_a_plain_client_begins_elsewhere_while_its_home_is_away(plainly: tuple[PlainClient, Shards]) -> None:
+def test_a_plain_client_begins_elsewhere_while_its_home_is_away(plainly: tuple[SyncClient, Shards]) -> None:
     plain, world = plainly
     plain.call(world.kill, 0)
     plain.call(eventually, lambda: plain.client.session.away_for(0.2))
@@ -208,7 +208,7 @@ def test_a_plain_client_begins_elsewhere_while_its_home_is_away(plainly: tuple[P
 async def test_shares_of_a_name_are_begun_and_aborted_at_its_shard() -> None:
     async with shards_on() as world:
         client = await world.client(home=0)
-        share = Share(client, NAMES[1], 1)
+        share = Participant(client, NAMES[1], 1)
         await share.begin()
         await share.send_batch(THERE, Batch.of([Message(None, b"never")]))
         branch = await share.finish()

@@ -24,7 +24,7 @@ def test_a_client_that_trusts_the_certificate_writes_and_reads(tmp_path: Path) -
                 batch = reader.read(timeout=120)
                 assert batch is not None
                 assert [record.value for record in batch] == [b"secret"]
-        with pytest.raises(ServiceUnavailable), connect(service.address, timeout=0.5, patience=0.5):
+        with pytest.raises(ServiceUnavailable), connect(service.address, timeout=0.5, max_unavailable=0.5):
             raise AssertionError
     finally:
         service.kill()

@@ -6,10 +6,9 @@ import pytest
 from core_setup import registered, rows, welcomed
 
 from broker_io.errors import MessageTooLarge
-from txnbuffer.client.core import IDLE_TICKS, SessionCore
-from txnbuffer.client.transactions import Plan
-from txnbuffer.coordinator.messages import Done, Leased, NameOpened, Naming
-from txnbuffer.coordinator.states import State
+from txnbuffer.client.open_transactions import EndPlan
+from txnbuffer.client.session_core import IDLE_TICKS, SessionCore
+from txnbuffer.coordinator.messages import Done, Leased, NameOpened, ProducerSequence, State
 from txnbuffer.errors import (
     AlreadyCommitted,
     CoordinatorStopped,
@@ -22,14 +21,14 @@ from txnbuffer.errors import (
     TransactionAborted,
     UnregisteredTopic,
 )
-from txnbuffer.frames import Failure, ServerFrame, Welcome
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import Failure, ServerFrame, Welcome
 
 
 def test_a_commit_waits_for_its_sends() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     assert core.take_frame() is None
     core.receive(ServerFrame(acknowledged=1))
     frame = core.take_frame()
@@ -40,7 +39,7 @@ def test_a_commit_waits_for_its_sends() -> None:
 def test_a_failed_send_leaves_abort_as_the_only_end() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     core.receive(ServerFrame(acknowledged=1, failures=(Failure(1, MessageTooLarge("no"), transaction.txn),)))
     ((waiter, result),) = core.take_results()
     assert waiter == "w"
@@ -77,8 +76,8 @@ def test_what_the_service_lost_is_an_abort_that_says_run_again() -> None:
 
 def test_why_a_begin_was_refused_counts_before_all_else_that_a_frame_answers() -> None:
     core = welcomed()
-    transaction = core.begin(None, Naming("n", 1, 3))
-    core.end(transaction, Plan(False, "w"))
+    transaction = core.begin(None, ProducerSequence("n", 1, 3))
+    core.end(transaction, EndPlan(False, "w"))
     frame = core.take_frame()
     assert frame is not None
     refused = (frame.begins[0].request, AlreadyCommitted("n", 1, 1))
@@ -90,7 +89,7 @@ def test_why_a_begin_was_refused_counts_before_all_else_that_a_frame_answers() -
 def test_a_commit_whose_answer_was_lost_is_asked_again() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     core.receive(ServerFrame(acknowledged=1))
     first = core.take_frame()
     core.lost()
@@ -167,7 +166,7 @@ def test_a_lease_that_is_refused_is_asked_for_in_smaller_pieces() -> None:
 
 def test_unused_ids_are_given_back_when_idle() -> None:
     core = welcomed(ids=40)
-    core.end(core.begin(), Plan(True, "w"))
+    core.end(core.begin(), EndPlan(True, "w"))
     frame = core.take_frame()
     assert frame is not None
     core.receive(ServerFrame(answers=((frame.commits[0].request, Outcome.COMMIT),)))
@@ -196,7 +195,7 @@ def test_a_transaction_is_announced_once_it_is_open_for_a_while() -> None:
 
 def test_a_name_and_a_timeout_are_announced_at_once() -> None:
     core = welcomed()
-    naming = Naming("n", 1, 1)
+    naming = ProducerSequence("n", 1, 1)
     core.begin(timeout=2.0, naming=naming)
     frame = core.take_frame()
     assert frame is not None
@@ -236,7 +235,7 @@ def test_a_draining_service_begins_nothing() -> None:
 def test_a_stopped_coordinator_keeps_the_request_for_the_next_one() -> None:
     core = welcomed()
     transaction = core.begin()
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     frame = core.take_frame()
     assert frame is not None
     core.receive(ServerFrame(answers=((frame.commits[0].request, CoordinatorStopped("gone")),)))
@@ -253,11 +252,11 @@ def test_a_stopped_coordinator_keeps_the_request_for_the_next_one() -> None:
 def test_giving_up_tells_everybody() -> None:
     core = welcomed()
     asked, planned = registered(core), core.begin()
-    core.end(asked, Plan(True, "asked"))
+    core.end(asked, EndPlan(True, "asked"))
     core.receive(ServerFrame(acknowledged=1))
     core.take_frame()
     core.send("a", rows(b"v"), planned)
-    core.end(planned, Plan(True, "planned"))
+    core.end(planned, EndPlan(True, "planned"))
     core.send("a", rows(b"v"), None, "ordinary")
     core.query(asked.txn, "query")
     core.ask("open_names", "n", "name")
@@ -289,7 +288,7 @@ def test_answers_to_what_nobody_asked_are_nothing() -> None:
 def test_a_commit_can_be_withdrawn_until_it_is_on_its_way(taken: bool) -> None:
     core = welcomed()
     transaction = core.begin()
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     if taken:
         core.take_frame()
     assert core.withdraw_commit(transaction) is not taken
@@ -317,7 +316,7 @@ def test_what_ended_while_the_connection_was_lost_is_told_before_anything_is_sen
 def test_a_commit_that_went_out_over_an_older_connection_can_not_be_withdrawn() -> None:
     core = welcomed()
     transaction = core.begin()
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     core.take_frame()
     core.lost()
     core.hello()
@@ -342,9 +341,9 @@ def test_only_ordinary_records_go_out_before_their_topic_is_registered() -> None
 def test_a_fenced_producer_is_told_so_though_its_sends_failed_too() -> None:
     core = welcomed()
     registered(core)
-    transaction = core.begin(naming=Naming("n", 1, 1))
+    transaction = core.begin(naming=ProducerSequence("n", 1, 1))
     core.send("a", rows(b"v"), transaction)
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     frame = core.take_frame()
     assert frame is not None
     failures = (Failure(2, TransactionAborted(transaction.txn, "it had ended before"), transaction.txn),)

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from session_model import CLOSED, POISON, ModelConnection, SessionModel
 
 from broker_io.errors import InvalidTopicName, MessageTooLarge
-from txnbuffer.client.core import SessionCore
-from txnbuffer.client.outbox import OpenTransaction, Rows
+from txnbuffer.client.open_transactions import EndPlan
+from txnbuffer.client.outbox import OpenTransaction, SendColumns
 from txnbuffer.client.sending import MAX_UNDER_WAY
-from txnbuffer.client.transactions import Plan
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import SendUnknown, TransactionAborted
-from txnbuffer.frames import ClientFrame, ServerFrame
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 
 
-def rows(*values: bytes) -> Rows:
-    return Rows([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
+def rows(*values: bytes) -> SendColumns:
+    return SendColumns([b"k"] * len(values), list(values), None, None, sum(map(len, values)) + len(values))
 
 
 class Waiter:
@@ -147,12 +147,12 @@ class History:
     def commit(self) -> None:
         if self.open:
             transaction = self.open.pop(self.random.randrange(len(self.open)))
-            self.wait("commit", lambda waiter: self.core.end(transaction, Plan(True, waiter)), transaction)
+            self.wait("commit", lambda waiter: self.core.end(transaction, EndPlan(True, waiter)), transaction)
 
     def abort(self) -> None:
         if self.open:
             transaction = self.open.pop(self.random.randrange(len(self.open)))
-            self.wait("abort", lambda waiter: self.core.end(transaction, Plan(False, waiter)), transaction)
+            self.wait("abort", lambda waiter: self.core.end(transaction, EndPlan(False, waiter)), transaction)
 
     def cancel(self) -> None:
         """Nobody waits for one of the commits any more."""

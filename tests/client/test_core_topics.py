@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from core_setup import register, registered, rows, taken, welcomed
 
-from txnbuffer.client.core import SessionCore
+from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import OpenTransaction
 from txnbuffer.client.sending import MAX_UNDER_WAY
-from txnbuffer.client.transactions import Plan
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import Fenced, TransactionAborted, UnregisteredTopic
-from txnbuffer.frames import Failure, ServerFrame, Welcome
+from txnbuffer.rpc.frames import Failure, ServerFrame, Welcome
 
 
 def another(core: SessionCore, topic: str, value: bytes = b"v") -> OpenTransaction:
@@ -21,7 +21,7 @@ def another(core: SessionCore, topic: str, value: bytes = b"v") -> OpenTransacti
 def test_a_commit_that_names_an_unregistered_topic_aborts_and_the_next_one_registers_it() -> None:
     core = welcomed()
     transaction = registered(core)
-    core.end(transaction, Plan(True, "w"))
+    core.end(transaction, EndPlan(True, "w"))
     core.receive(ServerFrame(acknowledged=1))
     ((number, *_),) = taken(core).commits
     core.receive(ServerFrame(answers=((number, UnregisteredTopic("who?")),)))
@@ -59,7 +59,7 @@ def test_topics_apart_do_not_wait_for_one_another() -> None:
         core.take_frame()
     first = registered(core, "flows")
     number = 1 + MAX_UNDER_WAY
-    core.end(first, Plan(True, "w"))
+    core.end(first, EndPlan(True, "w"))
     assert core.take_frame() is None
     core.receive(ServerFrame(settled=(number,)))
     assert [commit.txn for commit in taken(core).commits] == [first.txn]

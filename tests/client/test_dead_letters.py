@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnbuffer import dead_letter
-from txnbuffer.client.dead_letters import KEPT, MOST, PACKED, letter_of
+from txnbuffer.client.handling import KEPT_PROPERTIES, MAX_PROPERTIES, PACKED, letter_of
 from txnbuffer.client.records import Record
 from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.transaction import Transaction
@@ -38,21 +38,21 @@ def letter_with(properties: Mapping[str, str]) -> Mapping[str, str]:
 
 
 @given(
-    st.integers(0, 3 * MOST),
+    st.integers(0, 3 * MAX_PROPERTIES),
     st.dictionaries(st.sampled_from([PACKED, "größe", "a", "zz"]), st.text(st.characters(exclude_categories=["Cs"]))),
 )
 def test_a_letter_has_all_properties_of_its_record_and_a_bounded_number(count: int, others: dict[str, str]) -> None:
     properties = {f"p{number}": str(number) for number in range(count)} | others
     found = letter_with(properties)
-    assert len(found) <= MOST + len(ADDED)
+    assert len(found) <= MAX_PROPERTIES + len(ADDED)
     assert found.keys() >= ADDED
-    if len(properties) <= MOST:
+    if len(properties) <= MAX_PROPERTIES:
         assert {name: found[name] for name in properties} == properties
     else:
         assert unpacked(found) == properties
         again = letter_with(found)  # a letter of the letter adds nothing but what it says
         assert again.keys() == found.keys()
-        assert (unpacked(again), len(again)) == (properties, KEPT + 1 + len(ADDED))
+        assert (unpacked(again), len(again)) == (properties, KEPT_PROPERTIES + 1 + len(ADDED))
 
 
 def test_a_record_with_as_many_properties_as_can_be_is_put_aside() -> None:

@@ -22,7 +22,7 @@ from txnbuffer import (
 )
 from txnbuffer.client.client import Client
 from txnbuffer.errors import Error
-from txnbuffer.frames import ClientFrame
+from txnbuffer.rpc.frames import ClientFrame
 
 BROKEN = ServiceUnavailable("a broker went away: a fault was asked for")
 
@@ -192,7 +192,7 @@ def test_nothing_overtakes_what_a_dead_writer_has_under_way() -> None:
 def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
     async def test(world: DirectWorld) -> None:
         world.reachable = False
-        client = await world.client(patience=0.05)
+        client = await world.client(max_unavailable=0.05)
         await client.send("log", b"1", key="k")
         with pytest.raises(ServiceUnavailable, match="no service for"):
             await client.transaction().begin()
@@ -203,7 +203,7 @@ def test_ordinary_sends_go_on_while_no_service_can_be_reached() -> None:
             batch = await reader.read(timeout=120)
             assert batch is not None
             assert len(batch) == 4
-        client.session.patience = 60.0
+        client.session.max_unavailable = 60.0
         world.reachable = True
         await until(lambda: client.session.core.welcomed)
         await commit_one(client, "log", b"4")
@@ -318,7 +318,7 @@ def test_a_commit_under_way_at_the_end_is_unknown() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         await commit_one(client, "log", b"1")
-        client.session.patience = 0.1
+        client.session.max_unavailable = 0.1
         world.before = once(has_commit)
         txn = await client.transaction().begin()
         await txn.send("log", b"2")
@@ -327,7 +327,7 @@ def test_a_commit_under_way_at_the_end_is_unknown() -> None:
         world.reachable = False
         with pytest.raises(OutcomeUnknown):
             await committing
-        client.session.patience = 60.0
+        client.session.max_unavailable = 60.0
         world.reachable = True
         await until(lambda: client.session.core.welcomed)
         assert await ended(client, txn) is Outcome.ABORT

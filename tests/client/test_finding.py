@@ -13,13 +13,20 @@ from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.shards import Shard, shard_of
-from txnbuffer.client.cluster import dial_owner
-from txnbuffer.client.link import Link
-from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
-from txnbuffer.coordinator.owner_address import OwnerAddress, decode_owner_address, encode_owner_address
-from txnbuffer.errors import ServiceUnavailable, TopicNotMade
-from txnbuffer.frames import ClientFrame, ServerFrame
+from txnbuffer.client.connection import dial_owner
+from txnbuffer.client.links import Link
+from txnbuffer.coordinator.decisions import (
+    TOPIC,
+    Lease,
+    Owner,
+    OwnerAddress,
+    decode_owner_address,
+    encode,
+    encode_owner_address,
+)
+from txnbuffer.errors import ServiceUnavailable, TopicNotCreated
 from txnbuffer.rpc.discovery import ServiceDiscovery, check_creatable, owner_address_of
+from txnbuffer.rpc.frames import ClientFrame, ServerFrame
 
 
 class Log:
@@ -184,7 +191,7 @@ def test_a_note_tells_whether_topics_are_made() -> None:
         check_creatable(NotedBroker(text), "orders")
     check_creatable(NotedBroker(None, TopicNotFound("no service was ever there")), "orders")
     check_creatable(MemoryBroker(), "orders")
-    with pytest.raises(TopicNotMade, match="there is no topic 'orders', and this service makes none"):
+    with pytest.raises(TopicNotCreated, match="there is no topic 'orders', and this service makes none"):
         check_creatable(NotedBroker("7 a:1 no-topics"), "orders")
     with pytest.raises(ServiceUnavailable):
         check_creatable(NotedBroker(None, ServiceUnavailable("not now")), "orders")

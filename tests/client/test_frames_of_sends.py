@@ -18,11 +18,10 @@ from broker_io.errors import MessageTooLarge
 from broker_io.memory import MemoryBroker
 from txnbuffer import Client, connect
 from txnbuffer.client import outbox, sending
-from txnbuffer.client import rows as cutting
-from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, Rows
-from txnbuffer.client.rows import many_rows, one_row, pick, pieces
-from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
-from txnbuffer.service.admin import Admin
+from txnbuffer.client import outbox as cutting
+from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, SendColumns, many_rows, one_row, pick, pieces
+from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.limits import Limits
@@ -76,7 +75,7 @@ SMALL_SEND, SMALL_FRAME, SLACK = 16 * 1024, 32 * 1024, 4 * 1024
 
 
 @st.composite
-def wide_rows(draw: st.DrawFn) -> Rows:
+def wide_rows(draw: st.DrawFn) -> SendColumns:
     """Records of which each has some of many properties, by turns, with texts of one kind."""
     count, names = draw(st.sampled_from([1, 2, 40, 150])), draw(st.sampled_from([0, 1, 3, 60, 520]))
     each, first = draw(st.integers(0, min(names, 70))), draw(st.sampled_from([0, 30]))
@@ -89,7 +88,7 @@ def wide_rows(draw: st.DrawFn) -> Rows:
 
 @settings(max_examples=40)
 @given(st.lists(wide_rows(), min_size=1, max_size=4), st.booleans())
-def test_however_many_properties_frames_are_of_bounded_size(sends: list[Rows], transactional: bool) -> None:
+def test_however_many_properties_frames_are_of_bounded_size(sends: list[SendColumns], transactional: bool) -> None:
     core = welcomed()
     with pytest.MonkeyPatch.context() as patch:
         for module, name, size in (
@@ -130,7 +129,7 @@ async def served(broker: MemoryBroker, limits: Limits | None = None) -> AsyncIte
     engine = await Engine.start(broker.connect(), limits=limits or Limits())
     server = GrpcServer(engine.limits, max_clients=10)
     await server.start("127.0.0.1:0")
-    await server.serve(engine, Admin(engine))
+    await server.serve(engine, ServiceAdmin(engine))
     try:
         async with connect(f"txnbuf://127.0.0.1:{server.port}") as client:
             yield client
@@ -188,7 +187,7 @@ def test_a_frame_that_no_service_takes_is_told_and_not_sent_for_ever() -> None:
         async with served(MemoryBroker()) as client:
             transaction = client.transaction()
             await transaction.begin()
-            whole = Rows([None] * 4, [LARGE] * 4, None, None, 4 * len(LARGE))
+            whole = SendColumns([None] * 4, [LARGE] * 4, None, None, 4 * len(LARGE))
             client.session.core.send("log", whole, transaction._usable())
             with pytest.raises(MessageTooLarge, match="larger than max"):
                 await transaction.commit()

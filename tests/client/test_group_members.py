@@ -18,11 +18,11 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.membership import Membership
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.coordinator.messages import ConsumerPosition, Shares, TakePart
+from txnbuffer.coordinator.messages import ConsumerPosition, GroupHeartbeat, MemberAssignments
 from txnbuffer.errors import InvalidRequest, StaleGeneration
 from txnbuffer.model import Position
-from txnbuffer.service.admin import Admin
-from txnbuffer.service.metrics import metrics
+from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.http_server import metrics
 
 TOPICS = [f"source-{number}" for number in range(4)]
 
@@ -111,7 +111,7 @@ def test_a_member_that_was_given_up_while_it_joined_is_not_idle(monkeypatch: pyt
         await client.send("source", "1")
         take_part, asked = client.take_part, 0
 
-        async def given_up(part: TakePart) -> Shares:
+        async def given_up(part: GroupHeartbeat) -> MemberAssignments:
             nonlocal asked
             asked += 1
             told = await take_part(part)
@@ -168,7 +168,7 @@ def test_operators_see_members_what_they_hold_and_what_is_left() -> None:
         await client.send_many("source", ["1", "2", "3"])
         assert (await client.process("source", "g", copy, idle_timeout=0.05)).records == 3
         await client.send_many("source", ["4", "5"])
-        admin = Admin(world.engine)
+        admin = ServiceAdmin(world.engine)
         gone = {"group": "g", "stage": "empty", "topic": "source", "member": None, "lag": 2}
         (row,) = await admin.groups({})
         assert {name: row[name] for name in gone} == gone

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from service_setup import on_a_loop_for
 
-from txnbuffer import Outcome, PlainClient, PlainTransaction, TransactionAborted, connect
+from txnbuffer import Outcome, SyncClient, SyncTransaction, TransactionAborted, connect
 from txnbuffer.client.transaction import CHUNK
 from txnbuffer.errors import InvalidRequest, ServiceUnavailable
 
@@ -18,12 +18,12 @@ NO_PARTITIONS = "topic 'orders' has no partitions"
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[PlainClient]:
+def client(tmp_path: Path) -> Iterator[SyncClient]:
     with connect(f"file:{tmp_path / 'log'}") as opened:
         yield opened
 
 
-def nothing_but_a_probe(client: PlainClient) -> None:
+def nothing_but_a_probe(client: SyncClient) -> None:
     """Nothing is visible, and nothing that is open hides what comes behind it."""
     client.send("orders", b"probe")
     with client.reader("orders") as reader:
@@ -32,7 +32,7 @@ def nothing_but_a_probe(client: PlainClient) -> None:
         assert [record.value for record in batch] == [b"probe"]
 
 
-def test_a_plain_transaction_whose_records_are_refused_later_can_only_abort(client: PlainClient) -> None:
+def test_a_plain_transaction_whose_records_are_refused_later_can_only_abort(client: SyncClient) -> None:
     told = []
     with pytest.raises(InvalidRequest, match=NO_PARTITIONS), client.transaction(timeout=600) as txn:
         txn.send("orders", b"first")
@@ -47,7 +47,7 @@ def test_a_plain_transaction_whose_records_are_refused_later_can_only_abort(clie
     assert client.outcome(txn.id) is Outcome.ABORT
 
 
-def test_a_plain_commit_that_fails_on_the_way_aborts(client: PlainClient) -> None:
+def test_a_plain_commit_that_fails_on_the_way_aborts(client: SyncClient) -> None:
     with client.transaction() as txn:
         assert txn.id
         txn.send("orders", b"first")
@@ -61,14 +61,14 @@ def test_a_plain_commit_that_fails_on_the_way_aborts(client: PlainClient) -> Non
     nothing_but_a_probe(client)
 
 
-def test_a_block_whose_records_are_refused_at_its_end_aborts(client: PlainClient) -> None:
+def test_a_block_whose_records_are_refused_at_its_end_aborts(client: SyncClient) -> None:
     with pytest.raises(InvalidRequest, match=NO_PARTITIONS), client.transaction(timeout=600) as txn:
         txn.send("orders", b"first")
         txn.send("orders", b"refused", partition=7)
     nothing_but_a_probe(client)
 
 
-def test_a_plain_transaction_that_was_aborted_before_it_began_takes_nothing_more(client: PlainClient) -> None:
+def test_a_plain_transaction_that_was_aborted_before_it_began_takes_nothing_more(client: SyncClient) -> None:
     def ended(use: Any) -> None:
         with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one"):
             use()
@@ -86,7 +86,7 @@ def test_a_plain_transaction_that_was_aborted_before_it_began_takes_nothing_more
 
 
 def test_a_plain_work_is_run_again_where_the_cluster_was_away_for_a_moment(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routes = client.client.routes
     parts, calls = routes.parts, []
@@ -97,7 +97,7 @@ def test_a_plain_work_is_run_again_where_the_cluster_was_away_for_a_moment(
             raise ServiceUnavailable("the cluster is away")
         return await parts(topic, rows, partition)
 
-    def work(txn: PlainTransaction) -> None:
+    def work(txn: SyncTransaction) -> None:
         for value in (b"1", b"2", b"3"):
             txn.send("orders", value)
 
@@ -106,7 +106,7 @@ def test_a_plain_work_is_run_again_where_the_cluster_was_away_for_a_moment(
         work(txn)
     calls.clear()
 
-    def caught(txn: PlainTransaction) -> None:
+    def caught(txn: SyncTransaction) -> None:
         work(txn)
         if len(calls) < 2:
             with pytest.raises(ServiceUnavailable):

@@ -8,7 +8,7 @@ import pytest
 from service_setup import on_a_loop_for
 
 from txnbuffer import connect
-from txnbuffer.client.names import Names
+from txnbuffer.client.base import ProducerNames
 from txnbuffer.coordinator.messages import NameOpened
 from txnbuffer.errors import AlreadyCommitted, ServiceUnavailable
 
@@ -17,7 +17,7 @@ class Opening:
     """Counts; `held` opens it, unless it is to fail so many times."""
 
     def __init__(self, failures: int = 0) -> None:
-        self.names = Names()
+        self.names = ProducerNames()
         self.count = 0
         self._failures = failures
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from txnbuffer.client.pace import LONGEST, MANY, WELL, Pace
+from txnbuffer.client.membership import LONGEST, MANY, WELL, AdaptiveBatch
 from txnbuffer.model import Position
 
 AT, NEXT = Position(1, 7), Position(1, 8)
 
 
 def test_fewer_are_tried_and_more_again_once_that_goes_well() -> None:
-    pace = Pace()
+    pace = AdaptiveBatch()
     pace.too_long(AT, 100, 60.0, 1.0)
     assert (pace.seconds, pace.records) == (LONGEST, 50)
     pace.too_long(AT, 50, 6.0, 1.0)
@@ -24,14 +24,14 @@ def test_fewer_are_tried_and_more_again_once_that_goes_well() -> None:
 
 
 def test_a_last_record_that_took_most_of_the_time_is_alone_next() -> None:
-    pace = Pace()
+    pace = AdaptiveBatch()
     pace.too_long(AT, 5, 61.0, 60.0)
     assert pace.records == 4
     assert pace.calls(AT) == 0
 
 
 def test_calls_of_a_record_alone_are_counted() -> None:
-    pace = Pace()
+    pace = AdaptiveBatch()
     for count in range(1, 4):
         pace.too_long(AT, 1, 60.0, 60.0)
         assert (pace.calls(AT), pace.calls(NEXT)) == (count, 0)

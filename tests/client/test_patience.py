@@ -1,4 +1,4 @@
-"""`patience` means one thing, whatever is away: the longest time that a call waits without a connection."""
+"""`max_unavailable` means one thing, whatever is away: the longest time that a call waits without a connection."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_who_is_away_is_waited_for_so_long(kind: str, told: str) -> None:
     began = time.monotonic()
     with pytest.raises(ServiceUnavailable, match=told):
         if kind.startswith("broker"):
-            open_broker(address, patience=3.0, **options)
+            open_broker(address, max_unavailable=3.0, **options)
         else:
             given = {"broker_options": options} if options else {}
-            with connect(address, patience=3.0, **given):
+            with connect(address, max_unavailable=3.0, **given):
                 raise AssertionError
     assert time.monotonic() - began > 1.5  # the last attempt may have ended before the time does
 
@@ -75,7 +75,7 @@ def test_a_silent_admin_interface_is_waited_for_no_longer_than_a_closed_one() ->
         address, options = cluster(silent.getsockname()[1])
         began = time.monotonic()
         with pytest.raises(ServiceUnavailable, match="timed out"):
-            open_broker(address, patience=2.0, **options)
+            open_broker(address, max_unavailable=2.0, **options)
         assert time.monotonic() - began < 20.0  # an answer may else take 30 s
 
 
@@ -86,7 +86,7 @@ def test_a_cluster_that_comes_in_time_is_asked() -> None:
 
     def opens() -> None:
         try:
-            connect(address, patience=60.0, broker_options=options).open_plain()
+            connect(address, max_unavailable=60.0, broker_options=options).open_plain()
         except BaseException as error:
             failed.append(error)
 

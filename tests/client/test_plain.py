@@ -17,25 +17,25 @@ from txnbuffer import (
     Fenced,
     JsonSerializer,
     Outcome,
-    PlainClient,
     ServiceUnavailable,
     StaleGeneration,
+    SyncClient,
     TransactionAborted,
     connect,
     dead_letter,
 )
-from txnbuffer.client.plain_transaction import HELD_RECORDS
+from txnbuffer.client.sync_client import HELD_RECORDS
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.testing import ServiceProcess
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[PlainClient]:
+def client(tmp_path: Path) -> Iterator[SyncClient]:
     with connect(f"file:{tmp_path / 'log'}") as opened:
         yield opened
 
 
-def values(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
+def values(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
     """The values that a reader is given; it waits for as many as are expected."""
     found: list[bytes | None] = []
     with client.reader(topic) as reader:
@@ -45,7 +45,7 @@ def values(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
     return found
 
 
-def test_transactions(client: PlainClient) -> None:
+def test_transactions(client: SyncClient) -> None:
     with client.transaction() as txn:
         txn.send("orders", "one", key="a", properties={"p": "1"})
         txn.send_many("orders", [b"two", b"three"])
@@ -62,7 +62,7 @@ def test_transactions(client: PlainClient) -> None:
     assert values(client, "stock", 1) == [None]
 
 
-def test_a_block_may_end_its_transaction_itself(client: PlainClient) -> None:
+def test_a_block_may_end_its_transaction_itself(client: SyncClient) -> None:
     with client.transaction() as txn:
         txn.send("log", b"one")
         txn.commit(wait_visible=True)
@@ -79,7 +79,7 @@ def test_a_block_may_end_its_transaction_itself(client: PlainClient) -> None:
     assert values(client, "log", 1) == [b"one"]
 
 
-def test_many_records_go_in_pieces(client: PlainClient) -> None:
+def test_many_records_go_in_pieces(client: SyncClient) -> None:
     count = HELD_RECORDS * 3 + 7
     with client.transaction() as txn:
         for index in range(count):
@@ -87,7 +87,7 @@ def test_many_records_go_in_pieces(client: PlainClient) -> None:
     assert values(client, "log", count) == [b"%d" % index for index in range(count)]
 
 
-def test_errors_are_the_same(client: PlainClient) -> None:
+def test_errors_are_the_same(client: SyncClient) -> None:
     with client.transaction() as txn:
         with pytest.raises(InvalidMessage):
             txn.send("log", 1)
@@ -107,12 +107,12 @@ def test_errors_are_the_same(client: PlainClient) -> None:
     assert values(client, "log", 2) == [b"v", b"w"]
 
 
-def test_run_and_ordinary_sends(client: PlainClient) -> None:
+def test_run_and_ordinary_sends(client: SyncClient) -> None:
     calls = []
 
     def work(txn: object) -> int:
-        calls.append(txn.id)  # type: ignore[attr-defined]  # a PlainTransaction
-        txn.send("log", b"in a transaction")  # type: ignore[attr-defined]  # a PlainTransaction
+        calls.append(txn.id)  # type: ignore[attr-defined]  # a SyncTransaction
+        txn.send("log", b"in a transaction")  # type: ignore[attr-defined]  # a SyncTransaction
         if len(calls) == 1:
             raise TransactionAborted(calls[0], "once")
         return 7
@@ -124,7 +124,7 @@ def test_run_and_ordinary_sends(client: PlainClient) -> None:
     assert values(client, "log", 5) == [b"in a transaction", b"ordinary", b"a", b"b", None]
 
 
-def test_threads_share_a_client(client: PlainClient) -> None:
+def test_threads_share_a_client(client: SyncClient) -> None:
     def write(name: str) -> None:
         for index in range(20):
             with client.transaction() as txn:
@@ -140,14 +140,14 @@ def test_threads_share_a_client(client: PlainClient) -> None:
     )
 
 
-def test_the_handler_is_called_in_the_calling_thread(client: PlainClient) -> None:
+def test_the_handler_is_called_in_the_calling_thread(client: SyncClient) -> None:
     client.send_many("source", [b"1", b"x", b"3"])
     threads = set()
 
     def handle(txn: object, record: object) -> None:
         threads.add(threading.get_ident())
         number = int(record.value)  # type: ignore[attr-defined]  # a Record
-        txn.send("target", f"{number * 2}")  # type: ignore[attr-defined]  # a PlainTransaction
+        txn.send("target", f"{number * 2}")  # type: ignore[attr-defined]  # a SyncTransaction
 
     done = client.process("source", "doubling", handle, on_error=dead_letter("bad"), idle_timeout=0.1)
     assert (done.records, done.dead_letters) == (2, 1)
@@ -159,14 +159,14 @@ def test_the_handler_is_called_in_the_calling_thread(client: PlainClient) -> Non
         client.process("source", "doubling", handle)
 
 
-def test_a_closed_client_says_so(client: PlainClient) -> None:
+def test_a_closed_client_says_so(client: SyncClient) -> None:
     client.close()
     with pytest.raises(InvalidRequest, match="was closed"):
         client.send("log", b"v")
     client.close()
 
 
-def test_a_log_has_one_owner(client: PlainClient, tmp_path: Path) -> None:
+def test_a_log_has_one_owner(client: SyncClient, tmp_path: Path) -> None:
     script = f"from txnbuffer import connect\nconnect('file:{tmp_path / 'log'}').open_plain()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert Locked.__name__ in done.stderr
@@ -297,8 +297,8 @@ def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
                 value = f"{name}{index}".encode()
 
                 def work(txn: object, value: bytes = value) -> None:
-                    txn.send("log", value)  # type: ignore[attr-defined]  # a PlainTransaction
-                    txn.send("other", value)  # type: ignore[attr-defined]  # a PlainTransaction
+                    txn.send("log", value)  # type: ignore[attr-defined]  # a SyncTransaction
+                    txn.send("other", value)  # type: ignore[attr-defined]  # a SyncTransaction
 
                 client.run(work)
                 committed.append(value)
@@ -321,7 +321,7 @@ def test_kills_while_transactions_run(txnbuf_service: ServiceProcess) -> None:
 def test_nobody_is_there(txnbuf_service: ServiceProcess) -> None:
     address = txnbuf_service.address
     txnbuf_service.kill()
-    with pytest.raises(ServiceUnavailable, match="no service answers"), connect(address, patience=0.3):
+    with pytest.raises(ServiceUnavailable, match="no service answers"), connect(address, max_unavailable=0.3):
         raise AssertionError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from txnbuffer import Outcome, PlainClient, PlainTransaction, ServiceUnavailable, connect
-from txnbuffer.client import pace, plain_transaction
+from txnbuffer import Outcome, ServiceUnavailable, SyncClient, SyncTransaction, connect
+from txnbuffer.client import membership, sync_client
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import InvalidRequest, TransactionAborted
@@ -20,12 +20,12 @@ NUMBERS = [str(number).encode() for number in range(30)]
 
 
 @pytest.fixture
-def client() -> Iterator[PlainClient]:
+def client() -> Iterator[SyncClient]:
     with connect("memory:") as opened:
         yield opened
 
 
-def found(client: PlainClient, count: int) -> list[bytes | None]:
+def found(client: SyncClient, count: int) -> list[bytes | None]:
     values: list[bytes | None] = []
     client.send("target", b"last")
     with client.reader("target") as reader:
@@ -37,7 +37,7 @@ def found(client: PlainClient, count: int) -> list[bytes | None]:
     return values[:-1]
 
 
-def wait_for_abort(client: PlainClient, txn: PlainTransaction) -> None:
+def wait_for_abort(client: SyncClient, txn: SyncTransaction) -> None:
     for _ in range(600):
         if txn._transaction.begun and client.outcome(txn._transaction.id) is Outcome.ABORT:
             return
@@ -46,14 +46,16 @@ def wait_for_abort(client: PlainClient, txn: PlainTransaction) -> None:
 
 
 def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "LONGEST", 600.0)  # the first transaction takes ten records, however slow the machine is
-    given: list[PlainTransaction] = []
+    monkeypatch.setattr(
+        membership, "LONGEST", 600.0
+    )  # the first transaction takes ten records, however slow the machine is
+    given: list[SyncTransaction] = []
     told: list[str] = []
     taken: list[bytes | None] = []
 
-    def keeps_the_first(txn: PlainTransaction, record: Record) -> None:
+    def keeps_the_first(txn: SyncTransaction, record: Record) -> None:
         given.append(txn)
         for send in (lambda: given[0].send("target", record.value), lambda: given[0].delete("target", "k")):
             try:
@@ -67,12 +69,12 @@ def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
     assert client.process("source", "g", keeps_the_first, batch=10, idle_timeout=0.05).records == 30
     assert taken == [b"0", b"0"]
     assert len(told) == 58
-    assert told[0] == plain_transaction.RETURNED
+    assert told[0] == sync_client.RETURNED
     assert found(client, 2) == [b"0", None]
 
 
-def test_nor_does_that_of_a_handler_of_batches(client: PlainClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[PlainTransaction] = []
+def test_nor_does_that_of_a_handler_of_batches(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[SyncTransaction] = []
     commit = Transaction.commit
 
     async def late(txn: Transaction, **options: Any) -> None:
@@ -80,7 +82,7 @@ def test_nor_does_that_of_a_handler_of_batches(client: PlainClient, monkeypatch:
             await asyncio.to_thread(given[-1].send_many, "target", [b"late"])
         await commit(txn, **options)
 
-    def copies(txn: PlainTransaction, records: RecordBatch) -> None:
+    def copies(txn: SyncTransaction, records: RecordBatch) -> None:
         given.append(txn)
         txn.send_many("target", records.messages.values.to_list())
 
@@ -90,7 +92,7 @@ def test_nor_does_that_of_a_handler_of_batches(client: PlainClient, monkeypatch:
     assert found(client, 30) == NUMBERS
 
 
-def test_a_send_that_comes_once_it_commits_is_refused(client: PlainClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_that_comes_once_it_commits_is_refused(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Transaction.commit
     told = []
 
@@ -107,9 +109,7 @@ def test_a_send_that_comes_once_it_commits_is_refused(client: PlainClient, monke
     assert found(client, 1) == [b"in time"]
 
 
-def test_a_commit_waits_for_what_another_thread_hands_over(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_waits_for_what_another_thread_hands_over(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = client.client.routes.parts
     commits: list[asyncio.Task[None]] = []
 
@@ -132,7 +132,7 @@ def test_a_commit_waits_for_what_another_thread_hands_over(
     assert found(client, 2) == [b"taken", b"as well"]
 
 
-def test_what_is_aborted_while_it_begins_does_not_commit(client: PlainClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_aborted_while_it_begins_does_not_commit(client: SyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Transaction.begin
 
     async def aborted_meanwhile(beginning: Transaction) -> Transaction:
@@ -149,7 +149,7 @@ def test_what_is_aborted_while_it_begins_does_not_commit(client: PlainClient, mo
     assert found(client, 0) == []
 
 
-def test_the_time_of_a_transaction_runs_while_its_records_are_held(client: PlainClient) -> None:
+def test_the_time_of_a_transaction_runs_while_its_records_are_held(client: SyncClient) -> None:
     with pytest.raises(TransactionAborted, match="time"), client.transaction(timeout=0.2) as txn:
         txn.send("target", b"late")
         time.sleep(3)
@@ -162,7 +162,7 @@ def test_the_time_of_a_transaction_runs_while_its_records_are_held(client: Plain
 
 
 def test_a_block_left_while_its_transaction_begins_leaves_none_open(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = Transaction.begin
     beginning_now, left = threading.Event(), threading.Event()
@@ -186,7 +186,7 @@ def test_a_block_left_while_its_transaction_begins_leaves_none_open(
 
 
 def test_who_commits_while_it_begins_waits_for_that_and_is_told_once_what_failed(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
 
@@ -204,12 +204,12 @@ def test_who_commits_while_it_begins_waits_for_that_and_is_told_once_what_failed
 
 
 def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(_: Transaction) -> None:
         raise ServiceUnavailable("no service")
 
-    monkeypatch.setattr(plain_transaction, "HELD_RECORDS", 1)
+    monkeypatch.setattr(sync_client, "HELD_RECORDS", 1)
     txn = client.transaction()
     with monkeypatch.context() as patch:
         patch.setattr(Transaction, "begin", away)
@@ -222,7 +222,7 @@ def test_what_was_refused_because_nothing_could_begin_is_not_sent_later(
 
 
 def test_a_send_whose_record_another_thread_commits_is_not_refused(
-    client: PlainClient, monkeypatch: pytest.MonkeyPatch
+    client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = client.call
 
@@ -231,7 +231,7 @@ def test_a_send_whose_record_another_thread_commits_is_not_refused(
             call(txn._commit, False)
         return call(function, *arguments, **options)
 
-    monkeypatch.setattr(plain_transaction, "HELD_RECORDS", 1)
+    monkeypatch.setattr(sync_client, "HELD_RECORDS", 1)
     txn = client.transaction()
     txn.send("target", b"taken")
     with monkeypatch.context() as patch:

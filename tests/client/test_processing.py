@@ -18,11 +18,11 @@ from broker_io.errors import TopicNotFound
 from txnbuffer import ServiceUnavailable, TransactionAborted, connect, dead_letter
 from txnbuffer.client.client import Client
 from txnbuffer.client.processing import behind
+from txnbuffer.client.reader import AsyncReader
 from txnbuffer.client.records import Record, RecordBatch
-from txnbuffer.client.threaded import AsyncReader
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Position
+from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.testing import ServiceProcess
 
 
@@ -289,7 +289,7 @@ def test_workers_and_services_are_killed(service: ServiceProcess) -> None:
                 process.wait()
 
         def handle(txn: object, record: Record) -> None:
-            txn.send("target", record.value)  # type: ignore[attr-defined]  # a PlainTransaction
+            txn.send("target", record.value)  # type: ignore[attr-defined]  # a SyncTransaction
 
         client.process("source", "g", handle, idle_timeout=0.5)
         found: list[bytes | None] = []
@@ -301,7 +301,7 @@ def test_workers_and_services_are_killed(service: ServiceProcess) -> None:
 
 def test_the_outcome_after_an_unknown_commit_decides() -> None:
     async def test(world: World) -> None:
-        client = await world.client(patience=0.05)
+        client = await world.client(max_unavailable=0.05)
         await fill(client, "1", "2")
 
         def lose(frame: ClientFrame) -> bool:

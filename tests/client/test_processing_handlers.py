@@ -16,18 +16,18 @@ from broker_io import open_broker
 from broker_io.errors import PositionTrimmed
 from txnbuffer import InvalidTopicName, Processed, TransactionAborted, connect, dead_letter
 from txnbuffer.client import handling
-from txnbuffer.client.plain_transaction import PlainTransaction
+from txnbuffer.client.reader import AsyncReader
 from txnbuffer.client.records import Record
-from txnbuffer.client.threaded import AsyncReader
+from txnbuffer.client.sync_client import SyncTransaction
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import InvalidRequest, UnfitHandler
+from txnbuffer.errors import InvalidHandler, InvalidRequest
 
 NUMBERS = [str(number).encode() for number in range(30)]
 
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_plain_client_refuses_what_is_to_be_awaited(hidden: bool) -> None:
-    async def work(txn: PlainTransaction, *_: object) -> None:
+    async def work(txn: SyncTransaction, *_: object) -> None:
         txn.send("target", b"never")
 
     given: Any = (lambda *arguments: work(*arguments)) if hidden else work
@@ -47,7 +47,7 @@ async def nothing(txn: Transaction, record: Record) -> None:
     pass
 
 
-def yields(txn: PlainTransaction, record: Record) -> Any:
+def yields(txn: SyncTransaction, record: Record) -> Any:
     txn.send("target", b"never")
     yield
 
@@ -57,7 +57,7 @@ def test_a_plain_client_refuses_handlers_of_which_a_call_runs_nothing(given: Any
     with connect("memory:") as client:
         client.send_many("source", NUMBERS)
         for process in (client.process, client.process_batches):
-            with pytest.raises(UnfitHandler):
+            with pytest.raises(InvalidHandler):
                 process("source", "g", given, on_error="skip", idle_timeout=0.05)
         assert client.process("source", "g", lambda txn, record: None, idle_timeout=0.05).records == 30
 
@@ -71,7 +71,7 @@ def test_a_handler_that_gives_nothing_to_await_is_refused_and_skips_nothing(give
     async def test(world: World) -> None:
         client = await world.client()
         await client.send_many("source", NUMBERS)
-        with pytest.raises(UnfitHandler):
+        with pytest.raises(InvalidHandler):
             await client.process("source", "g", given, on_error="skip", idle_timeout=0.05)
         assert (await client.process("source", "g", nothing, idle_timeout=0.05)).records == 30
 
@@ -82,7 +82,7 @@ def test_a_handler_that_gives_nothing_to_await_is_refused_and_skips_nothing(give
     "raised", [StopIteration("no more"), CancelledError("of a future"), TimeoutError("of its own")]
 )
 def test_whatever_a_plain_handler_raises_is_its_failure(raised: Exception) -> None:
-    def fails(txn: PlainTransaction, record: Record) -> None:
+    def fails(txn: SyncTransaction, record: Record) -> None:
         if record.value == b"13":
             raise raised
 
@@ -208,7 +208,7 @@ def test_an_error_that_can_not_be_told_is_put_aside_too() -> None:
         def __str__(self) -> str:
             raise KeyError
 
-    def fails(txn: PlainTransaction, record: Record) -> None:
+    def fails(txn: SyncTransaction, record: Record) -> None:
         raise Mute
 
     with connect("memory:") as client:
@@ -221,7 +221,7 @@ def test_a_plain_client_that_is_closed_ends_what_it_processes() -> None:
     with connect("memory:") as client:
         client.send_many("source", NUMBERS)
 
-        def closes(txn: PlainTransaction, record: Record) -> None:
+        def closes(txn: SyncTransaction, record: Record) -> None:
             client.close()
 
         with pytest.raises(InvalidRequest, match="was closed"):

@@ -10,10 +10,10 @@ import pytest
 from client_world import World, in_world, read_all, until, values
 
 from txnbuffer import HandlerTooSlow, Processed, TransactionAborted, connect, dead_letter
-from txnbuffer.client import handling, pace
+from txnbuffer.client import handling, membership
 from txnbuffer.client.client import Client
-from txnbuffer.client.plain_transaction import PlainTransaction
 from txnbuffer.client.records import Record, RecordBatch
+from txnbuffer.client.sync_client import SyncTransaction
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import TIME_UP, InvalidRequest, OutcomeUnknown
 
@@ -52,7 +52,7 @@ def test_what_is_done_commits_once_its_time_is_up(monkeypatch: pytest.MonkeyPatc
         assert (done.records, done.transactions) == (30, 30)
         await until(lambda: values(world.broker, "target") == NUMBERS)
 
-    monkeypatch.setattr(pace, "LONGEST", 0.0)
+    monkeypatch.setattr(membership, "LONGEST", 0.0)
     in_world(test)
 
 
@@ -95,14 +95,14 @@ def test_what_became_of_another_transaction_is_the_handlers_error(
     in_world(test)
 
 
-def within(txn: PlainTransaction) -> None:
+def within(txn: SyncTransaction) -> None:
     with txn:
         raise KeyError("which aborts")
 
 
-@pytest.mark.parametrize("ending", [PlainTransaction.commit, PlainTransaction.abort, within])
-def test_a_plain_handler_may_catch_that_and_go_on(ending: Callable[[PlainTransaction], None]) -> None:
-    def ends(txn: PlainTransaction, record: Record) -> None:
+@pytest.mark.parametrize("ending", [SyncTransaction.commit, SyncTransaction.abort, within])
+def test_a_plain_handler_may_catch_that_and_go_on(ending: Callable[[SyncTransaction], None]) -> None:
+    def ends(txn: SyncTransaction, record: Record) -> None:
         txn.send("target", record.value)
         if record.value in (b"9", b"15"):
             with pytest.raises(InvalidRequest, match="can't end its transaction"):
@@ -143,7 +143,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_that_takes_longer_than_a_transaction_may_is_told_and_put_aside(
     retries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls, most = 0, max(retries + 1, pace.LEAST_CALLS)
+    calls, most = 0, max(retries + 1, membership.LEAST_CALLS)
 
     async def test(world: World) -> None:
         client = await world.client()
@@ -218,7 +218,7 @@ def test_what_is_aborted_over_and_over_is_told(caplog: pytest.LogCaptureFixture)
     async def aborted(txn: Transaction, record: Record) -> None:
         nonlocal calls
         calls += 1
-        if calls <= handling.TOLD:
+        if calls <= handling.ABORTS_LOGGED:
             raise TransactionAborted(txn.id, "somebody said so")
 
     async def test(world: World) -> None:
@@ -235,7 +235,7 @@ def test_what_is_aborted_over_and_over_is_told(caplog: pytest.LogCaptureFixture)
 def test_a_plain_client_bounds_what_takes_too_long_as_well(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
-    def slow(txn: PlainTransaction, record: Record) -> None:
+    def slow(txn: SyncTransaction, record: Record) -> None:
         nonlocal calls
         if record.value == b"13":
             calls += 1
@@ -245,5 +245,5 @@ def test_a_plain_client_bounds_what_takes_too_long_as_well(caplog: pytest.LogCap
         client.send_many("source", NUMBERS)
         done = client.process("source", "g", slow, on_error="skip", idle_timeout=0.05)
     assert (done.records, done.skipped) == (29, 1)
-    assert calls > pace.LEAST_CALLS
+    assert calls > membership.LEAST_CALLS
     assert "transactions.timeout" in caplog.text

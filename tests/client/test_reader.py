@@ -19,7 +19,7 @@ from txnbuffer.client.records import Record
 from txnbuffer.errors import InvalidRequest, ProtocolStopped, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position, TxnId
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "orders"
 
@@ -31,15 +31,15 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def keeper(broker: Broker) -> Iterator[BufferKeeper]:
-    with BufferKeeper(broker) as keeper:
+def keeper(broker: Broker) -> Iterator[SnapshotManager]:
+    with SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.register(TOPIC)
         yield keeper
 
 
 @pytest.fixture
-def log(broker: Broker, keeper: BufferKeeper) -> TopicWriter:
+def log(broker: Broker, keeper: SnapshotManager) -> TopicWriter:
     return TopicWriter(broker, TOPIC)
 
 
@@ -90,7 +90,7 @@ def test_stops_below_the_oldest_open_transaction_and_goes_on_when_it_ends(broker
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_reads_from_any_position_with_the_same_seqnos(
-    broker: Broker, log: TopicWriter, keeper: BufferKeeper, snapshot: bool
+    broker: Broker, log: TopicWriter, keeper: SnapshotManager, snapshot: bool
 ) -> None:
     for txn in range(1, 30):
         log.records(txn, f"{txn}a", f"{txn}b")
@@ -135,7 +135,7 @@ def test_starts_at_a_time(broker: Broker, log: TopicWriter) -> None:
     assert values(read(broker, start=datetime.min.replace(tzinfo=UTC))) == ["old"]
 
 
-def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+def test_starts_differ_by_topic(broker: Broker, log: TopicWriter, keeper: SnapshotManager) -> None:
     keeper.register("other")
     other = TopicWriter(broker, "other")
     log.plain("x")
@@ -177,7 +177,7 @@ def test_nothing_within_the_timeout_is_none(broker: Broker, log: TopicWriter) ->
         assert reader.read(timeout=0.05) is None
 
 
-def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, keeper: BufferKeeper) -> None:
+def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, keeper: SnapshotManager) -> None:
     broker.create_topic("plain")
     with broker.writer("plain") as writer:
         writer.append(Batch.of([Message(value=b"1"), Message(value=b"2")])).result(120)
@@ -185,7 +185,7 @@ def test_a_topic_that_never_had_transactions_is_read_as_it_is(broker: Broker, ke
         assert [(record.seqno, record.value) for record in drain(reader)] == [(None, b"1"), (None, b"2")]
 
 
-def test_reads_on_while_the_owner_trims(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+def test_reads_on_while_the_owner_trims(broker: Broker, log: TopicWriter, keeper: SnapshotManager) -> None:
     for txn in range(1, 5):
         log.records(txn, str(txn))
         (log.commit if txn % 2 else log.abort)(txn)
@@ -202,7 +202,7 @@ def test_reads_on_while_the_owner_trims(broker: Broker, log: TopicWriter, keeper
         CommittedReader(broker, TOPIC, start=Position(first - 1, 0))
 
 
-def test_a_reader_that_was_trimmed_away_says_so(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+def test_a_reader_that_was_trimmed_away_says_so(broker: Broker, log: TopicWriter, keeper: SnapshotManager) -> None:
     log.plain("1")
     with CommittedReader(broker, TOPIC) as reader:
         assert values(drain(reader)) == ["1"]
@@ -292,14 +292,16 @@ def test_record_sets_keep_to_limit_and_start(broker: Broker, log: TopicWriter, i
         assert [record.seqno for batch in batches for record in batch] == [*range(6, 21)]
 
 
-def test_transactions_without_any_snapshot_are_refused(broker: Broker, log: TopicWriter, keeper: BufferKeeper) -> None:
+def test_transactions_without_any_snapshot_are_refused(
+    broker: Broker, log: TopicWriter, keeper: SnapshotManager
+) -> None:
     log.records(1, "x")
     log.commit(1)
     keeper.close()
     broker.delete_topic(SNAPSHOT_TOPIC)
     with CommittedReader(broker, TOPIC) as reader, pytest.raises(SnapshotMissing, match="txnbuf recover"):
         reader.read()
-    with BufferKeeper(broker) as owner:
+    with SnapshotManager(broker) as owner:
         owner.recover()
         owner.rebuild(TOPIC)
     assert values(read(broker)) == ["x"]

@@ -13,16 +13,16 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
-from broker_io.testing.world import SimulatedClock
+from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import SnapshotMissing
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client import follower
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import Record
-from txnbuffer.errors import TailStalled
+from txnbuffer.errors import ReplayStalled
 from txnbuffer.model import Position, TxnId
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 T = "orders"
 
@@ -40,13 +40,13 @@ def drain(reader: CommittedReader) -> list[tuple[int | None, str]]:
     return [(record.seqno, (record.value or b"").decode()) for record in records]
 
 
-def owned(broker: Broker, topic: str = T) -> tuple[BufferKeeper, TopicWriter]:
+def owned(broker: Broker, topic: str = T) -> tuple[SnapshotManager, TopicWriter]:
     owner = keeper(broker, part_size=2)
     owner.register(topic)
     return owner, TopicWriter(broker, topic)
 
 
-def trimming(broker: MemoryBroker, owner: BufferKeeper, log: TopicWriter, *, times: int) -> Interfering:
+def trimming(broker: MemoryBroker, owner: SnapshotManager, log: TopicWriter, *, times: int) -> Interfering:
     """A broker that loses the first ledgers each time somebody begins to read the topic."""
     between = Interfering(broker)
     left = [times]
@@ -215,7 +215,7 @@ def test_a_reader_asks_again_for_what_does_not_come_behind_its_seqno(
     broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader of a cluster may be silent while its topic moves; without seqnos the rest would be handed out."""
-    monkeypatch.setattr(follower, "PATIENCE", 0.01)
+    monkeypatch.setattr(follower, "MAX_WAIT", 0.01)
     log = TopicWriter(broker, T)
     log.plain("a")
     between = Interfering(broker)
@@ -231,7 +231,7 @@ def test_a_reader_asks_again_for_what_does_not_come_behind_its_seqno(
             silent.setattr(
                 broker, "reader", lambda topic, *at, **how: opened("silent" if topic == T else topic, *at, **how)
             )
-            with pytest.raises(TailStalled, match="nothing comes behind"):
+            with pytest.raises(ReplayStalled, match="nothing comes behind"):
                 drain(reader)
         assert drain(reader) == [(3, "c")]
 
@@ -325,7 +325,7 @@ def counted_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return loads
 
 
-def aborts_in_two_ledgers(broker: MemoryBroker) -> tuple[BufferKeeper, TopicWriter, CommittedReader]:
+def aborts_in_two_ledgers(broker: MemoryBroker) -> tuple[SnapshotManager, TopicWriter, CommittedReader]:
     """Four aborts in ledger 1, four in ledger 2 behind a transaction that stays open; a reader that has read all."""
     owner, log = owned(broker)
     reader = CommittedReader(broker, T)

@@ -13,7 +13,7 @@ from broker_io.batch import Message
 from broker_io.errors import DiskFailed
 from broker_io.port import Broker
 from txnbuffer import CommittedReader, InvalidMessage, MessageTooLarge, Record, connect
-from txnbuffer.client import uncommitted
+from txnbuffer.client import reader as reader_module
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.protocol import MARKER, RECORDS
 from txnbuffer.recordset import SET_BYTES
@@ -160,7 +160,7 @@ def test_a_set_stays_under_the_limit_and_one_record_may_be_large() -> None:
 
 
 def test_who_waits_for_nobody_sees_a_log_of_large_sets_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncommitted, "TOGETHER", 25)
+    monkeypatch.setattr(reader_module, "TOGETHER", 25)
 
     async def test(world: DirectWorld) -> None:
         client = await world.client()

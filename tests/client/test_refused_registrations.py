@@ -11,7 +11,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.handling import OnError
 from txnbuffer.client.records import Record
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.errors import Error, RegistrationRefused, TopicNotMade
+from txnbuffer.errors import Error, RegistrationRefused, TopicNotCreated
 
 NONE_MADE = "there is no topic 'nope', and this service makes none: create it first$"
 EVERYWHERE: list[OnError] = ["stop", "skip", dead_letter("bad")]
@@ -70,7 +70,7 @@ def test_so_it_does_on_an_embedded_log(on_error: OnError) -> None:
         object.__setattr__(limits, "create_topics", False)
         world.engine.topics._create = False
         await client.process("source", "g", Calls("source-copy").handle, idle_timeout=0.05)
-        await refused(client, on_error, TopicNotMade)
+        await refused(client, on_error, TopicNotCreated)
 
     in_world(test)
 

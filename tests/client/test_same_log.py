@@ -10,17 +10,13 @@ from client_world import run, until, values
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import Error, ServiceUnavailable
-from txnbuffer.client.admin_link import GrpcAdminLink
 from txnbuffer.client.client import Client
-from txnbuffer.client.cluster import client_on, dial_at, dial_owner
-from txnbuffer.client.grpc_link import GrpcLink
-from txnbuffer.client.link import Dial, Link
-from txnbuffer.client.session import Session
-from txnbuffer.client.stream_link import GrpcStreamLink, StreamLink
-from txnbuffer.coordinator.entries import TOPIC
-from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.rpc.log_identity import LogIdentity, log_identity_of
-from txnbuffer.service.admin import Admin
+from txnbuffer.client.connection import client_on, dial_at, dial_owner
+from txnbuffer.client.links import Dial, GrpcAdminLink, GrpcLink, GrpcStreamLink, Link, StreamLink
+from txnbuffer.client.session import ClientSession
+from txnbuffer.coordinator.decisions import TOPIC
+from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.limits import Limits
@@ -45,7 +41,7 @@ class Served:
         await server.start("127.0.0.1:0")
         self.address = f"127.0.0.1:{server.port}"
         self.engine = await Engine.start(self.broker, shared=self._shared, address=told or self.address)
-        await server.serve(self.engine, Admin(self.engine))
+        await server.serve(self.engine, ServiceAdmin(self.engine))
         try:
             yield self
         finally:
@@ -73,9 +69,9 @@ def dialling(log: LogIdentity) -> Callable[[str], Awaitable[Link]]:
 
 
 @asynccontextmanager
-async def client_of(log: Served, dial: Dial, patience: float) -> AsyncIterator[Client]:
+async def client_of(log: Served, dial: Dial, max_unavailable: float) -> AsyncIterator[Client]:
     async with AsyncExitStack() as resources:
-        client = await client_on(log.broker.connect(), [dial], None, patience, resources)
+        client = await client_on(log.broker.connect(), [dial], None, max_unavailable, resources)
         resources.push_async_callback(client.session.close)
         yield client
 
@@ -138,7 +134,7 @@ def test_a_client_of_a_service_stays_with_the_log_that_it_began_with() -> None:
             async def dial() -> Link:
                 return await GrpcLink.open(target.address, None, CONNECTING, log)
 
-            session = Session(dial, SHORT)
+            session = ClientSession(dial, SHORT)
             await session.open()
             client = Client(session, lambda: target.broker, None)
             await commit(client, b"one")

@@ -11,12 +11,12 @@ from direct_world import DirectWorld, in_direct_world
 from broker_io.batch import Batch, Message
 from broker_io.errors import MessageTooLarge
 from txnbuffer import Outcome
-from txnbuffer.client.batches import split
+from txnbuffer.client.branches import Participant, commit_shares
 from txnbuffer.client.client import Client
-from txnbuffer.client.shares import Share, commit_shares
+from txnbuffer.client.outbox import split
 from txnbuffer.coordinator.messages import Branch
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, ProducerFenced, TransactionAborted
-from txnbuffer.frames import SEND_BYTES
+from txnbuffer.rpc.frames import SEND_BYTES
 
 
 def records(*texts: str) -> Batch:
@@ -25,7 +25,7 @@ def records(*texts: str) -> Batch:
 
 async def written(client: Client, *texts: str, number: int = 1, topic: str = "orders") -> Branch:
     """A share by a client that goes when it is finished."""
-    share = Share(client, "query", number)
+    share = Participant(client, "query", number)
     await share.begin()
     for text in texts:
         await share.send_batch(topic, records(text))
@@ -37,7 +37,7 @@ async def written(client: Client, *texts: str, number: int = 1, topic: str = "or
 async def a_number(world: World | DirectWorld, new_client: Callable[[], Awaitable[Client]]) -> None:
     winners = [await written(await new_client(), "one", "two"), await written(await new_client(), "three")]
     await written(await new_client(), "never")
-    unfinished = Share(await new_client(), "query", 1)
+    unfinished = Participant(await new_client(), "query", 1)
     await unfinished.begin()
     await unfinished.send_batch("orders", records("never"))
     driver = await new_client()
@@ -47,7 +47,7 @@ async def a_number(world: World | DirectWorld, new_client: Callable[[], Awaitabl
     with pytest.raises(TransactionAborted):
         await unfinished.send_batch("orders", records("late"))
         await unfinished.finish()
-    late = Share(driver, "query", 1)
+    late = Participant(driver, "query", 1)
     with pytest.raises(AlreadyCommitted):
         await late.begin()
     assert await driver.outcome(late.id) is Outcome.ABORT
@@ -68,7 +68,7 @@ def test_a_share_keeps_all_that_a_record_has_and_can_be_packed() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         for number, batching in enumerate(("messages", "records"), 1):
-            share = Share(client, "query", number)
+            share = Participant(client, "query", number)
             await share.begin()
             await share.send_batch("log", records("a", "b"), batching)  # type: ignore[arg-type]  # a literal of a loop
             await share.send_batch("log", records("c"), batching)  # type: ignore[arg-type]  # as above
@@ -92,7 +92,7 @@ def test_a_share_that_is_not_finished_ends_with_its_client() -> None:
     async def test(world: World) -> None:
         kept = await written(await world.client(), "kept")
         going = await world.client()
-        share = Share(going, "query", 1)
+        share = Participant(going, "query", 1)
         await share.begin()
         await share.send_batch("orders", records("gone"))
         await going.close()
@@ -112,7 +112,7 @@ def test_a_number_that_is_over_takes_no_share() -> None:
         await commit_shares(driver, "query", 1, [await written(await world.client(), "one")])
         await driver.delete_name("query", over=1)
         with pytest.raises(ProducerFenced, match="comes too late"):
-            await Share(driver, "query", 1).begin()
+            await Participant(driver, "query", 1).begin()
         assert values(world.broker, "orders") == [b"one"]
 
     in_world(test)
@@ -121,7 +121,7 @@ def test_a_number_that_is_over_takes_no_share() -> None:
 def test_a_broken_connection_loses_and_doubles_nothing() -> None:
     async def test(world: World) -> None:
         client = await world.client()
-        share = Share(client, "query", 1)
+        share = Participant(client, "query", 1)
         await share.begin()
         await share.send_batch("orders", records("a", "b"))
         world.cut()
@@ -138,7 +138,7 @@ def test_a_broken_connection_loses_and_doubles_nothing() -> None:
 def test_a_share_can_be_aborted_and_its_time_ends_it() -> None:
     async def test(world: World) -> None:
         client = await world.client()
-        share = Share(client, "query", 1)
+        share = Participant(client, "query", 1)
         with pytest.raises(InvalidRequest, match="not begun"):
             await share.finish()
         await share.begin()
@@ -146,7 +146,7 @@ def test_a_share_can_be_aborted_and_its_time_ends_it() -> None:
         await share.abort()
         await share.abort()
         assert await client.outcome(share.id) is Outcome.ABORT
-        short = Share(client, "query", 1, timeout=0.05)
+        short = Participant(client, "query", 1, timeout=0.05)
         await short.begin()
         await until(lambda: world.engine.coordinator.has_ended(short.id.least))
         with pytest.raises(TransactionAborted):
@@ -154,7 +154,7 @@ def test_a_share_can_be_aborted_and_its_time_ends_it() -> None:
         with pytest.raises(TransactionAborted):
             await commit_shares(client, "query", 1, [Branch(short.id, (), ())])
         with pytest.raises(InvalidRequest, match="may last up to"):
-            await Share(client, "query", 1, timeout=1e6).begin()
+            await Participant(client, "query", 1, timeout=1e6).begin()
 
     in_world(test)
 
@@ -166,7 +166,7 @@ def test_records_are_cut_into_sends_and_none_may_be_too_large() -> None:
 
     async def test(world: World) -> None:
         client = await world.client()
-        share = Share(client, "query", 1)
+        share = Participant(client, "query", 1)
         await share.begin()
         with pytest.raises(MessageTooLarge):
             await share.send_batch("orders", Batch.of([Message(None, bytes(client.max_message_bytes + 1))]))

@@ -15,8 +15,8 @@ from broker_io.errors import EntryTooLarge, MessageTooLarge
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import Outcome, OutcomeUnknown, SendUnknown, ServiceUnavailable, Transaction, TransactionAborted
 from txnbuffer.client.client import Client
-from txnbuffer.client.writers import SLICE, Append
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.client.writers import SLICE, TopicAppend
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 
 STILL = "acknowledged nothing for 1 s"
 
@@ -30,10 +30,10 @@ async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:
 @contextmanager
 def impatient(client: Client, error: type[Exception]) -> Iterator[None]:
     """What is waited for within is not there for a second, and the client says so; else it waits as long as need be."""
-    client.session.patience = 1.0
+    client.session.max_unavailable = 1.0
     with pytest.raises(error, match=STILL):
         yield
-    client.session.patience = 60.0
+    client.session.max_unavailable = 60.0
 
 
 async def ended(client: Client, txn: Transaction) -> Outcome:
@@ -142,7 +142,7 @@ def test_what_may_be_too_large_is_sent_alone_from_then_on() -> None:
 )
 def test_slices_keep_what_is_suspect_apart(suspect: int | None, slices: list[int]) -> None:
     sizes = [10, 10, *[1] * (SLICE - 2), 100, 200]
-    append = Append(Batch.of([Message(None, b"v" * size) for size in sizes]), lambda _: None, False)
+    append = TopicAppend(Batch.of([Message(None, b"v" * size) for size in sizes]), lambda _: None, False)
     found = []
     while not append.handed_over:
         found.append(len(append.next_slice(suspect)))

@@ -10,7 +10,7 @@ from service_process import kept_port
 from service_setup import starting_service
 
 from txnbuffer import Client, ServiceUnavailable, connect
-from txnbuffer.client.grpc_link import GrpcLink
+from txnbuffer.client.links import GrpcLink
 
 
 async def use(connecting: asyncio.Future[Client]) -> None:
@@ -32,9 +32,9 @@ def test_a_service_that_is_being_started_is_waited_for(monkeypatch: pytest.Monke
     async def test() -> None:
         async with starting_service() as (address, serve):
             with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
-                await connect(address, patience=0.0).open()
+                await connect(address, max_unavailable=0.0).open()
             turned_away.clear()
-            connecting = asyncio.ensure_future(connect(address, patience=60.0).open())
+            connecting = asyncio.ensure_future(connect(address, max_unavailable=60.0).open())
             await asyncio.wait_for(turned_away.wait(), 60.0)
             await serve()
             await use(connecting)
@@ -46,7 +46,7 @@ def test_a_service_that_is_being_started_is_waited_for(monkeypatch: pytest.Monke
 def test_a_service_that_comes_in_time_is_connected_to() -> None:
     async def test() -> None:
         port = kept_port()
-        connecting = asyncio.ensure_future(connect(f"txnbuf://127.0.0.1:{port}", patience=60.0).open())
+        connecting = asyncio.ensure_future(connect(f"txnbuf://127.0.0.1:{port}", max_unavailable=60.0).open())
         await asyncio.sleep(1.0)
         assert not connecting.done()
         async with starting_service(port) as (_, serve):

@@ -19,45 +19,38 @@ from txnbuffer.coordinator.messages import (
     Commit,
     ConsumerPosition,
     Done,
+    GroupHeartbeat,
     Joined,
     Leased,
+    MemberAssignments,
     NameOpened,
-    Naming,
-    Opened,
-    Share,
-    Shares,
-    TakePart,
+    PartitionAssignment,
+    ProducerSequence,
+    SessionOpened,
+    State,
 )
-from txnbuffer.coordinator.states import State
-from txnbuffer.errors import AlreadyCommitted, OutcomeForgotten, TransactionAborted
-from txnbuffer.frames import (
+from txnbuffer.errors import AlreadyCommitted, MalformedFrame, OutcomeForgotten, TransactionAborted
+from txnbuffer.model import Outcome, TxnId
+from txnbuffer.protocol import transactional
+from txnbuffer.rpc.client_frames import CLIENT_SCHEMA, decode_client_frame, encode_client_frame
+from txnbuffer.rpc.columns import ERROR_SCHEMA, tell, told
+from txnbuffer.rpc.frames import (
     SESSION_VERSION,
     Abort,
     ClientFrame,
     Deletion,
     Failure,
-    Hello,
     IdBlock,
     LeaseRequest,
     NamedRequest,
-    OtherVersion,
     Query,
     Send,
     ServerFrame,
+    SessionHello,
+    VersionMismatch,
     Welcome,
 )
-from txnbuffer.model import Outcome, TxnId
-from txnbuffer.protocol import transactional
-from txnbuffer.wire import (
-    MalformedFrame,
-    decode_client_frame,
-    decode_server_frame,
-    encode_client_frame,
-    encode_server_frame,
-)
-from txnbuffer.wire.client import CLIENT_SCHEMA
-from txnbuffer.wire.faults import ERROR_SCHEMA, tell, told
-from txnbuffer.wire.server import SERVER_SCHEMA
+from txnbuffer.rpc.server_frames import SERVER_SCHEMA, decode_server_frame, encode_server_frame
 
 A, B = TxnId(0, 7), TxnId(3, 9)
 BATCH = Batch.of([Message(b"k", b"one", {"colour": "red"}, 5), Message(None, None)])
@@ -70,23 +63,23 @@ CLIENT = {
         commits=(Commit(3, A, ("orders",), (2,)), Commit(4, TxnId(0, 8), ("stock", "orders"), (1, 1))),
     ),
     "full": ClientFrame(
-        hello=Hello(SESSION_VERSION, "s-1", (A, B)),
+        hello=SessionHello(SESSION_VERSION, "s-1", (A, B)),
         registers=(NamedRequest(5, "orders"),),
         leases=(LeaseRequest(6, 100),),
         open_names=(NamedRequest(7, "sink"),),
         delete_names=(Deletion(16, "source"), Deletion(21, "job", 3)),
         joins=(NamedRequest(8, "group"),),
         members=(
-            TakePart(18, "group", "me", ("orders", "orders"), ("orders-partition-0", "orders-partition-1")),
-            TakePart(19, "group", "m", ("stock",), ("stock",), (Position(1, 9, 3),)),
-            TakePart(20, "group", "gone", leaves=True),
+            GroupHeartbeat(18, "group", "me", ("orders", "orders"), ("orders-partition-0", "orders-partition-1")),
+            GroupHeartbeat(19, "group", "m", ("stock",), ("stock",), (Position(1, 9, 3),)),
+            GroupHeartbeat(20, "group", "gone", leaves=True),
         ),
-        begins=(Begin(9, A, 2.5), Begin(10, B, None, A, Naming("sink", 4, 2))),
+        begins=(Begin(9, A, 2.5), Begin(10, B, None, A, ProducerSequence("sink", 4, 2))),
         sends=(Send("orders", BATCH),),
         commits=(
             Commit(11, A, (), ()),
             Commit(
-                *(12, B, ("orders",), (1,), True, Naming("sink", 4, 2)),
+                *(12, B, ("orders",), (1,), True, ProducerSequence("sink", 4, 2)),
                 *((Branch(TxnId(0, 10), ("stock",), (3,)),), (TxnId(0, 11), TxnId(1, 12))),
                 (ConsumerPosition("group", "stock", 2, Position(1, 2), Position(1, 9, 3)),),
             ),
@@ -112,7 +105,17 @@ SERVER = {
             (5, NameOpened(2, 41)),
             (6, Joined(3, (("orders", Position(1, 2)), ("stock", Position(1, 9, 3))))),
             (7, AlreadyCommitted("sink", 3, 41)),
-            (8, Shares(4, (Share("orders", 2, Position(1, 2)), Share("stock", 4, Position(1, 9, 3))), unsettled=True)),
+            (
+                8,
+                MemberAssignments(
+                    4,
+                    (
+                        PartitionAssignment("orders", 2, Position(1, 2)),
+                        PartitionAssignment("stock", 4, Position(1, 9, 3)),
+                    ),
+                    unsettled=True,
+                ),
+            ),
         ),
         credits=1_000_000,
         draining=True,
@@ -129,13 +132,13 @@ def test_golden_client_frames(name: str) -> None:
 
 
 def test_a_client_of_an_older_version_is_told_to_upgrade() -> None:
-    with pytest.raises(OtherVersion, match=r"client speaks version 1 .* service version 2: upgrade the client"):
+    with pytest.raises(VersionMismatch, match=r"client speaks version 1 .* service version 2: upgrade the client"):
         decode_client_frame((GOLDEN / "session/client-version-1.bin").read_bytes())
 
 
 def test_of_a_newer_version_nothing_is_read_but_that() -> None:
     newer = b"\x02" + b"\x06" + b"whatever stands behind it then"
-    with pytest.raises(OtherVersion, match=r"client speaks version 3 .* service version 2: upgrade the service"):
+    with pytest.raises(VersionMismatch, match=r"client speaks version 3 .* service version 2: upgrade the service"):
         decode_client_frame(len(newer).to_bytes(4, "little") + newer)
 
 
@@ -252,7 +255,7 @@ def test_a_server_frame_that_contradicts_itself_is_refused(changes: dict[str, ob
 
 def test_what_is_no_answer_of_a_session_is_not_sent() -> None:
     with pytest.raises(TypeError, match="Opened"):
-        encode_server_frame(ServerFrame(answers=((1, Opened(1, ())),)))
+        encode_server_frame(ServerFrame(answers=((1, SessionOpened(1, ())),)))
 
 
 def test_a_damaged_block_is_named() -> None:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from coordinator_stage import DECIDED, S, Stage, txn
 
 from broker_io.errors import Error
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import (
-    Begin,
-    Branch,
-    Done,
-    NameOpened,
-    Naming,
-)
+from txnbuffer.coordinator.messages import Begin, Branch, CoordinatorConfig, Done, NameOpened, ProducerSequence
 from txnbuffer.errors import (
     ForeignTransaction,
     InvalidRequest,
@@ -84,7 +77,7 @@ class TestBranches:
         assert stage.query(1) is Outcome.ABORT
 
     def test_naming_a_branch_twice_or_too_many_is_refused(self) -> None:
-        stage = Stage(Config(max_group=4))
+        stage = Stage(CoordinatorConfig(max_group=4))
         winner = Branch(stage.txn(1), ("b",), (1,))
         assert isinstance(stage.commit(0, "a", winners=(winner,), losers=(stage.txn(1),)), InvalidRequest)
         losers = tuple(stage.txn(at) for at in range(1, 6))
@@ -116,26 +109,30 @@ class TestNames:
         stage = Stage()
         opened = stage.call(lambda request: stage.owner.coordinator.open_name(S, request, "n", stage.world.now))
         assert isinstance(opened, NameOpened)
-        stage.begin(0, naming=Naming("n", 1, opened.opening))
+        stage.begin(0, naming=ProducerSequence("n", 1, opened.opening))
         assert isinstance(stage.commit(0, "a"), InvalidRequest)
-        assert isinstance(stage.commit(0, "a", naming=Naming("n", 0, opened.opening)), InvalidRequest)
+        assert isinstance(stage.commit(0, "a", naming=ProducerSequence("n", 0, opened.opening)), InvalidRequest)
         stage.write(0, "a")
-        assert stage.commit(0, "a", naming=Naming("n", 1, opened.opening)) is Outcome.COMMIT
+        assert stage.commit(0, "a", naming=ProducerSequence("n", 1, opened.opening)) is Outcome.COMMIT
 
     def test_one_commit_of_a_name_is_under_way_at_a_time(self) -> None:
         stage = Stage()
         opened = stage.call(lambda request: stage.owner.coordinator.open_name(S, request, "n", stage.world.now))
         assert isinstance(opened, NameOpened)
         stage.write(0, "a")
-        first = stage.send(lambda request: stage.ask_commit(request, 0, "a", naming=Naming("n", 1, opened.opening)))
-        second = stage.send(lambda request: stage.ask_commit(request, 1, "b", naming=Naming("n", 2, opened.opening)))
+        first = stage.send(
+            lambda request: stage.ask_commit(request, 0, "a", naming=ProducerSequence("n", 1, opened.opening))
+        )
+        second = stage.send(
+            lambda request: stage.ask_commit(request, 1, "b", naming=ProducerSequence("n", 2, opened.opening))
+        )
         assert isinstance(stage.owner.heard(S, second), InvalidRequest)
         stage.owner.settle()
         assert stage.owner.heard(S, first) is Outcome.COMMIT
 
     def test_beginning_under_a_name_that_another_opened_is_refused(self) -> None:
         stage = Stage()
-        request = stage.begin(0, naming=Naming("n", 1, 1))
+        request = stage.begin(0, naming=ProducerSequence("n", 1, 1))
         stage.owner.settle()
         assert isinstance(stage.owner.heard(S, request), Error)
         assert stage.query(0) is Outcome.ABORT
@@ -186,7 +183,7 @@ class TestTopics:
 
     def test_a_topic_gets_one_phase_markers_only_once_the_log_says_so(self) -> None:
         stage = Stage(DECIDED)
-        stage.owner = stage.world.take_over(Config())
+        stage.owner = stage.world.take_over(CoordinatorConfig())
         stage.owner.open(S, stage.txn(0), stage.txn(1))
         stage.owner.settle()
         stage.write(0, "a")

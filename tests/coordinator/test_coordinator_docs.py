@@ -6,8 +6,8 @@ from pathlib import Path
 
 from coordinator_races import race_table
 
-from txnbuffer.coordinator.members import table as groups_table
-from txnbuffer.coordinator.states import table
+from txnbuffer.coordinator.groups import table as groups_table
+from txnbuffer.coordinator.messages import table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
 

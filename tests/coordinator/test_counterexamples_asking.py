@@ -8,8 +8,8 @@ from coordinator_world import Owner, World
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import (
     Leased,
+    State,
 )
-from txnbuffer.coordinator.states import State
 from txnbuffer.model import Outcome
 
 

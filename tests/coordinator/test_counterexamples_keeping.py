@@ -6,20 +6,20 @@ import pytest
 from coordinator_stage import S, aborted, ask_abort, ask_commit, query, txn
 from coordinator_world import Owner, World, position
 
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.entries import EndedIds, decode
+from txnbuffer.coordinator.decisions import EndedIds, decode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import (
     Begin,
     Branch,
     ConsumerPosition,
+    CoordinatorConfig,
     Joined,
     NameOpened,
-    Naming,
-    Opened,
+    ProducerSequence,
     Result,
+    SessionOpened,
+    State,
 )
-from txnbuffer.coordinator.states import State
 from txnbuffer.errors import (
     AlreadyCommitted,
     OutcomeForgotten,
@@ -32,7 +32,9 @@ from txnbuffer.model import Outcome
 
 class TestH11Forgetting:
     def test_a_group_stays_while_an_older_open_id_holds_the_mark_and_no_bitmap_covers_it(self) -> None:
-        config = Config(remember=10.0, ended_interval=1e9, max_transaction_timeout=1e6, transaction_timeout=1e5)
+        config = CoordinatorConfig(
+            remember=10.0, ended_interval=1e9, max_transaction_timeout=1e6, transaction_timeout=1e5
+        )
         world, owner, first = self.held(config)
         owner.age(30)
         owner.tick()
@@ -42,21 +44,23 @@ class TestH11Forgetting:
 
     def test_a_group_stays_as_long_as_its_outcomes_are_remembered(self) -> None:
         world = World()
-        owner = world.take_over(Config(remember=20.0))
+        owner = world.take_over(CoordinatorConfig(remember=20.0))
         first = owner.client(S, ids=1)
         assert ask_commit(owner, first)
         owner.settle()
         owner.age(10)
         assert owner.coordinator.low_water_mark == first
         assert len(History.read(world.compacted()).groups) == 1
-        successor = world.take_over(Config(remember=20.0), compact=True)
+        successor = world.take_over(CoordinatorConfig(remember=20.0), compact=True)
         assert query(successor, first) is Outcome.COMMIT
         owner.settle()
         successor.age(15)
         assert History.read(world.compacted()).groups == {}
 
     def test_the_ended_bitmap_is_durable_before_the_tombstone(self) -> None:
-        config = Config(remember=10.0, ended_interval=0.0, max_transaction_timeout=1e6, transaction_timeout=1e5)
+        config = CoordinatorConfig(
+            remember=10.0, ended_interval=0.0, max_transaction_timeout=1e6, transaction_timeout=1e5
+        )
         world, owner, first = self.held(config)
         world.now += 20
         owner.tick()
@@ -74,11 +78,11 @@ class TestH11Forgetting:
         told = successor.open(S, txn(first), txn(first + 1))
         successor.settle()
         opened = successor.heard(S, told)
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, SessionOpened)
         assert opened.states[0] == (txn(first), State.OPEN)
         assert isinstance(opened.states[1][1], OutcomeForgotten)
 
-    def held(self, config: Config) -> tuple[World, Owner, int]:
+    def held(self, config: CoordinatorConfig) -> tuple[World, Owner, int]:
         """`first` is open and holds the mark; `first + 1` has committed on two topics."""
         world = World()
         owner = world.take_over(config)
@@ -94,7 +98,7 @@ class TestH11Forgetting:
 
     def test_a_forgotten_outcome_is_never_told_as_aborted(self) -> None:
         world = World()
-        owner = world.take_over(Config(remember=10.0))
+        owner = world.take_over(CoordinatorConfig(remember=10.0))
         first = owner.client(S)
         world.record("a", txn(first), 1)
         told = ask_commit(owner, first, "a")
@@ -173,7 +177,7 @@ class TestH19ConsumerPositions:
 
     @pytest.mark.parametrize("compact", [False, True])
     def test_a_commit_starts_where_the_last_one_ended(self, compact: bool) -> None:
-        config = Config(remember=10.0, ended_interval=0.0)
+        config = CoordinatorConfig(remember=10.0, ended_interval=0.0)
         world = World()
         owner = world.take_over(config)
         first = owner.client(S)
@@ -199,13 +203,13 @@ class TestH20NamedProducers:
 
     def commit(self, owner: Owner, least: int, number: int, opening: int) -> Result | None:
         owner.world.record("a", txn(least), 1, str(least).encode())
-        request = ask_commit(owner, least, "a", naming=Naming("query", number, opening))
+        request = ask_commit(owner, least, "a", naming=ProducerSequence("query", number, opening))
         owner.settle()
         return owner.heard(S, request)
 
     @pytest.mark.parametrize("compact", [False, True])
     def test_a_batch_retried_days_later_is_already_committed(self, compact: bool) -> None:
-        config = Config(remember=10.0)
+        config = CoordinatorConfig(remember=10.0)
         world = World()
         owner = world.take_over(config)
         first = owner.client(S)
@@ -229,7 +233,7 @@ class TestH20NamedProducers:
         first = owner.client(S)
         old = self.open_name(owner)
         world.record("a", txn(first), 1, b"x")
-        request = ask_commit(owner, first, "a", naming=Naming("query", 1, old.opening))
+        request = ask_commit(owner, first, "a", naming=ProducerSequence("query", 1, old.opening))
         owner.open("other")
         new = self.open_name(owner, "other")
         assert new.opening > old.opening
@@ -241,7 +245,7 @@ class TestH20NamedProducers:
         world = World()
         owner = world.take_over()
         first = owner.client(S)
-        naming = Naming("query", 1, self.open_name(owner).opening)
+        naming = ProducerSequence("query", 1, self.open_name(owner).opening)
         owner.coordinator.begin_many(S, [Begin(owner.request(), txn(first), None, None, naming)], world.now)
         assert query(owner, first) is State.OPEN
         owner.open("other")
@@ -249,7 +253,7 @@ class TestH20NamedProducers:
         assert query(owner, first) is Outcome.ABORT
 
     def test_a_deleted_name_starts_anew_whatever_is_compacted(self) -> None:
-        config = Config(remember=10.0)
+        config = CoordinatorConfig(remember=10.0)
         world = World()
         owner = world.take_over(config)
         first = owner.client(S)
@@ -266,7 +270,7 @@ class TestH20NamedProducers:
         assert self.open_name(world_owner(world, config)).committed == 0
 
 
-def world_owner(world: World, config: Config) -> Owner:
+def world_owner(world: World, config: CoordinatorConfig) -> Owner:
     owner = world.take_over(config, compact=True)
     owner.client(S)
     return owner

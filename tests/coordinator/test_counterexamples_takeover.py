@@ -7,11 +7,11 @@ from coordinator_world import World
 from pyroaring import BitMap64
 
 from broker_io.errors import Error
-from txnbuffer.coordinator.entries import Mark, Owner, Ownership, decode
+from txnbuffer.coordinator.decisions import LowWaterMark, Owner, OwnerEpoch, decode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import Opened
-from txnbuffer.coordinator.ownership import Acquisition, first_id
+from txnbuffer.coordinator.messages import SessionOpened
 from txnbuffer.coordinator.progress import Progress
+from txnbuffer.coordinator.takeover import Acquisition, first_id
 from txnbuffer.errors import UnknownTransaction
 from txnbuffer.model import MAX_LEAST, Outcome
 
@@ -155,7 +155,7 @@ def test_a_take_over_waits_for_the_markers_of_decisions_but_not_where_a_topic_ha
     successor.land_marker(which)
     successor.acknowledge_marker()
     successor.take()
-    assert isinstance(successor.heard(S, opened), Opened)
+    assert isinstance(successor.heard(S, opened), SessionOpened)
     assert successor.coordinator.transaction(txn(first)) is not None
     successor.settle()  # it goes on, and its marker is written
     assert successor.coordinator.transaction(txn(first)) is None
@@ -170,7 +170,7 @@ class TestH6LowWaterMark:
         ask_commit(owner, first, "a")
         owner.settle()
         owner.tick(5.0)
-        assert [type(decode(message)) for message in owner.appends[-1].messages] == [Mark]
+        assert [type(decode(message)) for message in owner.appends[-1].messages] == [LowWaterMark]
         assert owner.coordinator.low_water_mark == 0
         world.record("a", txn(first + 1), 1)
         ask_commit(owner, first + 1, "a")
@@ -198,7 +198,7 @@ class TestH6LowWaterMark:
         owner.coordinator.give_back(S, 98, first, 1, world.now)
         owner.tick(5.0)
         owner.tick(5.0)
-        assert all(not isinstance(decode(one), Mark) for append in owner.appends for one in append.messages)
+        assert all(not isinstance(decode(one), LowWaterMark) for append in owner.appends for one in append.messages)
 
 
 class TestH12OneEpoch:
@@ -217,13 +217,13 @@ class TestH12OneEpoch:
 
 
 def test_an_owner_tells_of_all_that_came_before_it_also_of_a_late_one() -> None:
-    known = {4: Ownership(4, "c"), 5: Ownership(5, "d", 7, 90)}
+    known = {4: OwnerEpoch(4, "c"), 5: OwnerEpoch(5, "d", 7, 90)}
     acquisition = Acquisition("new", 5, drawn="e", owners=known)
-    assert acquisition.owners == (*known.values(), Ownership(6, "e"))
-    late = known | {6: Ownership(6, "1a7e")}
+    assert acquisition.owners == (*known.values(), OwnerEpoch(6, "e"))
+    late = known | {6: OwnerEpoch(6, "1a7e")}
     assert not acquisition.read(6, late), "it is told of before anything is answered"
-    assert acquisition.owners == (*late.values(), Ownership(7, "e"))
-    assert acquisition.read(0, known | {6: Ownership(6, "e")}), "its own first entry is none of another"
+    assert acquisition.owners == (*late.values(), OwnerEpoch(7, "e"))
+    assert acquisition.read(0, known | {6: OwnerEpoch(6, "e")}), "its own first entry is none of another"
     entry = decode(acquisition.entry())
     assert isinstance(entry, Owner)
     assert entry.owners == acquisition.owners
@@ -234,9 +234,9 @@ class TestSkippedIds:
 
     def test_an_owner_sees_leases_that_landed_late(self) -> None:
         acquisition = Acquisition("new", 5, drawn="ff", last=20)
-        assert acquisition.owners[-1] == Ownership(6, "ff", 21, 21 + 0xFF)
+        assert acquisition.owners[-1] == OwnerEpoch(6, "ff", 21, 21 + 0xFF)
         assert not acquisition.read(0, {}, 30)
-        assert acquisition.owners[-1] == Ownership(7, "ff", 31, 31 + 0xFF)
+        assert acquisition.owners[-1] == OwnerEpoch(7, "ff", 31, 31 + 0xFF)
         assert acquisition.read(0, {}, 30)
 
     def test_ids_never_run_out(self) -> None:

@@ -12,27 +12,27 @@ from pyroaring import BitMap64
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from txnbuffer.coordinator.entries import (
+from txnbuffer.coordinator.decisions import (
     Consumers,
     EndedIds,
     Entry,
     Group,
     Lease,
-    Mark,
+    LowWaterMark,
     Name,
     NamedCommit,
     Owner,
-    Ownership,
+    OwnerEpoch,
     PositionCommit,
+    RegisteredTopic,
     Retired,
-    Topic,
+    Row,
     decode,
     encode,
     key_of,
     tombstone,
 )
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.rows import Row
 from txnbuffer.errors import UnreadableDecision
 from txnbuffer.model import MAX_LEAST, Outcome
 
@@ -52,10 +52,10 @@ GROUP = Group(
 ENTRIES: dict[str, Entry] = {
     "owner": Owner(3, "host-7:4711"),
     "group": GROUP,
-    "mark": Mark(5, 1002, 1_700_000_001_000, BitMap64([1, 2, 3, 900]), BitMap64([4])),
+    "mark": LowWaterMark(5, 1002, 1_700_000_001_000, BitMap64([1, 2, 3, 900]), BitMap64([4])),
     "ended": EndedIds(BitMap64([1005, 1006, 2**40])),
     "lease": Lease(3001, 1000, "client-é", 1_700_000_000_000),
-    "topic": Topic("orders", True),
+    "topic": RegisteredTopic("orders", True),
     "name": Name("query-1", 2, 42, False),
     "consumers": Consumers("billing", 4, (("orders", Position(3, 17)), ("p", Position(3, 9, 4)))),
 }
@@ -92,7 +92,11 @@ def test_golden_of_an_owner_with_an_address() -> None:
 
 def test_golden_of_an_owner_with_those_before_it() -> None:
     """Of one of a cluster, or the first of a log, there is the id only; of others what they skipped, too."""
-    known = (Ownership(1, "5e" * 16), Ownership(2, "0f" * 16, 2001, 2**40), Ownership(4, "a1" * 16, 2**40 + 10, 2**62))
+    known = (
+        OwnerEpoch(1, "5e" * 16),
+        OwnerEpoch(2, "0f" * 16, 2001, 2**40),
+        OwnerEpoch(4, "a1" * 16, 2**40 + 10, 2**62),
+    )
     owner = Owner(4, "host-7:4711", owners=known)
     message = encode(owner)
     shown = [message.key.decode(), *(f"{name}={text}" for name, text in sorted(message.properties.items()))]
@@ -127,7 +131,7 @@ def several(one: st.SearchStrategy) -> st.SearchStrategy:
 
 entries = st.one_of(
     st.builds(
-        Owner, longs, names, st.one_of(st.just(""), names), several(st.builds(Ownership, longs, names, longs, longs))
+        Owner, longs, names, st.one_of(st.just(""), names), several(st.builds(OwnerEpoch, longs, names, longs, longs))
     ),
     st.builds(
         Group,
@@ -139,10 +143,10 @@ entries = st.one_of(
         several(st.builds(NamedCommit, names, longs)),
         several(st.builds(PositionCommit, names, names, positions)),
     ),
-    st.builds(Mark, longs, longs, longs, bitmaps, bitmaps),
+    st.builds(LowWaterMark, longs, longs, longs, bitmaps, bitmaps),
     st.builds(EndedIds, bitmaps),
     st.builds(Lease, longs, longs, names, longs),
-    st.builds(Topic, names, st.booleans()),
+    st.builds(RegisteredTopic, names, st.booleans()),
     st.builds(Name, names, longs, longs, st.booleans(), longs),
     st.builds(Consumers, names, longs, several(st.tuples(names, positions)), longs),
 )

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from txnbuffer.coordinator.decisions import DecisionRows, Row
 from txnbuffer.coordinator.progress import Progress
-from txnbuffer.coordinator.rows import Row, Rows
 from txnbuffer.model import MAX_LEAST, Outcome
 
 LOW_WATER_MARK = 20
@@ -27,18 +27,18 @@ def decided(draw: st.DrawFn) -> list[Row]:
 
 @given(decided())
 def test_columns_are_the_rows(rows: list[Row]) -> None:
-    columns = Rows.of(rows)
+    columns = DecisionRows.of(rows)
     assert list(columns) == rows
     assert columns == tuple(rows)
     assert len(columns) == len(rows)
     assert [columns[index] for index in range(len(rows))] == rows
-    assert Rows.of(columns) is columns
+    assert DecisionRows.of(columns) is columns
 
 
 @given(decided(), st.sets(IDS))
 def test_what_is_settled_is_split_off(rows: list[Row], settled: set[int]) -> None:
     progress = Progress(LOW_WATER_MARK, BitMap64(settled))
-    aborted, committed, undone = Rows.of(rows).split(progress)
+    aborted, committed, undone = DecisionRows.of(rows).split(progress)
     assert undone == [row for row in rows if row.topics and not progress.has_ended(row.least)]
     done = [row for row in rows if row not in undone]
     assert set(aborted) == {row.least for row in done if row.outcome is Outcome.ABORT}

@@ -6,14 +6,9 @@ import pytest
 from coordinator_stage import DECIDED, S, Stage
 
 from broker_io.errors import Error
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.entries import Group, decode
+from txnbuffer.coordinator.decisions import Group, decode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import (
-    Branch,
-    Commit,
-)
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import Branch, Commit, CoordinatorConfig, State
 from txnbuffer.errors import (
     ForeignTransaction,
     InvalidRequest,
@@ -109,15 +104,15 @@ class TestCommit:
         assert [len(group.rows) for group in groups if isinstance(group, Group)] == [5]
 
     def test_a_group_holds_so_many_rows(self) -> None:
-        stage = Stage(Config(one_phase=False, verify_counts=False, max_group=6))
+        stage = Stage(CoordinatorConfig(one_phase=False, verify_counts=False, max_group=6))
         commits = [Commit(100 + at, stage.txn(at), ("a",), (1,)) for at in range(7)]
         stage.owner.coordinator.commit_many(S, commits, stage.world.now)
         stage.owner.settle()
         assert [len(group.rows) for group in History.read(stage.world.decisions).groups.values()] == [3, 3, 1]
         assert all(stage.owner.heard(S, 100 + at) is Outcome.COMMIT for at in range(7))
 
-    @pytest.mark.parametrize("config", [None, Config(one_phase=False)])
-    def test_a_wrong_count_aborts(self, config: Config | None) -> None:
+    @pytest.mark.parametrize("config", [None, CoordinatorConfig(one_phase=False)])
+    def test_a_wrong_count_aborts(self, config: CoordinatorConfig | None) -> None:
         stage = Stage(config)
         stage.write(0, "a", 2)
         result = stage.commit(0, "a", records=3)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.members import AWAY_TIMEOUT
-from txnbuffer.coordinator.messages import ConsumerPosition, Share, Shares
+from txnbuffer.coordinator.groups import AWAY_TIMEOUT
+from txnbuffer.coordinator.messages import ConsumerPosition, MemberAssignments, PartitionAssignment
 from txnbuffer.model import Outcome
 
 
@@ -18,10 +18,10 @@ class Belief:
 
     def __init__(self) -> None:
         self.generation = 0
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, PartitionAssignment] = {}
         self.ends: dict[str, int] = {}
 
-    def hear(self, told: Shares) -> None:
+    def hear(self, told: MemberAssignments) -> None:
         if told.generation < self.generation:
             return
         for share in told.shares:
@@ -49,7 +49,7 @@ class Groups(RuleBasedStateMachine):
         """Members hear what was answered."""
         for asked in [asked for asked in self.asked if asked in self.rig.answers]:
             member, told = self.asked.pop(asked), self.rig.answers[asked]
-            if not isinstance(told, Shares):
+            if not isinstance(told, MemberAssignments):
                 continue  # the member has no connection
             self.beliefs[member].hear(told)
             self.told |= {(member, share.partition, told.generation) for share in told.shares}

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.assigning import assign
-from txnbuffer.coordinator.members import AWAY_TIMEOUT, STEPS, Members, Stage
-from txnbuffer.coordinator.messages import ConsumerPosition, Done, TakePart
+from txnbuffer.coordinator.groups import AWAY_TIMEOUT, STEPS, Members, Stage, assign
+from txnbuffer.coordinator.messages import ConsumerPosition, Done, GroupHeartbeat
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import Outcome
 
@@ -240,7 +239,7 @@ def test_a_group_that_is_forgotten_begins_anew() -> None:
 def test_partitions_are_forgotten_with_their_topic() -> None:
     rig = Rig()
     ends = (Position(1, 9), Position(2, 9))
-    part = TakePart(rig.request(), GROUP, "m0", ("t", "u"), ("t-partition-3", "u"), ends)
+    part = GroupHeartbeat(rig.request(), GROUP, "m0", ("t", "u"), ("t-partition-3", "u"), ends)
     rig.coordinator.take_part("m0", part, rig.now)
     rig.say("m0", 0, leaves=True)
     rig.coordinator.forget_group(asked := rig.request(), GROUP, "t", rig.now)
@@ -253,7 +252,7 @@ def test_a_crowd_is_refused() -> None:
     rig = Rig()
     asked = rig.request()
     names = tuple(f"t-{number}" for number in range(10_001))
-    part = TakePart(asked, GROUP, "m0", ("t",) * len(names), names)
+    part = GroupHeartbeat(asked, GROUP, "m0", ("t",) * len(names), names)
     rig.coordinator.take_part("m0", part, rig.now)
     rig.take()
     assert isinstance(rig.answers[asked], InvalidRequest)
@@ -267,9 +266,9 @@ def test_the_table_leaves_no_stage_without_a_way() -> None:
 def test_a_partition_is_shared_by_who_names_it_and_who_names_its_topic(order: tuple[int, ...]) -> None:
     """Whoever comes last; the member that wants a single partition can have that one alone."""
     parts = [
-        TakePart(0, GROUP, "whole", ("t", "t", "t"), ("t-0", "t-1", "t-2")),
-        TakePart(0, GROUP, "one", ("t-1",), ("t-1",)),
-        TakePart(0, GROUP, "both", ("t", "t", "t-2"), ("t-0", "t-1", "t-2")),
+        GroupHeartbeat(0, GROUP, "whole", ("t", "t", "t"), ("t-0", "t-1", "t-2")),
+        GroupHeartbeat(0, GROUP, "one", ("t-1",), ("t-1",)),
+        GroupHeartbeat(0, GROUP, "both", ("t", "t", "t-2"), ("t-0", "t-1", "t-2")),
     ]
     members = Members(0)
     for number in order:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 from coordinator_stage import DECIDED, S, Stage, txn
 
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.entries import Mark, decode
+from txnbuffer.coordinator.decisions import LowWaterMark, decode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import (
-    Commit,
-    Done,
-    Leased,
-    Opened,
-)
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import Commit, CoordinatorConfig, Done, Leased, SessionOpened, State
 from txnbuffer.errors import (
     ForeignTransaction,
     InvalidRequest,
@@ -45,7 +38,7 @@ class TestIds:
         assert isinstance(Stage().lease(count), InvalidRequest)
 
     def test_so_many_may_be_open_in_a_session_and_in_all(self) -> None:
-        stage = Stage(Config(max_open_session=12, max_open=15))
+        stage = Stage(CoordinatorConfig(max_open_session=12, max_open=15))
         assert isinstance(stage.lease(3), TooManyTransactions)
         assert isinstance(stage.lease(2), Leased)
         stage.owner.open("other")
@@ -56,7 +49,7 @@ class TestIds:
         assert isinstance(stage.lease(1, "other"), Leased)
 
     def test_limits_count_what_older_owners_leased(self) -> None:
-        config = Config(max_open_session=12)
+        config = CoordinatorConfig(max_open_session=12)
         stage = Stage(config)
         stage.write(0, "a")
         stage.commit(0, "a")
@@ -82,7 +75,7 @@ class TestIds:
         assert stage.commit(0, "a") is Outcome.COMMIT
 
     def test_a_lease_that_is_not_used_in_time_ends(self) -> None:
-        stage = Stage(Config(lease_timeout=100.0))
+        stage = Stage(CoordinatorConfig(lease_timeout=100.0))
         stage.begin(0, timeout=500.0)
         stage.owner.age(110, step=10)
         assert isinstance(stage.commit(5, "a"), TransactionAborted)
@@ -120,12 +113,12 @@ class TestIds:
         assert stage.owner.coordinator.low_water_mark == stage.first + 2
 
     def test_of_marks_the_newest_stays_and_older_ones_are_remembered_for_their_time(self) -> None:
-        stage = Stage(Config(remember=20.0))
+        stage = Stage(CoordinatorConfig(remember=20.0))
         for at in range(3):
             stage.write(at, "a")
             stage.commit(at, "a")
             stage.owner.age(2)
-        marks = [entry for entry in map(decode, stage.world.compacted()) if isinstance(entry, Mark)]
+        marks = [entry for entry in map(decode, stage.world.compacted()) if isinstance(entry, LowWaterMark)]
         assert [mark.low_water_mark for mark in marks] == [stage.first, stage.first + 1, stage.first + 2]
         stage.owner.age(60, step=5)
         assert len(History.read(stage.world.compacted()).marks) == 1
@@ -150,7 +143,7 @@ class TestSessions:
         request = stage.owner.open(S, stage.txn(0), txn(900))
         stage.owner.settle()
         opened = stage.owner.heard(S, request)
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, SessionOpened)
         assert opened.states[0] == (stage.txn(0), State.OPEN)
         assert isinstance(opened.states[1][1], ForeignTransaction)
         stage.write(0, "a")
@@ -159,7 +152,7 @@ class TestSessions:
         assert stage.query(2) is Outcome.ABORT
 
     def test_a_client_that_stays_away_loses_what_it_has_open(self) -> None:
-        stage = Stage(Config(session_timeout=10.0))
+        stage = Stage(CoordinatorConfig(session_timeout=10.0))
         stage.begin(0)
         stage.owner.coordinator.session_disconnected(S, stage.world.now)
         stage.owner.age(8)
@@ -194,16 +187,16 @@ class TestSessions:
         assert owner.heard(S, opened) is None
         owner.borders = borders
         owner.settle()
-        assert isinstance(owner.heard(S, opened), Opened)
+        assert isinstance(owner.heard(S, opened), SessionOpened)
         stage.first = block.first
         stage.write(0, "a")
         assert stage.commit(0, "a") is Outcome.COMMIT
 
     def test_after_a_take_over_unclaimed_transactions_are_aborted(self) -> None:
-        stage = Stage(Config(session_timeout=10.0))
+        stage = Stage(CoordinatorConfig(session_timeout=10.0))
         stage.begin(0)
         stage.write(0, "a")
-        stage.owner = stage.world.take_over(Config(session_timeout=10.0))
+        stage.owner = stage.world.take_over(CoordinatorConfig(session_timeout=10.0))
         stage.owner.settle()
         assert stage.query(0) is State.OPEN
         stage.owner.age(12)
@@ -212,7 +205,7 @@ class TestSessions:
 
 class TestTime:
     def test_a_transaction_may_last_its_timeout(self) -> None:
-        stage = Stage(Config(transaction_timeout=20.0, max_transaction_timeout=100.0))
+        stage = Stage(CoordinatorConfig(transaction_timeout=20.0, max_transaction_timeout=100.0))
         stage.begin(0)
         stage.begin(1, timeout=5.0)
         stage.begin(2, timeout=90.0)
@@ -229,7 +222,7 @@ class TestTime:
         assert not result.timed_out
 
     def test_nobody_may_ask_for_more_than_the_maximum(self) -> None:
-        stage = Stage(Config(max_transaction_timeout=100.0))
+        stage = Stage(CoordinatorConfig(max_transaction_timeout=100.0))
         request = stage.begin(0, timeout=101.0)
         assert isinstance(stage.owner.heard(S, request), InvalidRequest)
 

@@ -15,38 +15,42 @@ from pyroaring import BitMap64
 from broker_io.batch import Batch, Message
 from broker_io.errors import MessageTooLarge
 from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.entries import (
+from txnbuffer.coordinator.core import Markers
+from txnbuffer.coordinator.decisions import (
     Consumers,
     EndedIds,
     Group,
     NamedCommit,
     Owner,
-    Ownership,
+    OwnerEpoch,
     PositionCommit,
+    RegisteredTopic,
     Retired,
-    Topic,
+    Row,
     decode,
     encode,
 )
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.ids import block
-from txnbuffer.coordinator.journal import Journal, TooLarge
-from txnbuffer.coordinator.letters import Letter, encode_letter, letters
-from txnbuffer.coordinator.markers import Markers
-from txnbuffer.coordinator.messages import ConsumerPosition, Joined, Shares, TakePart
-from txnbuffer.coordinator.ownership import Acquisition
-from txnbuffer.coordinator.progress import Progress
-from txnbuffer.coordinator.rows import Row
+from txnbuffer.coordinator.journal import DecisionJournal, TooLarge
+from txnbuffer.coordinator.messages import (
+    ConsumerPosition,
+    CoordinatorConfig,
+    GroupHeartbeat,
+    Joined,
+    MemberAssignments,
+)
+from txnbuffer.coordinator.progress import Progress, block
+from txnbuffer.coordinator.shard_messages import ShardMessage, encode_letter, letters
 from txnbuffer.coordinator.sizes import SMALLEST_LIMIT, consumers_bytes, retired_blocks
-from txnbuffer.coordinator.transaction import Retirement, Transaction
+from txnbuffer.coordinator.takeover import Acquisition
+from txnbuffer.coordinator.transaction import Retirement, TransactionState
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.model import MAX_LEAST, Marker, MarkerItem, Outcome, TxnId
 from txnbuffer.protocol import encode_marker
 
 LIMIT = SMALLEST_LIMIT
 LAST = Position(2**62, 2**62, 2**31 - 1)
-SMALL = Config(one_phase=False, verify_counts=False, max_message_bytes=LIMIT)
+SMALL = CoordinatorConfig(one_phase=False, verify_counts=False, max_message_bytes=LIMIT)
 
 NAMES = ("a", "b", "größe" * 20, "t" * 400, *(f"{number:03}" + "x" * 97 for number in range(40)))
 
@@ -88,7 +92,7 @@ class Chance(random.Random):
                 return "decide", [self.row() for _ in range(self.randint(1, 3))], names, positions
 
 
-def tried(journal: Journal, rows: Any, commits: Any, positions: Any) -> int | None:
+def tried(journal: DecisionJournal, rows: Any, commits: Any, positions: Any) -> int | None:
     """The number of the group, None if it is too large."""
     try:
         return journal.decide(rows, commits, positions)
@@ -104,19 +108,19 @@ def group_of(number: int, rows: Sequence[Row], commits: Sequence[Any] = (), posi
 def test_groups_never_exceed_the_limit_and_nothing_is_lost(limit: int, seed: int) -> None:
     chance = Chance(seed)
     operations = [chance.operation() for _ in range(chance.randint(1, 40))]
-    journal = Journal(1, 7, 10_000, limit, lambda *_: None)
+    journal = DecisionJournal(1, 7, 10_000, limit, lambda *_: None)
     said: list[tuple[str, Any]] = []  # in order, group by group or not
     together: list[tuple[int, list[Row], Sequence[NamedCommit], Sequence[PositionCommit]]] = []
     for kind, *what in operations:
         if kind == "put":
-            journal.put(Topic(what[0], one_phase=False))
+            journal.put(RegisteredTopic(what[0], one_phase=False))
             said.append(("topic", what[0]))
         elif kind == "retire":
             blocks = what[0][: retired_blocks(limit)]
             journal.retire(Retirement(None, BitMap64()), blocks)
             said += [("retired", one) for one in blocks]
         else:
-            rows = [(one, Transaction(TxnId(0, one.least), None, None)) for one in what[0]]
+            rows = [(one, TransactionState(TxnId(0, one.least), None, None)) for one in what[0]]
             if kind == "abort":
                 journal.abort(rows)
                 said += [("row", (one.least, one.outcome)) for one, _ in rows]
@@ -157,7 +161,7 @@ def between_topics(said: Sequence[tuple[str, Any]]) -> list[set[Any]]:
 def told(entries: Sequence[Any]) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for entry in entries:
-        if isinstance(entry, Topic):
+        if isinstance(entry, RegisteredTopic):
             found.append(("topic", entry.topic))
         else:
             found += [("row", (one.least, one.outcome)) for one in entry.rows]
@@ -166,9 +170,11 @@ def told(entries: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def test_a_group_is_filled_before_the_next_one_begins() -> None:
-    journal = Journal(1, 1, 10_000, 16384, lambda *_: None)
+    journal = DecisionJournal(1, 1, 10_000, 16384, lambda *_: None)
     for least in range(1, 5001):
-        journal.decide([(Row(least, Outcome.COMMIT, ("a", "b"), (1, 1)), Transaction(TxnId(0, least), None, None))])
+        journal.decide(
+            [(Row(least, Outcome.COMMIT, ("a", "b"), (1, 1)), TransactionState(TxnId(0, least), None, None))]
+        )
     append = journal.take()
     assert append is not None
     assert len(append.messages) <= 4
@@ -240,16 +246,16 @@ def test_a_group_begins_on_no_more_partitions_than_an_entry_holds() -> None:
         ends = (LAST,) * count
         return stage.call(
             lambda request: stage.owner.coordinator.take_part(
-                S, TakePart(request, "g", "m", topics[:count], topics[:count], ends, leaves), stage.world.now
+                S, GroupHeartbeat(request, "g", "m", topics[:count], topics[:count], ends, leaves), stage.world.now
             )
         )
 
     refused = part(40)
     assert isinstance(refused, MessageTooLarge)
     assert "group 'g' with positions on 40 topics" in str(refused)
-    assert isinstance(part(20), Shares)
+    assert isinstance(part(20), MemberAssignments)
     assert isinstance(part(40), MessageTooLarge)
-    assert part(0, leaves=True) == Shares(2) or isinstance(part(0, leaves=True), Shares)
+    assert part(0, leaves=True) == MemberAssignments(2) or isinstance(part(0, leaves=True), MemberAssignments)
     assert all(size(message) <= LIMIT for message in stage.world.decisions)
 
 
@@ -277,7 +283,9 @@ def test_a_group_of_an_owner_that_could_write_more_waits_for_a_larger_limit() ->
     moved = [ConsumerPosition("g", f"{number}" + "x" * 300, joined.generation, EARLIEST, LAST) for number in range(20)]
     assert stage.commit(0, positions=tuple(moved)) is Outcome.COMMIT
     before = len(stage.world.decisions)
-    smaller = Config(one_phase=False, verify_counts=False, max_message_bytes=LIMIT, remember=1.0, ended_interval=0.0)
+    smaller = CoordinatorConfig(
+        one_phase=False, verify_counts=False, max_message_bytes=LIMIT, remember=1.0, ended_interval=0.0
+    )
     stage.owner = stage.world.take_over(smaller, compact=True)
     stage.first = stage.owner.client("after", ids=10)
     again = stage.call(
@@ -301,7 +309,7 @@ def test_a_group_of_an_owner_that_could_write_more_waits_for_a_larger_limit() ->
 
 
 def test_a_mark_passes_as_many_outcomes_as_a_message_holds() -> None:
-    stage = Stage(Config(max_message_bytes=LIMIT, low_water_mark_interval=0.0, remember=1e6), ids=60_000)
+    stage = Stage(CoordinatorConfig(max_message_bytes=LIMIT, low_water_mark_interval=0.0, remember=1e6), ids=60_000)
     progress, chance = stage.owner.coordinator._core.progress, random.Random(5)
     for least in range(stage.first, stage.first + 60_000):
         progress.settle_one_phase(least, Outcome(chance.random() < 0.5))
@@ -318,7 +326,7 @@ def test_a_mark_passes_as_many_outcomes_as_a_message_holds() -> None:
 
 @pytest.mark.parametrize("skipped", [0, 2**39])
 def test_the_lowest_of_what_has_ended_is_written_down_and_what_was_stays_covered(skipped: int) -> None:
-    stage = Stage(Config(max_message_bytes=LIMIT, ended_interval=0.0, max_open_session=200_000), ids=200_000)
+    stage = Stage(CoordinatorConfig(max_message_bytes=LIMIT, ended_interval=0.0, max_open_session=200_000), ids=200_000)
     core, chance = stage.owner.coordinator._core, random.Random(5)
     retention, first = stage.owner.coordinator._retention, stage.first + skipped
     was = block(first + 150_000, 10)
@@ -337,7 +345,7 @@ def test_the_lowest_of_what_has_ended_is_written_down_and_what_was_stays_covered
 
 
 def test_an_owner_tells_of_as_many_older_ones_as_a_message_holds() -> None:
-    older = {epoch: Ownership(epoch, f"{epoch:032}", 2**62, 2**63) for epoch in range(1, 900)}
+    older = {epoch: OwnerEpoch(epoch, f"{epoch:032}", 2**62, 2**63) for epoch in range(1, 900)}
     entry = Acquisition("o" * 100, 899, "h" * 200, "a" * 32, older, LIMIT, last=2**62).entry()
     assert size(entry) <= LIMIT
     owner = decode(entry)
@@ -360,7 +368,7 @@ def test_markers_never_exceed_the_limit(limit: int, seed: int) -> None:
 
 @given(limits, seeds)
 def test_letters_never_exceed_the_limit_and_say_all(limit: int, seed: int) -> None:
-    chance, texts, ids = Chance(seed), Letter._fields[1:3], ("asked", "awaited", "applied")
+    chance, texts, ids = Chance(seed), ShardMessage._fields[1:3], ("asked", "awaited", "applied")
     found: dict[str, list[Any]] = {field: chance.names(44) for field in (*texts, "known", "missing", "final")}
     for field in ids:
         found[field] = [
@@ -373,7 +381,7 @@ def test_letters_never_exceed_the_limit_and_say_all(limit: int, seed: int) -> No
     sent = [*letters(3, found, limit)]
     assert sent
     assert all(size(encode_letter(letter)) <= limit for letter in sent)
-    for field in Letter._fields[1:-1]:
+    for field in ShardMessage._fields[1:-1]:
         rows = [row for letter in sent for row in getattr(letter, field)]
         if field in ids:
             assert flat(rows) == flat(found.get(field, []))
@@ -397,4 +405,4 @@ def test_what_is_said_of_a_group_is_never_larger_than_told(seed: int) -> None:
 
 def test_a_limit_that_holds_no_decision_is_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="max_message_bytes is 4095: decisions need 4096 at least"):
-        Config(max_message_bytes=LIMIT - 1)
+        CoordinatorConfig(max_message_bytes=LIMIT - 1)

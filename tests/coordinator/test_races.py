@@ -8,8 +8,7 @@ import pytest
 from coordinator_races import CLIENTS, POINTS, PREDECESSORS, expected
 from coordinator_world import SHARD, Owner, World
 
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 
@@ -21,7 +20,7 @@ class Race:
         self.world = World()
         self.way = way
         self.intent = intent
-        self.config = Config(one_phase=way == "one-phase", verify_counts=way == "one-phase")
+        self.config = CoordinatorConfig(one_phase=way == "one-phase", verify_counts=way == "one-phase")
         self.topics = ("a",) if way == "one-phase" else ("a", "b")
         self.first = self.world.take_over(self.config)
         self.txn = TxnId(SHARD, self.first.client(S, ids=1))

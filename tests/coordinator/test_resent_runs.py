@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from txnbuffer.coordinator.entries import Consumers, Group, Lease, Mark, Name, NamedCommit, PositionCommit, encode
+from txnbuffer.coordinator.decisions import (
+    Consumers,
+    Group,
+    Lease,
+    LowWaterMark,
+    Name,
+    NamedCommit,
+    PositionCommit,
+    Row,
+    encode,
+)
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.journal import Journal
-from txnbuffer.coordinator.rows import Row
-from txnbuffer.coordinator.transaction import Transaction
+from txnbuffer.coordinator.journal import DecisionJournal
+from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.model import Outcome, TxnId
 
 
@@ -46,7 +55,7 @@ class Run:
     """The entries of one owner, as its journal puts them, none acknowledged."""
 
     def __init__(self) -> None:
-        self.journal = Journal(1, 5, 10, 1_000_000, lambda *_: None)
+        self.journal = DecisionJournal(1, 5, 10, 1_000_000, lambda *_: None)
         self.committed, self.places, self.least = 4, {"t": Position(1, 4)}, 0
         self.journal.put(Name("x", 2, 4, deleted=False))
         self.journal.put(Consumers("g", 3, tuple(self.places.items())))
@@ -69,7 +78,7 @@ class Run:
                 self._decide()
 
     def _decide(self, names: Sequence[NamedCommit] = (), positions: Sequence[PositionCommit] = ()) -> None:
-        transaction = Transaction(TxnId(0, self.least), None, None)
+        transaction = TransactionState(TxnId(0, self.least), None, None)
         self.journal.decide([(Row(self.least, Outcome.COMMIT, (), ()), transaction)], names, positions)
 
     def messages(self) -> list[Message]:
@@ -122,6 +131,6 @@ def test_an_older_entry_of_a_consumer_group_does_not_take_it_back() -> None:
 def test_marks_and_epochs_do_not_go_back() -> None:
     from pyroaring import BitMap64
 
-    marks = [encode(Mark(number, 10 * number, 0, BitMap64(), BitMap64())) for number in (1, 2, 3)]
+    marks = [encode(LowWaterMark(number, 10 * number, 0, BitMap64(), BitMap64())) for number in (1, 2, 3)]
     history = History.read([*marks, *marks[:2]])
     assert (history.low_water_mark, history.next_mark) == (30, 4)

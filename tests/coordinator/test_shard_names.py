@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Message
 from snapshots.shards import ONLY, Shard, shard_of
-from txnbuffer.coordinator.letters import Letter, decode_letter, encode_letter
+from txnbuffer.coordinator.shard_messages import ShardMessage, decode_letter, encode_letter
 
 NAMES = ["orders", "orders-partition-0", "orders-partition-1", "a", "", "größe", "注文", "x" * 400]
-LETTER = Letter(
+LETTER = ShardMessage(
     1,
     ("a",),
     ("b", "c"),
@@ -73,8 +73,8 @@ names = st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1)).map(
 LISTS = (texts, texts, pairs, texts, texts, ids, ids, ids, numbers, floors, names)
 
 
-@given(st.builds(Letter, st.integers(0, 255), *LISTS))
-def test_letters_come_as_they_went(letter: Letter) -> None:
+@given(st.builds(ShardMessage, st.integers(0, 255), *LISTS))
+def test_letters_come_as_they_went(letter: ShardMessage) -> None:
     assert decode_letter(encode_letter(letter)) == letter
 
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from coordinator_stage import DECIDED, S, Stage, txn
 
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.history import History, NameState
-from txnbuffer.coordinator.messages import FINISHED, SHARED, Begin, Branch, NameOpened, Naming, Result
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import (
+    FINISHED,
+    SHARED,
+    Begin,
+    Branch,
+    CoordinatorConfig,
+    NameOpened,
+    ProducerSequence,
+    Result,
+    State,
+)
 from txnbuffer.errors import AlreadyCommitted, ForeignTransaction, InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.model import Outcome
 
-FIRST = Naming("query", 1, SHARED)
+FIRST = ProducerSequence("query", 1, SHARED)
 
 
 class Writers:
     """A driver with its own session, and tasks that come, write and go."""
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: CoordinatorConfig | None = None) -> None:
         self.stage = Stage(config)
         self.tasks = 0
 
@@ -41,7 +49,7 @@ class Writers:
     def begin(self, session: str, least: int, number: int, opening: int = SHARED) -> Result | None:
         owner = self.stage.owner
         request = owner.request()
-        begin = Begin(request, txn(least), None, None, Naming("query", number, opening))
+        begin = Begin(request, txn(least), None, None, ProducerSequence("query", number, opening))
         owner.coordinator.begin_many(session, [begin], self.stage.world.now)
         owner.take()
         owner.settle()
@@ -61,7 +69,7 @@ class Writers:
     def commit(self, at: int, number: int, *winners: int) -> Result | None:
         opening = self.opened().opening
         branches = tuple(Branch(txn(least), ("b",), (1,)) for least in winners)
-        return self.stage.commit(at, naming=Naming("query", number, opening), winners=branches)
+        return self.stage.commit(at, naming=ProducerSequence("query", number, opening), winners=branches)
 
     def state(self, least: int) -> Result | None:
         return self.stage.query(least - self.stage.first)
@@ -72,7 +80,7 @@ class Writers:
 
 
 def test_winners_of_sessions_that_are_gone_commit_and_all_others_abort() -> None:
-    for config in (Config(), DECIDED):
+    for config in (CoordinatorConfig(), DECIDED):
         writers = Writers(config)
         first, second, third = writers.task(), writers.task(), writers.task(goes=False)
         assert writers.state(second) is State.OPEN
@@ -95,7 +103,7 @@ def test_opening_the_name_leaves_them_alone_and_deleting_it_does_not() -> None:
 
 def test_what_is_not_finished_ends_with_its_session() -> None:
     for leaves in (True, False):
-        writers = Writers(Config(session_timeout=30.0, transaction_timeout=900.0))
+        writers = Writers(CoordinatorConfig(session_timeout=30.0, transaction_timeout=900.0))
         finished, unfinished = writers.task(), writers.task(goes=False)
         owner = writers.stage.owner
         if leaves:
@@ -121,7 +129,7 @@ def test_finishing_leaves_the_time_as_it_was() -> None:
 
 
 def test_numbers_that_are_over_are_refused_until_outcomes_are_forgotten() -> None:
-    config = Config(remember=10.0, ended_interval=1.0)
+    config = CoordinatorConfig(remember=10.0, ended_interval=1.0)
     for used in (True, False):
         writers = Writers(config)
         stage = writers.stage
@@ -147,7 +155,7 @@ def test_numbers_that_are_over_are_refused_until_outcomes_are_forgotten() -> Non
 
 
 def test_a_name_that_is_deleted_and_used_again_is_forgotten_once() -> None:
-    config = Config(remember=10.0, ended_interval=1.0)
+    config = CoordinatorConfig(remember=10.0, ended_interval=1.0)
     writers = Writers(config)
     assert writers.commit(0, 1, writers.task()) is Outcome.COMMIT
     writers.delete()
@@ -186,7 +194,9 @@ def test_whoever_begins_while_the_number_is_counted_comes_too_late() -> None:
     winner, opening = writers.task(), writers.opened().opening
     branch = Branch(txn(winner), ("b",), (1,))
     writers.stage.send(
-        lambda request: writers.stage.ask_commit(request, 0, naming=Naming("query", 1, opening), winners=(branch,))
+        lambda request: writers.stage.ask_commit(
+            request, 0, naming=ProducerSequence("query", 1, opening), winners=(branch,)
+        )
     )
     least = writers.stage.owner.client("late", ids=1)  # which lets the buffers count
     stage = writers.stage
@@ -198,7 +208,9 @@ def test_whoever_begins_while_the_number_is_counted_comes_too_late() -> None:
     least = writers.stage.owner.client("late", ids=1)
     branch = Branch(txn(winner), ("b",), (1,))
     writers.stage.send(
-        lambda request: writers.stage.ask_commit(request, 0, naming=Naming("query", 1, opening), winners=(branch,))
+        lambda request: writers.stage.ask_commit(
+            request, 0, naming=ProducerSequence("query", 1, opening), winners=(branch,)
+        )
     )
     owner, request = writers.stage.owner, writers.stage.owner.request()
     owner.coordinator.begin_many("late", [Begin(request, txn(least), None, None, FIRST)], writers.stage.world.now)
@@ -221,8 +233,10 @@ def test_one_of_many_is_not_committed_alone() -> None:
     least = writers.task(goes=False)
     assert isinstance(writers.stage.commit(least - writers.stage.first, "b"), InvalidRequest)
     for opening in (SHARED, FINISHED):
-        assert isinstance(writers.stage.commit(1, "b", naming=Naming("query", 1, opening)), InvalidRequest)
-    number = Begin(writers.stage.owner.request(), writers.stage.txn(0), None, None, Naming("query", 0, SHARED))
+        assert isinstance(writers.stage.commit(1, "b", naming=ProducerSequence("query", 1, opening)), InvalidRequest)
+    number = Begin(
+        writers.stage.owner.request(), writers.stage.txn(0), None, None, ProducerSequence("query", 0, SHARED)
+    )
     writers.stage.owner.coordinator.begin_many(S, [number], writers.stage.world.now)
     writers.stage.owner.settle()
     assert writers.stage.query(0) is Outcome.ABORT
@@ -262,7 +276,9 @@ def test_a_wrong_count_of_a_winner_aborts_all() -> None:
     first, second = writers.task(), writers.task()
     opening = writers.opened().opening
     wrong = Branch(txn(first), ("b",), (2,))
-    assert isinstance(writers.stage.commit(0, naming=Naming("query", 1, opening), winners=(wrong,)), TransactionAborted)
+    assert isinstance(
+        writers.stage.commit(0, naming=ProducerSequence("query", 1, opening), winners=(wrong,)), TransactionAborted
+    )
     assert writers.state(second) is Outcome.ABORT
     assert writers.opened().committed == 0
 

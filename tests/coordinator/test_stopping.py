@@ -8,9 +8,8 @@ import pytest
 from coordinator_stage import S, Stage, txn
 from coordinator_world import SHARD, Owner
 
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.states import State
-from txnbuffer.coordinator.transaction import Transaction
+from txnbuffer.coordinator.messages import CoordinatorConfig, State
+from txnbuffer.coordinator.transaction import TransactionState
 from txnbuffer.errors import (
     InvalidConfiguration,
 )
@@ -76,7 +75,7 @@ def test_no_state_equals_an_outcome() -> None:
 
 
 def test_a_step_that_the_table_does_not_have_is_a_bug() -> None:
-    transaction = Transaction(txn(1), None, None)
+    transaction = TransactionState(txn(1), None, None)
     with pytest.raises(AssertionError, match="OPEN to COMMITTED"):
         transaction.advance(State.COMMITTED)
 
@@ -92,4 +91,4 @@ def test_a_step_that_the_table_does_not_have_is_a_bug() -> None:
 )
 def test_impossible_configurations_are_refused(more: dict[str, float]) -> None:
     with pytest.raises(InvalidConfiguration):
-        Config(**more)  # type: ignore[arg-type]  # by keyword
+        CoordinatorConfig(**more)  # type: ignore[arg-type]  # by keyword

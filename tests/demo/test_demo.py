@@ -14,7 +14,7 @@ from broker_io.batch import Batch, Labels, Message
 from broker_io.position import Positions
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.demo.flights import ARRIVALS, DEPARTURES, Hour
-from txnbuffer.demo.reader import Seen, judge
+from txnbuffer.demo.lanes import Seen, judge
 
 
 def flight(number: int, key: bytes | None = b"plane") -> Message:

@@ -11,11 +11,10 @@ import pytest
 
 from txnbuffer.demo.conductor import Conductor
 from txnbuffer.demo.processes import DemoFailed
-from txnbuffer.demo.service import Service
-from txnbuffer.demo.sites import BesideBroker, Site
+from txnbuffer.demo.sites import ClusterSite, DemoService, Site
 
 
-class Told(Service):
+class Told(DemoService):
     """A service that has logged some events, and runs or has ended."""
 
     def __init__(self, place: Path, *lines: str, runs: bool = False) -> None:
@@ -42,7 +41,7 @@ class Beside:
 
     since = "the end of the other"
 
-    def __init__(self, serving: Service, standby: Service, *, alive: bool = True) -> None:
+    def __init__(self, serving: DemoService, standby: DemoService, *, alive: bool = True) -> None:
         self.serving = serving
         self.broker = Broker(alive=alive)
         self.reinforced = 0
@@ -104,7 +103,7 @@ def test_a_broker_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
     starter = home / "bin" / "pulsar"
     starter.write_text("#!/bin/sh\necho no Java here\nexit 1\n")
     starter.chmod(stat.S_IRWXU)
-    site = BesideBroker(str(home), str(scratch))
+    site = ClusterSite(str(home), str(scratch))
     said: list[str] = []
     with pytest.raises(Exception, match="no Java here"):
         Conductor(site, 4, 1, random.Random(0), said.append, 500).run()

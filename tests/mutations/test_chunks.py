@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_mutations import Topic
 
-from txnbuffer.mutations.account import Account
-from txnbuffer.mutations.chunk import TOGETHER, TOGETHER_BYTES, Chunk, join_tiny
+from txnbuffer.mutations.snapshot import TOGETHER, TOGETHER_BYTES, Chunk, MemoryAccount, join_tiny
 
 values = st.sampled_from([None, b"", b"v", b"x" * 9_000, b"x" * 20_000])
 
@@ -44,7 +43,7 @@ def test_replaced_mutations_go_when_it_is_packed(count: int, data: st.DataObject
 
 def test_what_is_handed_out_leaves_when_the_last_one_gives_it_back() -> None:
     chunk = Chunk(Topic().add([(b"k", b"v")]))
-    leaving = Account()
+    leaving = MemoryAccount()
     chunk.hand()
     chunk.hand()
     chunk.give_back()

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_mutations import position_of
 
-from txnbuffer.mutations import Anchor, IndexEntry, SnapshotIndex
+from txnbuffer.mutations import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
 
 lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), max_size=60)
 
 
-def entries_of(lengths: list[tuple[int, int]]) -> list[IndexEntry]:
+def entries_of(lengths: list[tuple[int, int]]) -> list[SnapshotIndexEntry]:
     entries = []
     start = 1
     for length, gap in lengths:
         end = start + length - 1
-        entries.append(IndexEntry(start, end, position_of(start), position_of(end), max(1, length - 1)))
+        entries.append(SnapshotIndexEntry(start, end, position_of(start), position_of(end), max(1, length - 1)))
         start = end + 1 + gap
     return entries
 
@@ -43,7 +43,7 @@ def test_anchors_stand_at_or_below_and_are_exact(
     anchor = index.anchor(asked)
     known = [seqno for entry in kept if entry.start >= first_seqno for seqno in (entry.start, entry.end)]
     below = [seqno for seqno in known if seqno <= asked]
-    assert anchor == (Anchor(max(below), position_of(max(below))) if below else None)
+    assert anchor == (SnapshotAnchor(max(below), position_of(max(below))) if below else None)
 
 
 def test_recent_entries_stay_exact() -> None:
@@ -60,18 +60,18 @@ def test_recent_entries_stay_exact() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        IndexEntry(3, 4, position_of(3), position_of(4), 2),
-        IndexEntry(5, 4, position_of(5), position_of(4), 1),
-        IndexEntry(4, 5, position_of(4), position_of(5), 3),
-        IndexEntry(4, 5, position_of(4), position_of(5), 0),
+        SnapshotIndexEntry(3, 4, position_of(3), position_of(4), 2),
+        SnapshotIndexEntry(5, 4, position_of(5), position_of(4), 1),
+        SnapshotIndexEntry(4, 5, position_of(4), position_of(5), 3),
+        SnapshotIndexEntry(4, 5, position_of(4), position_of(5), 0),
     ],
 )
-def test_what_is_no_next_entry_is_refused(bad: IndexEntry) -> None:
+def test_what_is_no_next_entry_is_refused(bad: SnapshotIndexEntry) -> None:
     index = SnapshotIndex()
-    index.add(IndexEntry(1, 3, position_of(1), position_of(3), 2))
+    index.add(SnapshotIndexEntry(1, 3, position_of(1), position_of(3), 2))
     with pytest.raises(ValueError, match="snapshot"):
         index.add(bad)
     with pytest.raises(ValueError, match="2 or more"):
         SnapshotIndex(1)
     with pytest.raises(ValueError, match="snapshot"):
-        SnapshotIndex().add(IndexEntry(0, 0, position_of(0), position_of(0), 1))
+        SnapshotIndex().add(SnapshotIndexEntry(0, 0, position_of(0), position_of(0), 1))

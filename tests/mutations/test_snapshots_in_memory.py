@@ -8,7 +8,7 @@ from naive_mutations import Reader, Stage, pairs
 
 from broker_io.position import Position
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
-from txnbuffer.mutations import Cursor, Mutation, MutationBatch, ReadLog, SnapshotEnd, SnapshotStart
+from txnbuffer.mutations import Cursor, CursorSnapshotEnd, Mutation, MutationBatch, ReadLog, SnapshotStart
 
 
 def all_items(cursor: Cursor) -> list[object]:
@@ -25,7 +25,7 @@ def test_a_snapshot_begins_with_its_start_and_never_shows_its_dummy() -> None:
     assert all_items(cursor) == []
     stage.queue("k1=v1 k2=v2")
     rows = stage.topic.rows
-    assert all_items(cursor) == [SnapshotStart(1, 2), rows[0], rows[1], SnapshotEnd(2)]
+    assert all_items(cursor) == [SnapshotStart(1, 2), rows[0], rows[1], CursorSnapshotEnd(2)]
 
 
 def test_the_open_snapshot_replaces_and_closes_when_a_cursor_enters() -> None:

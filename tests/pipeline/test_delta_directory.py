@@ -20,10 +20,9 @@ from killed_exports import attempts
 from broker_io.errors import MissingDependency
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.arrow import schema_of
-from txnbuffer.pipeline.delta import APP, KEPT, DeltaDirectory, ExportChanged, mark_of
-from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportFailed, ExportLocked, Run
+from txnbuffer.pipeline.delta import APP, DELTA, KEPT, DeltaDirectory, ExportChanged, find, mark_of, target
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportFailed, ExportLocked, ExportRun
 from txnbuffer.pipeline.exports import UnreadableExport as Unreadable
-from txnbuffer.pipeline.targets import DELTA, find, target
 
 
 def vacuum(path: str) -> None:
@@ -315,9 +314,9 @@ def test_times_that_delta_cannot_write_are_left_to_the_files(tmp_path: Path) -> 
 
 
 def test_golden_run_of_a_delta_table() -> None:
-    run = Run(2, LATEST, ("topic", "position", "key", "value"), run_of(7, LATEST).offset, 4711, rows=4711)
+    run = ExportRun(2, LATEST, ("topic", "position", "key", "value"), run_of(7, LATEST).offset, 4711, rows=4711)
     data = committed("pipeline/delta-run-1.json", run.encode())
-    assert Run.decode("run", data) == run
+    assert ExportRun.decode("run", data) == run
     assert mark_of(2, data) == 0x2_2C8C359F
 
 

@@ -15,8 +15,8 @@ from pipeline_world import Life, Row, row_of, rows_of_batch
 from broker_io.port import Broker
 from txnbuffer.pipeline.delta import DeltaDirectory, ExportChanged
 from txnbuffer.pipeline.exports import LATEST, VERSIONS
-from txnbuffer.pipeline.jobs.auditing import audit
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.audit import audit
+from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.options import COLUMNS
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.pipeline.digests import MASK, Tally, added, cut_points
+from txnbuffer.pipeline.jobs.audit import MASK, KeyTally, added, cut_points
 
 
 @given(st.lists(st.integers(0, MASK), max_size=9))
 def test_halves_add_up_to_the_whole(digests: list[int]) -> None:
     low, high = sum(one & 0xFFFFFFFF for one in digests), sum(one >> 32 for one in digests)
-    tally = Tally()
+    tally = KeyTally()
     for one in digests:
-        tally = tally.plus(Tally(1, 1, one))
+        tally = tally.plus(KeyTally(1, 1, one))
     assert tally == (len(digests), len(digests), added(low, high))
 
 

@@ -11,9 +11,9 @@ from writing import TopicWriter
 
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
-from txnbuffer.errors import LogShortened
-from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, Run
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.errors import LogTruncated
+from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory, ExportRun
+from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.pipeline.offsets import Offset
 
@@ -33,7 +33,7 @@ class Exports:
         Path(self.directory.writing).mkdir(parents=True)
         return 1
 
-    def run(self, *, go_on: bool = False, topics: tuple[str, ...] = ()) -> Run | None:
+    def run(self, *, go_on: bool = False, topics: tuple[str, ...] = ()) -> ExportRun | None:
         options = reading_options(self.address, topics) | {"fail_on_data_loss": "false" if go_on else "true"}
         with self.directory.locked():
             return Export(None, options, self.directory, tell=lambda _: None).run()  # type: ignore[arg-type]  # not used
@@ -91,7 +91,7 @@ def test_a_log_that_became_shorter_is_told(exports: Exports) -> None:
     further = replace(run, number=2, offset=Offset({"a": reached._replace(at=reached.at._replace(entry=9))}))
     Path(exports.directory.writing).mkdir()
     exports.directory.publish(further)
-    with pytest.raises(LogShortened, match=f"topic a ends at {reached.at}"):
+    with pytest.raises(LogTruncated, match=f"topic a ends at {reached.at}"):
         exports.run()
     found = exports.run(go_on=True)
     assert found is not None

@@ -9,8 +9,8 @@ import pytest
 from delta_tables import ROWS, expected, export
 
 from broker_io.errors import InvalidAddress
+from txnbuffer.pipeline.delta import DELTA, PARQUET, find, target
 from txnbuffer.pipeline.exports import LATEST, VERSIONS
-from txnbuffer.pipeline.targets import DELTA, PARQUET, find, target
 
 NAMES = {"x{1,2}*?": "x1ab", "c d#e:f,g=h": "c"}
 """Names of directories, and of ones beside them that they match as patterns."""

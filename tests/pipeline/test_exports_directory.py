@@ -18,17 +18,17 @@ from broker_io.errors import Error, InvalidAddress
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
+from txnbuffer.pipeline.delta import find
 from txnbuffer.pipeline.exports import (
     LATEST,
     VERSIONS,
     ExportDirectory,
     ExportFailed,
     ExportLocked,
-    Run,
+    ExportRun,
     UnreadableExport,
 )
-from txnbuffer.pipeline.offsets import Offset, Reached
-from txnbuffer.pipeline.targets import find
+from txnbuffer.pipeline.offsets import Offset, ReadProgress
 
 DRIVER = """
 import os, signal, sys
@@ -47,8 +47,10 @@ with directory.locked():
 """
 
 
-def run_of(number: int, kind: str) -> Run:
-    return Run(number, kind, ("topic", "position"), Offset({"orders": Reached(Position(1, number), "9f")}), number)
+def run_of(number: int, kind: str) -> ExportRun:
+    return ExportRun(
+        number, kind, ("topic", "position"), Offset({"orders": ReadProgress(Position(1, number), "9f")}), number
+    )
 
 
 def export(directory: ExportDirectory) -> None:
@@ -123,9 +125,9 @@ def test_a_run_that_is_read_stays(tmp_path: Path) -> None:
 def test_a_run_that_is_removed_before_it_is_held_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, last = ExportDirectory(str(tmp_path), LATEST), ExportDirectory.last
     export(directory)
-    found: list[Run | None] = []
+    found: list[ExportRun | None] = []
 
-    def late(self: ExportDirectory) -> Run | None:
+    def late(self: ExportDirectory) -> ExportRun | None:
         found.append(run := last(self))
         if len(found) == 1:
             with monkeypatch.context() as patch:
@@ -285,7 +287,7 @@ def test_a_run_is_removed_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )  # fmt: skip
 def test_a_run_that_cannot_be_read_is_told(data: bytes) -> None:
     with pytest.raises(Error, match="x can't be read"):
-        Run.decode("x", data)
+        ExportRun.decode("x", data)
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +314,6 @@ def test_a_directory_is_named_as_a_path_or_as_an_address(monkeypatch: pytest.Mon
 
 
 def test_golden_run() -> None:
-    offset = Offset({"orders": Reached(Position(3, 17), "9f3c"), "flüge": Reached(Position(1, 0), "00aa")})
-    run = Run(2, VERSIONS, ("topic", "position", "key"), offset, 4711)
-    assert Run.decode("run", committed("pipeline/run-1.json", run.encode())) == run
+    offset = Offset({"orders": ReadProgress(Position(3, 17), "9f3c"), "flüge": ReadProgress(Position(1, 0), "00aa")})
+    run = ExportRun(2, VERSIONS, ("topic", "position", "key"), offset, 4711)
+    assert ExportRun.decode("run", committed("pipeline/run-1.json", run.encode())) == run

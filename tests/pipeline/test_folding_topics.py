@@ -8,13 +8,13 @@ import pyarrow as pa
 from pipeline_world import Life
 
 from broker_io import open_broker
-from txnbuffer.pipeline.jobs.recovering import FIELDS, fold_all
+from txnbuffer.pipeline.jobs.recover import FIELDS, fold_all
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_a_log_that_cannot_be_folded_holds_back_no_other(tmp_path: Path) -> None:
-    with open_broker(f"file:{tmp_path}") as broker, BufferKeeper(broker) as keeper:
+    with open_broker(f"file:{tmp_path}") as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         Life(broker, keeper, "orders", 1).run(30)
     options = ReadOptions.of({"broker": f"file:{tmp_path}", "pattern": ".*"})

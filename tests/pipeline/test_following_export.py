@@ -12,7 +12,7 @@ from writing import TopicWriter
 from broker_io import open_broker
 from broker_io.errors import PositionTrimmed, ServiceUnavailable
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.running import as_ours, reading_options
 
 

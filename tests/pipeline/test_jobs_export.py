@@ -20,16 +20,13 @@ from broker_io.port import Broker
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline import exports
-from txnbuffer.pipeline.digests import MASK
+from txnbuffer.pipeline.delta import DELTA, PARQUET, target
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory
-from txnbuffer.pipeline.jobs import exported as reading
-from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
-from txnbuffer.pipeline.jobs.auditing import audit, key_digests
-from txnbuffer.pipeline.jobs.exported import latest_of
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs import export as reading
+from txnbuffer.pipeline.jobs.audit import MASK, as_json, as_page, audit, key_digests
+from txnbuffer.pipeline.jobs.export import Export, latest_of
 from txnbuffer.pipeline.jobs.latest import latest
 from txnbuffer.pipeline.jobs.running import JobFailed, source, told
-from txnbuffer.pipeline.targets import DELTA, PARQUET, target
 
 
 def expected(broker: Broker, kind: str) -> list[tuple[Any, ...]]:
@@ -79,7 +76,7 @@ def test_an_export_goes_on_where_it_ended(
 def test_the_latest_values_of_an_export_are_those_of_its_log(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LEAST_BYTES", 1)  # so that there are several tasks
+    monkeypatch.setattr(reading, "MIN_TASK_BYTES", 1)  # so that there are several tasks
     directory = target(str(tmp_path / "export"), VERSIONS, form)
     for number in (1, 2):
         with directory.locked():
@@ -114,14 +111,14 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
         named = _with(table.columns, wrong, nowhere, marked, time)
         changed = table.where("topic = 'orders' OR key != X'62'").selectExpr(*named)
         changed.coalesce(1).write.parquet(directory.writing)
-        directory.publish(exports.Run(2, LATEST, run.columns, run.offset, run.records))
+        directory.publish(exports.ExportRun(2, LATEST, run.columns, run.offset, run.records))
 
     def export_meanwhile(line: str) -> None:
         if line.startswith("auditing"):
             for number in (3, 4):
                 directory.clear()
                 shutil.copytree(os.path.realpath(directory.table), directory.writing)
-                directory.publish(exports.Run(number, LATEST, run.columns, run.offset, run.records))
+                directory.publish(exports.ExportRun(number, LATEST, run.columns, run.offset, run.records))
 
     found = audit(spark, options_of_audit(tmp_path), directory, tell=export_meanwhile)
     there = {(row[0], row[2]) for row in expected(broker, LATEST)}
@@ -161,7 +158,7 @@ def test_an_audit_tells_rows_that_belong_nowhere_and_keys_that_are_trimmed(
         one = spark.read.parquet(directory.table).where("topic = 'orders'").limit(1)
         rows = [one.selectExpr(*_with(one.columns, text, f"X'0{n}' key")) for n, text in enumerate(strange)]
         reduce(DataFrame.unionByName, rows).coalesce(1).write.parquet(directory.writing)
-        directory.publish(exports.Run(2, VERSIONS, run.columns, run.offset, len(strange)))
+        directory.publish(exports.ExportRun(2, VERSIONS, run.columns, run.offset, len(strange)))
     for life in lives:
         life.keeper.pump()
         life.keeper.snapshot(life.topic)

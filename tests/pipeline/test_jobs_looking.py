@@ -13,9 +13,8 @@ from pyspark.testing import assertDataFrameEqual
 from broker_io import open_broker
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.pipeline.jobs.latest import latest
-from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
-from txnbuffer.pipeline.jobs.profiling import OUTCOMES, profile, slice_of
-from txnbuffer.pipeline.jobs.recovering import recover
+from txnbuffer.pipeline.jobs.profile import OUTCOMES, as_json, as_page, profile, slice_of
+from txnbuffer.pipeline.jobs.recover import recover
 from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.recovery.verify import Level, verify
 

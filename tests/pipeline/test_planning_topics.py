@@ -13,15 +13,14 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline.fixing import Fixed, fix_all
 from txnbuffer.pipeline.jobs.running import places
-from txnbuffer.pipeline.losses import end_of_log
 from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, fix_all
 from txnbuffer.pipeline.planning import plan
 from txnbuffer.pipeline.ranges import Cut, behind
-from txnbuffer.pipeline.spark import stream
-from txnbuffer.pipeline.spark.stream import StreamReader
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.pipeline.spark import source
+from txnbuffer.pipeline.spark.source import StreamReader
+from txnbuffer.recovery.manager import SnapshotManager
 
 TOPICS = [f"orders-{number}" for number in range(12)]
 
@@ -65,7 +64,7 @@ def test_a_plan_reads_the_snapshots_of_all_topics_once(broker: Watched) -> None:
 
 
 def test_a_stream_looks_first_at_all_topics_with_one_scan(broker: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "open_for_reading", lambda _: broker)
+    monkeypatch.setattr(source, "open_for_reading", lambda _: broker)
     reader = StreamReader(options())
     assert set(reader.initialOffset()["topics"]) == {*TOPICS}
     assert broker.opened == 1
@@ -105,7 +104,7 @@ def test_a_topic_may_get_its_first_transaction_while_others_are_planned(broker: 
         broker.count(name, topic)
         if topic == late and name == "last_position" and not done:
             done.append(True)
-            with BufferKeeper(broker.inner) as owner:
+            with SnapshotManager(broker.inner) as owner:
                 owner.recover()
                 owner.register(late)
             abort_some(TopicWriter(broker.inner, late), 1)
@@ -118,7 +117,7 @@ def test_a_topic_may_get_its_first_transaction_while_others_are_planned(broker: 
     assert [row[4] for row in read(broker, fixed)] == [b"a", b"b"]
 
 
-def read(broker: Watched, fixed: Fixed) -> list[Row]:
+def read(broker: Watched, fixed: PinnedTopic) -> list[Row]:
     cut = Cut(numbered=True, target_bytes=10**6)
     ranges = cut.ranges(fixed.topic, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)
     return rows_read(broker.inner, fixed, ranges)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_io.position import Position
-from txnbuffer.pipeline.ranges import Anchor, Cut, Extent, Range, behind, carried, packed
+from txnbuffer.pipeline.ranges import Cut, Extent, RangeAnchor, RecordRange, behind, carried, packed
 
 TOPIC = "orders"
 
@@ -24,7 +24,7 @@ def positions(log: list[Extent]) -> list[Position]:
     return [Position(extent.ledger, entry) for extent in log for entry in range(extent.entries)]
 
 
-def covered(ranges: list[Range], log: list[Extent]) -> list[Position]:
+def covered(ranges: list[RecordRange], log: list[Extent]) -> list[Position]:
     return [position for one in ranges for position in positions(log) if one.first <= position < one.stop]
 
 
@@ -52,7 +52,7 @@ def test_numbered_ranges_begin_at_anchors(log: list[Extent], target: int, data: 
     places = [Position(extent.ledger, entry) for extent in log for entry in range(extent.entries + 1)]
     first, stop = sorted([data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places))])
     chosen = sorted(data.draw(st.sets(st.sampled_from(places))))
-    anchors = [Anchor(position, 1 + len([p for p in positions(log) if p < position])) for position in chosen]
+    anchors = [RangeAnchor(position, 1 + len([p for p in positions(log) if p < position])) for position in chosen]
     ranges = Cut(numbered=True, target_bytes=target).ranges(TOPIC, log, anchors, first, stop)
     assert covered(ranges, log) == [position for position in positions(log) if first <= position < stop]
     usable = [anchor for anchor in anchors if anchor.position < stop]
@@ -101,7 +101,7 @@ def test_a_place_that_is_carried_on_has_the_same_messages_behind_it(log: list[Ex
 @given(sizes=st.lists(st.integers(0, 100)), target=st.integers(1, 150))
 def test_tasks_are_filled_in_order(sizes: list[int], target: int) -> None:
     place = Position(1, 0)
-    ranges = [Range(str(index), place, place, place, None, None, size) for index, size in enumerate(sizes)]
+    ranges = [RecordRange(str(index), place, place, place, None, None, size) for index, size in enumerate(sizes)]
     tasks = packed(ranges, target)
     assert [one for task in tasks for one in task] == ranges
     assert all(len(task) == 1 or sum(one.bytes for one in task) <= target for task in tasks)

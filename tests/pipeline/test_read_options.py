@@ -129,8 +129,8 @@ def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[
         ({"broker": "txnbuf://h:1", "pulsar.admn": "x"}, "option pulsar.admn is for clusters"),
         ({"broker": "pulsar://h:1/a/b", "pulsar.admn": "x"}, "^option pulsar.admn=x: unknown key"),
         (
-            {"broker": "pulsar://h:1/a/b", "pulsar.token": "", "pulsar.patience": "--set 5"},
-            "^option pulsar.patience=--set 5: ",
+            {"broker": "pulsar://h:1/a/b", "pulsar.token": "", "pulsar.max_unavailable": "--set 5"},
+            "^option pulsar.max_unavailable=--set 5: ",
         ),
         ({"start": "12h30"}, "a time with its date such as"),
         ({"topics": "[]"}, "option topics names none"),

@@ -17,14 +17,14 @@ from broker_io.memory import MemoryBroker
 from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from txnbuffer import recordset
-from txnbuffer.errors import LogShortened
+from txnbuffer.errors import LogTruncated
 from txnbuffer.model import Position
 from txnbuffer.pipeline import reading
-from txnbuffer.pipeline.fixing import Fixed, fix_all
-from txnbuffer.pipeline.ranges import Cut, Range
-from txnbuffer.pipeline.reading import Judge, read_range
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.recovery.loading import Loaded, Snapshots, load
+from txnbuffer.pipeline.pinned import PinnedTopic, fix_all
+from txnbuffer.pipeline.ranges import Cut, RecordRange
+from txnbuffer.pipeline.reading import RecordFilter, read_range
+from txnbuffer.recovery.load import LoadedTopic, Snapshots, load
+from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "orders"
 
@@ -36,8 +36,8 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def keeper(broker: Broker) -> Iterator[BufferKeeper]:
-    with BufferKeeper(broker) as keeper:
+def keeper(broker: Broker) -> Iterator[SnapshotManager]:
+    with SnapshotManager(broker) as keeper:
         keeper.recover()
         yield keeper
 
@@ -51,7 +51,7 @@ def cuts() -> st.SearchStrategy[int]:
 def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: bool, together: int) -> None:
     with (
         MemoryBroker() as broker,
-        BufferKeeper(broker, part_size=2) as keeper,
+        SnapshotManager(broker, part_size=2) as keeper,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(recordset, "TOGETHER_BYTES", together)
@@ -73,7 +73,7 @@ def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: 
 def test_any_stretch_of_a_log_gives_the_records_that_stand_there(
     seed: int, target: int, numbered: bool, data: st.DataObject
 ) -> None:
-    with MemoryBroker() as broker, BufferKeeper(broker, part_size=2) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker, part_size=2) as keeper:
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(30)
         fixed = fix(broker, TOPIC)
@@ -88,7 +88,7 @@ def test_any_stretch_of_a_log_gives_the_records_that_stand_there(
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), target=cuts())
 def test_outcomes_of_all_records(seed: int, target: int) -> None:
-    with MemoryBroker() as broker, BufferKeeper(broker) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(30)
         fixed = fix(broker, TOPIC)
@@ -121,12 +121,12 @@ def test_transactions_without_a_snapshot_are_refused(broker: Broker) -> None:
 
 
 def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
-    broker: Broker, keeper: BufferKeeper, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, keeper: SnapshotManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
 
-    def load_and_go_on(_: Snapshots, topic: str) -> Loaded:
+    def load_and_go_on(_: Snapshots, topic: str) -> LoadedTopic:
         loaded = load(broker, topic)
         keeper.register(topic)
         log.records(1, "2")
@@ -138,7 +138,7 @@ def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
     assert [row[4] for row in rows_read(broker, fixed, whole(fixed))] == [b"1"]
 
 
-def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker, keeper: BufferKeeper) -> None:
+def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker, keeper: SnapshotManager) -> None:
     keeper.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     for value in ("1", "2", "3"):
@@ -159,7 +159,7 @@ def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker
 
 
 @pytest.fixture
-def planned(broker: Broker, keeper: BufferKeeper) -> tuple[Range, Judge]:
+def planned(broker: Broker, keeper: SnapshotManager) -> tuple[RecordRange, RecordFilter]:
     """A range of six records that was planned, and none read of it."""
     keeper.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
@@ -170,7 +170,7 @@ def planned(broker: Broker, keeper: BufferKeeper) -> tuple[Range, Judge]:
 
 
 def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
-    broker: Broker, keeper: BufferKeeper, planned: tuple[Range, Judge]
+    broker: Broker, keeper: SnapshotManager, planned: tuple[RecordRange, RecordFilter]
 ) -> None:
     broker.delete_topic(TOPIC)
     with pytest.raises(TopicNotFound, match=TOPIC):
@@ -185,7 +185,7 @@ def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
 
 
 def test_a_topic_made_anew_while_it_is_read_ends_the_reading(
-    broker: Broker, planned: tuple[Range, Judge], monkeypatch: pytest.MonkeyPatch
+    broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "BATCH_ROWS", 2)
     rows = read_range(broker, *planned)
@@ -198,7 +198,7 @@ def test_a_topic_made_anew_while_it_is_read_ends_the_reading(
         list(rows)
 
 
-def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tuple[Range, Judge]) -> None:
+def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tuple[RecordRange, RecordFilter]) -> None:
     broker.roll(TOPIC)
     broker.trim(TOPIC, broker.ledgers(TOPIC)[-1].ledger)
     with pytest.raises(PositionTrimmed, match=TOPIC):
@@ -207,18 +207,18 @@ def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tupl
 
 
 def test_a_log_that_lost_its_end_is_told(
-    broker: Broker, planned: tuple[Range, Judge], monkeypatch: pytest.MonkeyPatch
+    broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, judge = planned
     longer = replace(one, stop=Position(one.stop.ledger, one.stop.entry + 3), last=None)
     monkeypatch.setattr(reading, "DOUBT", 0.0)
-    with pytest.raises(LogShortened, match=f"topic {TOPIC} ends at {one.stop}, .* up to {longer.stop}"):
+    with pytest.raises(LogTruncated, match=f"topic {TOPIC} ends at {one.stop}, .* up to {longer.stop}"):
         list(read_range(broker, longer, judge))
     (rows,) = read_range(broker, longer, judge, fail_on_data_loss=False)
     assert len(rows) == 6
 
 
-def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: BufferKeeper) -> None:
+def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: SnapshotManager) -> None:
     keeper.register(TOPIC)
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
@@ -234,10 +234,10 @@ def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: BufferKe
     assert [row[4] for row in rows_read(broker, uncommitted, whole(uncommitted), isolated=False)] == [b"1", b"2", b"3"]
 
 
-def fix(broker: Broker, topic: str, *, isolated: bool = True) -> Fixed:
+def fix(broker: Broker, topic: str, *, isolated: bool = True) -> PinnedTopic:
     return fix_all(broker, [topic], isolated=isolated)[topic]
 
 
-def whole(fixed: Fixed) -> list[Range]:
+def whole(fixed: PinnedTopic) -> list[RecordRange]:
     cut = Cut(numbered=False, target_bytes=10**9)
     return cut.ranges(fixed.topic, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)

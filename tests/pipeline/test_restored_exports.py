@@ -12,11 +12,11 @@ import pytest
 from writing import TopicWriter
 
 from broker_io import open_broker
-from txnbuffer.errors import LogReplaced, LogShortened
+from txnbuffer.errors import LogReplaced, LogTruncated
+from txnbuffer.pipeline.delta import DELTA, PARQUET, target
 from txnbuffer.pipeline.exports import LATEST
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.running import reading_options
-from txnbuffer.pipeline.targets import DELTA, PARQUET, target
 
 
 class Exported:
@@ -69,7 +69,7 @@ def test_what_was_lost_supersedes_nothing(made: Callable[[str], Exported]) -> No
     export.send(b="lost", d="lost")
     export.run()
     export.restore()
-    with pytest.raises(LogShortened):
+    with pytest.raises(LogTruncated):
         export.run()
     export.run(go_on=True)
     assert export.values() == {"a": "1", "b": "1", "c": "1"}

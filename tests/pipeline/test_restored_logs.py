@@ -18,15 +18,14 @@ from broker_io.environment import SystemClock
 from broker_io.memory import MemoryBroker
 from txnbuffer.errors import InvalidRequest, LogReplaced
 from txnbuffer.model import Position
-from txnbuffer.pipeline import marks
+from txnbuffer.pipeline import pinned
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
-from txnbuffer.pipeline.fixing import fix_all
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.running import reading_options
-from txnbuffer.pipeline.marks import check_mark, mark_below
-from txnbuffer.pipeline.offsets import Mark, Offset, Reached
+from txnbuffer.pipeline.offsets import Offset, OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.spark.stream import StreamReader
+from txnbuffer.pipeline.pinned import check_mark, fix_all, mark_below
+from txnbuffer.pipeline.spark.source import StreamReader
 
 
 class Log:
@@ -187,7 +186,7 @@ def test_a_mark_is_the_message_before_a_place(log: Log, make: Callable[[Log], An
         assert mark_below(broker, one, Position(ledger, 0), found) is found
         inside = mark_below(broker, one, Position(ledger, 1, 5), None)
         assert inside == found
-        check_mark(broker, "orders", Mark(Position(ledger - 1, 7), 1))  # what is gone tells nothing
+        check_mark(broker, "orders", OffsetMark(Position(ledger - 1, 7), 1))  # what is gone tells nothing
 
 
 def test_a_query_looks_for_a_mark_once_in_a_while_also_where_there_is_none(
@@ -195,11 +194,11 @@ def test_a_query_looks_for_a_mark_once_in_a_while_also_where_there_is_none(
 ) -> None:
     """As where the last entries of a topic are such as readers are never given: each look takes its time."""
     looks: list[Position] = []
-    monkeypatch.setattr(marks, "_published", lambda broker, topic, at: looks.append(at))
+    monkeypatch.setattr(pinned, "_published", lambda broker, topic, at: looks.append(at))
     log.send(3)
     with open_broker(log.address) as broker:
         one = fix_all(broker, ["orders"])["orders"]
-        found, first = marks.Marks(), Position(one.origin.ledger, 0)
+        found, first = pinned.Marks(), Position(one.origin.ledger, 0)
         assert found.of(broker, one, None, first) is None
         assert looks == []  # nothing was read by then
         for entry in (1, 2):
@@ -208,7 +207,9 @@ def test_a_query_looks_for_a_mark_once_in_a_while_also_where_there_is_none(
 
 
 def test_golden_offset_with_a_mark() -> None:
-    offset = Offset({"orders": Reached(Position(3, 17), "9f3c", 121, mark=Mark(Position(3, 16), 1_790_000_000_000))})
+    offset = Offset(
+        {"orders": ReadProgress(Position(3, 17), "9f3c", 121, mark=OffsetMark(Position(3, 16), 1_790_000_000_000))}
+    )
     found = committed("pipeline/offset-1-mark.json", json.dumps(offset.to_json()).encode())
     assert Offset.of_json(json.loads(found)) == offset
 

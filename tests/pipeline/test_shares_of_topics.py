@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txnbuffer.model import Position
-from txnbuffer.pipeline.offsets import Stretch, limited
+from txnbuffer.pipeline.offsets import UnreadRange, limited
 from txnbuffer.pipeline.ranges import Extent
 
 
@@ -14,12 +14,12 @@ def test_a_topic_of_few_messages_does_not_wait_for_the_backlog_of_another() -> N
     for _ in range(3):
         sizes = {"big": size, **dict.fromkeys(small, 3)}
         stretches = [
-            Stretch(topic, [Extent(1, count, 100 * count)], at[topic], Position(1, count))
+            UnreadRange(topic, [Extent(1, count, 100 * count)], at[topic], Position(1, count))
             for topic, count in sizes.items()
         ]
         before, at = at, limited(stretches, 10)
         assert sum(at[topic].entry - before[topic].entry for topic in at) == 10
         size += 10
     assert [at[topic].entry for topic in small] == [3] * 7
-    few = limited([Stretch(topic, [Extent(1, 5, 500)], Position(1, 0), Position(1, 5)) for topic in at], 2)
+    few = limited([UnreadRange(topic, [Extent(1, 5, 500)], Position(1, 0), Position(1, 5)) for topic in at], 2)
     assert [position.entry for position in few.values()] == [1] * 8

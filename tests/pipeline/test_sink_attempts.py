@@ -15,8 +15,8 @@ from service_process import ServiceProcess, kept_port
 
 from txnbuffer import connect
 from txnbuffer.errors import InvalidRequest, LogRestored, ProducerFenced, TransactionAborted
-from txnbuffer.pipeline.spark.sink import BatchWriter, Written, abort_messages, commit_messages, write_share
-from txnbuffer.pipeline.write_options import WriteOptions
+from txnbuffer.pipeline.options import WriteOptions
+from txnbuffer.pipeline.spark.sink import BatchWriter, TaskResult, abort_messages, commit_messages, write_share
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, servi
     )
     written = writer.write(rows("a"))
     writer.commit([written])
-    assert isinstance(written, Written)
+    assert isinstance(written, TaskResult)
     with pytest.raises(ProducerFenced, match="comes too late"):
         writer.write(rows("late"))
     failing = BatchWriter(

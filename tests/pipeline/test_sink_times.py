@@ -15,8 +15,8 @@ from service_process import ServiceProcess, kept_port
 
 from txnbuffer import Outcome, connect
 from txnbuffer.errors import TransactionAborted
-from txnbuffer.pipeline.spark.sink import Written, commit_messages, write_share
-from txnbuffer.pipeline.write_options import WriteOptions
+from txnbuffer.pipeline.options import WriteOptions
+from txnbuffer.pipeline.spark.sink import TaskResult, commit_messages, write_share
 
 QUICK = ("--set", "transactions.session_timeout=0.2")
 SECONDS = 120.0
@@ -39,7 +39,7 @@ def options(service: ServiceProcess) -> WriteOptions:
     return WriteOptions.of({"broker": address, "topic": "t"}, streaming=False)
 
 
-def written(service: ServiceProcess, *texts: str) -> Written:
+def written(service: ServiceProcess, *texts: str) -> TaskResult:
     """What a task leaves behind that is done: nobody is connected for its share any more."""
     rows: Iterator[pa.RecordBatch] = iter([pa.RecordBatch.from_pydict({"value": [text.encode() for text in texts]})])
     return write_share(options(service), "query", 1, rows)

@@ -14,8 +14,8 @@ from service_process import ServiceProcess
 from spark_frames import assert_soon_same_rows, failing, run_out, small_batches
 
 from txnbuffer import connect
+from txnbuffer.pipeline.options import WriteOptions
 from txnbuffer.pipeline.spark.sink import abort_messages, write_share
-from txnbuffer.pipeline.write_options import WriteOptions
 
 SCHEMA = "topic string, key binary, value binary, properties map<string,string>, time string"
 COLUMNS = ("topic", "key", "value", "properties", "CAST(time AS timestamp) event_time")

@@ -19,12 +19,12 @@ from writing import TopicWriter
 
 from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.errors import InvalidRequest, LogShortened
+from txnbuffer.errors import InvalidRequest, LogTruncated
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.pipeline.offsets import Offset, Reached
+from txnbuffer.pipeline.offsets import Offset, ReadProgress
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.ranges import Extent
-from txnbuffer.pipeline.spark.stream import StreamReader
+from txnbuffer.pipeline.spark.source import StreamReader
 
 
 @settings(max_examples=15)
@@ -233,13 +233,13 @@ def test_a_log_that_became_shorter_stops_a_query_unless_it_may_go_on() -> None:
             one.rows.clear()
             at = Position.parse(one.offset["topics"]["orders"]["at"])
             one.offset["topics"]["orders"]["at"] = str(at._replace(entry=at.entry + 7))
-        with pytest.raises(LogShortened, match=f"orders ends at {at}"):
+        with pytest.raises(LogTruncated, match=f"orders ends at {at}"):
             query.trigger()
         assert careless.trigger()
         assert careless.rows == []
         read = len(records_of(broker, "orders"))
         life.plain()
-        with pytest.raises(LogShortened, match="orders"):
+        with pytest.raises(LogTruncated, match="orders"):
             query.trigger()
         careless.run_out()
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")[read:]]
@@ -293,13 +293,15 @@ def test_some_options_are_for_batches(option: str, text: str) -> None:
 
 
 def test_golden_offset() -> None:
-    offset = Offset({"orders": Reached(Position(3, 17), "9f3c", 121), "flüge": Reached(Position(1, 0), "00aa")})
+    offset = Offset(
+        {"orders": ReadProgress(Position(3, 17), "9f3c", 121), "flüge": ReadProgress(Position(1, 0), "00aa")}
+    )
     found = committed("pipeline/offset-1.json", json.dumps(offset.to_json()).encode())
     assert Offset.of_json(json.loads(found)) == offset
 
 
 def test_golden_offset_of_a_time_to_come() -> None:
-    offset = Offset({"orders": Reached(Position(3, 17), "9f3c", since=1_790_000_000_000)})
+    offset = Offset({"orders": ReadProgress(Position(3, 17), "9f3c", since=1_790_000_000_000)})
     found = committed("pipeline/offset-1-since.json", json.dumps(offset.to_json()).encode())
     assert Offset.of_json(json.loads(found)) == offset
 

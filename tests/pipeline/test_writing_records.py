@@ -24,9 +24,9 @@ from broker_io.batch import NO_TIME, Batch, Message, PlacedBatch
 from broker_io.errors import CallerError
 from broker_io.position import Positions
 from txnbuffer.pipeline.arrow import record_batch, schema_of
-from txnbuffer.pipeline.reading import Rows
-from txnbuffer.pipeline.spark.records import batches_of, check_schema
-from txnbuffer.pipeline.write_options import TRANSACTION_TIMEOUT, WriteOptions
+from txnbuffer.pipeline.options import TRANSACTION_TIMEOUT, WriteOptions
+from txnbuffer.pipeline.reading import RecordRows
+from txnbuffer.pipeline.spark.sink import batches_of, check_schema
 
 TYPES = {
     "topic": [pa.string(), pa.large_string()],
@@ -88,7 +88,7 @@ def test_the_first_millisecond_is_no_event_time() -> None:
     assert [message.event_time for message in records] == [NO_TIME, NO_TIME, 1, NO_TIME, 1]
     for written in (records, Batch(records.keys, records.values)):
         placed = PlacedBatch(Positions.run(1, 0, 5), np.ones(5, np.int64), written)
-        rows = record_batch(Rows(topic, placed, None, None, None), schema_of(("event_time",)))
+        rows = record_batch(RecordRows(topic, placed, None, None, None), schema_of(("event_time",)))
         expected = [None, None, 1000, None, 1000] if written is records else [None] * 5
         assert rows["event_time"].cast("int64").to_pylist() == expected
 

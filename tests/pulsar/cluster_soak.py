@@ -78,7 +78,7 @@ class Soak:
         self._directory = directory
         self.namespace = broker.namespace()
         self._address = f"{broker.url}/{self.namespace}"
-        self._options = {"admin_url": broker.admin, "patience": SECONDS}
+        self._options = {"admin_url": broker.admin, "max_unavailable": SECONDS}
         self._random = random.Random(seed)
         self._names = 0
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -329,7 +329,7 @@ def ask_outcomes(address: str, options: dict[str, object], transactions: Sequenc
     """How the service says that they ended; all have, once the time of their session or their own is up."""
 
     async def ask_all() -> list[str]:
-        async with connect(address, patience=SECONDS, broker_options=options) as client:
+        async with connect(address, max_unavailable=SECONDS, broker_options=options) as client:
 
             async def ask(one: Told) -> str:
                 async with asyncio.timeout(SECONDS):

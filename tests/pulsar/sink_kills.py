@@ -20,7 +20,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from cursor_kills import PATIENCE, Rig, tell, through_kills  # noqa: E402
+from cursor_kills import MAX_WAIT, Rig, tell, through_kills  # noqa: E402
 from pulsar_cluster import Cluster, choose  # noqa: E402
 from relay_kills import CLEAN  # noqa: E402
 from service_process import ServiceProcess  # noqa: E402
@@ -44,8 +44,8 @@ class ClusterRig(Rig):
     def __init__(self, directory: Path, chance: random.Random, broker: Standalone) -> None:
         self.broker = broker
         self.namespace = broker.namespace()
-        self.flags = ("--set", f"pulsar.admin_url={broker.admin}", "--patience", str(WAITING))
-        self._options = {"admin_url": broker.admin, "patience": WAITING}
+        self.flags = ("--set", f"pulsar.admin_url={broker.admin}", "--max-unavailable", str(WAITING))
+        self._options = {"admin_url": broker.admin, "max_unavailable": WAITING}
         with open_broker(self.address, **self._options) as opened:
             opened.create_topic(CLEAN)
         # Whoever reads the target holds what was relayed.
@@ -66,7 +66,7 @@ class ClusterRig(Rig):
         return ServiceProcess(self.address, *RETENTION, *flags).wait_serving()
 
     def connect(self) -> Any:
-        return connect(self.address, patience=PATIENCE, broker_options=self._options)
+        return connect(self.address, max_unavailable=MAX_WAIT, broker_options=self._options)
 
     def open_clean(self) -> Broker:
         return open_broker(self.address, **self._options)

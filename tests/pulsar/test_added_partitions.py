@@ -10,7 +10,7 @@ from broker_io.testing.standalone import ask
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.partitioning import OURS, prepare
+from txnbuffer.service.takeover import OURS, prepare
 
 
 def test_shards_stay_as_many_as_they_were(cluster: Cluster, namespace: str) -> None:

@@ -7,69 +7,72 @@ import pulsar
 import pytest
 
 from broker_io.errors import ClusterRefused, Error, Fenced, NotAuthorized, ServiceUnavailable, TopicNotFound
-from broker_io.pulsar.answers import RESULTS, Means, of_result, of_status
-from broker_io.pulsar.failures import of_append, of_opening
+from broker_io.pulsar.answers import RESULTS, AnswerKind, of_append, of_opening, of_result, of_status
 
 TOPIC = "persistent://public/default/orders"
 BUNDLE = "public/default/0x80000000_0xc0000000"
 
 ANSWERS = [
     # As PulsarWebResource, NamespaceService and BrokerService of Pulsar 4.0 say it while a topic has no owner.
-    (412, f"Can't find owner for topic {TOPIC}", Means.LOOKUP),
-    (412, f"Failed to find ownership for topic:{TOPIC}", Means.LOOKUP),
-    (412, f"Failed to find ownership for ServiceUnit:{BUNDLE}", Means.LOOKUP),
-    (412, f"ServiceUnit bundle is actived. ServiceUnit {BUNDLE}", Means.LOOKUP),
-    (412, "Namespace service is not ready for acquiring ownership", Means.LOOKUP),
-    (412, f"Namespace bundle for topic ({TOPIC}) not served by this instance. Please redo the lookup.", Means.LOOKUP),
-    (404, f"Namespace bundle {BUNDLE} is not currently owned", Means.LOOKUP),
-    (404, f"Namespace bundle {BUNDLE} is being unloaded", Means.LOOKUP),
-    (404, f"Bundle {BUNDLE} not owned by this broker", Means.LOOKUP),
-    (409, f"Namespace bundle for topic ({TOPIC}) not served by this instance:b:8080", Means.LOOKUP),
-    (409, "Topic don't owner by this broker!", Means.LOOKUP),
-    (307, "", Means.LOOKUP),
-    (412, "Failed for Subscription Busy: Subscription is fenced", Means.TRANSIENT),
-    (409, "Concurrent modification", Means.TRANSIENT),
-    (408, "", Means.TRANSIENT),
-    (425, "", Means.TRANSIENT),
-    (429, "Too Many Requests", Means.TRANSIENT),
-    (500, f"Finding owner for ServiceUnit {BUNDLE} timed out", Means.TRANSIENT),
-    (500, "<html>Error</html>", Means.TRANSIENT),
-    (502, "", Means.TRANSIENT),
-    (503, "PulsarService is not ready.", Means.TRANSIENT),
-    (504, "", Means.TRANSIENT),
-    (507, "", Means.TRANSIENT),
-    (200, "", Means.DONE),
-    (204, "", Means.DONE),
-    (401, f"Can't find owner for topic {TOPIC}", Means.AUTHORITY),
-    (403, "Unauthorized to validateTopicOperation", Means.AUTHORITY),
-    (400, "", Means.FINAL),
-    (404, f"Topic {TOPIC} not found", Means.FINAL),
-    (404, "Namespace does not exist", Means.FINAL),
-    (404, "Subscription not found", Means.FINAL),
-    (405, "Method Not Allowed", Means.FINAL),
-    (409, "This topic already exists", Means.FINAL),
-    (409, "Subscription already exists for topic", Means.FINAL),
-    (409, "Compaction already in progress", Means.FINAL),
-    (412, "Topic has active producers/subscriptions", Means.FINAL),
-    (412, "Topic name is not valid", Means.FINAL),
-    (412, f"ServiceUnit format is not expected. ServiceUnit {BUNDLE}", Means.FINAL),
-    (412, "Unable to find position for position specified: 3:0", Means.FINAL),
-    (412, "Namespace does not have any clusters configured : local_cluster=a ns=b", Means.FINAL),
-    (422, "", Means.FINAL),
-    (501, "", Means.FINAL),
-    (505, "", Means.FINAL),
-    (999, "", Means.FINAL),
+    (412, f"Can't find owner for topic {TOPIC}", AnswerKind.LOOKUP),
+    (412, f"Failed to find ownership for topic:{TOPIC}", AnswerKind.LOOKUP),
+    (412, f"Failed to find ownership for ServiceUnit:{BUNDLE}", AnswerKind.LOOKUP),
+    (412, f"ServiceUnit bundle is actived. ServiceUnit {BUNDLE}", AnswerKind.LOOKUP),
+    (412, "Namespace service is not ready for acquiring ownership", AnswerKind.LOOKUP),
+    (
+        412,
+        f"Namespace bundle for topic ({TOPIC}) not served by this instance. Please redo the lookup.",
+        AnswerKind.LOOKUP,
+    ),
+    (404, f"Namespace bundle {BUNDLE} is not currently owned", AnswerKind.LOOKUP),
+    (404, f"Namespace bundle {BUNDLE} is being unloaded", AnswerKind.LOOKUP),
+    (404, f"Bundle {BUNDLE} not owned by this broker", AnswerKind.LOOKUP),
+    (409, f"Namespace bundle for topic ({TOPIC}) not served by this instance:b:8080", AnswerKind.LOOKUP),
+    (409, "Topic don't owner by this broker!", AnswerKind.LOOKUP),
+    (307, "", AnswerKind.LOOKUP),
+    (412, "Failed for Subscription Busy: Subscription is fenced", AnswerKind.TRANSIENT),
+    (409, "Concurrent modification", AnswerKind.TRANSIENT),
+    (408, "", AnswerKind.TRANSIENT),
+    (425, "", AnswerKind.TRANSIENT),
+    (429, "Too Many Requests", AnswerKind.TRANSIENT),
+    (500, f"Finding owner for ServiceUnit {BUNDLE} timed out", AnswerKind.TRANSIENT),
+    (500, "<html>Error</html>", AnswerKind.TRANSIENT),
+    (502, "", AnswerKind.TRANSIENT),
+    (503, "PulsarService is not ready.", AnswerKind.TRANSIENT),
+    (504, "", AnswerKind.TRANSIENT),
+    (507, "", AnswerKind.TRANSIENT),
+    (200, "", AnswerKind.DONE),
+    (204, "", AnswerKind.DONE),
+    (401, f"Can't find owner for topic {TOPIC}", AnswerKind.AUTHORITY),
+    (403, "Unauthorized to validateTopicOperation", AnswerKind.AUTHORITY),
+    (400, "", AnswerKind.FINAL),
+    (404, f"Topic {TOPIC} not found", AnswerKind.FINAL),
+    (404, "Namespace does not exist", AnswerKind.FINAL),
+    (404, "Subscription not found", AnswerKind.FINAL),
+    (405, "Method Not Allowed", AnswerKind.FINAL),
+    (409, "This topic already exists", AnswerKind.FINAL),
+    (409, "Subscription already exists for topic", AnswerKind.FINAL),
+    (409, "Compaction already in progress", AnswerKind.FINAL),
+    (412, "Topic has active producers/subscriptions", AnswerKind.FINAL),
+    (412, "Topic name is not valid", AnswerKind.FINAL),
+    (412, f"ServiceUnit format is not expected. ServiceUnit {BUNDLE}", AnswerKind.FINAL),
+    (412, "Unable to find position for position specified: 3:0", AnswerKind.FINAL),
+    (412, "Namespace does not have any clusters configured : local_cluster=a ns=b", AnswerKind.FINAL),
+    (422, "", AnswerKind.FINAL),
+    (501, "", AnswerKind.FINAL),
+    (505, "", AnswerKind.FINAL),
+    (999, "", AnswerKind.FINAL),
 ]
 
 RESULT_MEANS = {
-    Means.DONE: "Ok",
-    Means.FENCED: "ProducerBusy ProducerFenced",
-    Means.AUTHORITY: "AuthenticationError AuthorizationError ErrorGettingAuthenticationData",
-    Means.LOOKUP: "LookupError ServiceUnitNotReady TransactionCoordinatorNotFoundError",
-    Means.TRANSIENT: "UnknownError Timeout ConnectError ReadError BrokerMetadataError BrokerPersistenceError "
+    AnswerKind.DONE: "Ok",
+    AnswerKind.FENCED: "ProducerBusy ProducerFenced",
+    AnswerKind.AUTHORITY: "AuthenticationError AuthorizationError ErrorGettingAuthenticationData",
+    AnswerKind.LOOKUP: "LookupError ServiceUnitNotReady TransactionCoordinatorNotFoundError",
+    AnswerKind.TRANSIENT: "UnknownError Timeout ConnectError ReadError BrokerMetadataError BrokerPersistenceError "
     "ConsumerBusy NotConnected AlreadyClosed TooManyLookupRequestException ProducerQueueIsFull ConsumerNotFound "
     "MemoryBufferIsFull Interrupted",
-    Means.FINAL: "InvalidConfiguration ChecksumError InvalidMessage ConsumerNotInitialized ProducerNotInitialized "
+    AnswerKind.FINAL: "InvalidConfiguration ChecksumError InvalidMessage ConsumerNotInitialized ProducerNotInitialized "
     "InvalidTopicName InvalidUrl OperationNotSupported ProducerBlockedQuotaExceededError "
     "ProducerBlockedQuotaExceededException MessageTooBig TopicNotFound SubscriptionNotFound UnsupportedVersionError "
     "TopicTerminated CryptoError IncompatibleSchema ConsumerAssignError "
@@ -79,7 +82,7 @@ RESULT_MEANS = {
 
 
 @pytest.mark.parametrize(("status", "reason", "means"), ANSWERS, ids=lambda value: str(value)[:40])
-def test_an_answer_of_the_rest_interface_means_one_thing(status: int, reason: str, means: Means) -> None:
+def test_an_answer_of_the_rest_interface_means_one_thing(status: int, reason: str, means: AnswerKind) -> None:
     assert of_status(status, reason) is means
 
 
@@ -108,7 +111,7 @@ def test_a_result_that_nobody_knows_yet_may_pass() -> None:
 def test_opening_and_appending_fail_as_the_table_says(name: str) -> None:
     error = of_opening(getattr(pulsar, name)("why"), "orders", "reader")
     means = RESULTS[name]
-    kinds: dict[Means, type[Error]] = {Means.FENCED: Fenced, Means.AUTHORITY: NotAuthorized}
+    kinds: dict[AnswerKind, type[Error]] = {AnswerKind.FENCED: Fenced, AnswerKind.AUTHORITY: NotAuthorized}
     kind = kinds.get(means, ServiceUnavailable if means.passes else Error)
     assert isinstance(error, kind)
     assert error.retryable == means.passes

@@ -14,12 +14,12 @@ import pytest
 from broker_io import open_broker
 from broker_io.errors import CallerError, ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
 from broker_io.port import MAX_MESSAGE_BYTES
-from broker_io.pulsar.admin import MOST_REDIRECTS, Admin
+from broker_io.pulsar.admin import MOST_REDIRECTS, AdminClient
 from broker_io.pulsar.broker import OVERHEAD_BYTES, PulsarBroker
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
+from broker_io.pulsar.ledgers import read_state
 from broker_io.pulsar.policies import QUOTA_KINDS, STOCK_BYTES, UNLIMITED, check_policies, lift, policies_of
-from broker_io.pulsar.state import read_state
 from broker_io.retrying import RetryPolicy
 
 
@@ -78,12 +78,16 @@ def nothing() -> None: ...
 
 
 @pytest.fixture
-def admin(interface: Interface) -> Iterator[Callable[..., Admin]]:
+def admin(interface: Interface) -> Iterator[Callable[..., AdminClient]]:
     """Opens admins that are closed in the end."""
-    opened: list[Admin] = []
+    opened: list[AdminClient] = []
 
-    def open_admin(credentials: Credentials | None = None, *, patience: float = 30.0, url: str | None = None) -> Admin:
-        opened.append(Admin(url or interface.url, credentials or Credentials(), RetryPolicy(patience, nothing)))
+    def open_admin(
+        credentials: Credentials | None = None, *, max_unavailable: float = 30.0, url: str | None = None
+    ) -> AdminClient:
+        opened.append(
+            AdminClient(url or interface.url, credentials or Credentials(), RetryPolicy(max_unavailable, nothing))
+        )
         return opened[-1]
 
     yield open_admin
@@ -91,7 +95,7 @@ def admin(interface: Interface) -> Iterator[Callable[..., Admin]]:
         each.close()
 
 
-def test_answers_are_decoded(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_answers_are_decoded(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(200, {"a": 1})
     interface.will_answer(204)
     interface.will_answer(200, b"plain")
@@ -105,7 +109,7 @@ def test_answers_are_decoded(interface: Interface, admin: Callable[..., Admin]) 
     assert interface.questions[2][1] == "/admin/v2/x?c=d"
 
 
-def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     """A broker answers 503, or 500, while it starts or a topic moves."""
     interface.will_answer(503, {"reason": "starting"})
     interface.will_answer(500, b"<html>Error</html>")
@@ -122,7 +126,7 @@ def test_a_cluster_that_is_away_is_asked_again(interface: Interface, admin: Call
     ],
 )
 def test_a_topic_without_an_owner_is_asked_for_again(
-    interface: Interface, admin: Callable[..., Admin], reason: str
+    interface: Interface, admin: Callable[..., AdminClient], reason: str
 ) -> None:
     """As after its bundle was unloaded; each question begins at the address that was given, with a lookup."""
     for _ in range(3):
@@ -135,34 +139,36 @@ def test_a_topic_without_an_owner_is_asked_for_again(
     for _ in range(2):
         interface.will_answer(412, {"reason": reason})
         with pytest.raises(ServiceUnavailable, match="the topic moves, or its broker starts"):
-            admin(patience=0.0).ask("GET", "x")
+            admin(max_unavailable=0.0).ask("GET", "x")
 
 
-def test_what_brokers_send_round_in_circles_is_asked_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_what_brokers_send_round_in_circles_is_asked_again(
+    interface: Interface, admin: Callable[..., AdminClient]
+) -> None:
     for _ in range(MOST_REDIRECTS):
         interface.will_answer(307, Location=f"{interface.url}/admin/v2/there")
     interface.will_answer(200, 5)
     assert admin().ask("GET", "x") == 5
 
 
-def test_a_final_answer_is_not_asked_for_again(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_a_final_answer_is_not_asked_for_again(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(412, {"reason": "Topic has active producers/subscriptions"})
     with pytest.raises(ClusterRefused, match="Topic has active"):
         admin().ask("DELETE", "x")
     assert len(interface.questions) == 1
 
 
-def test_patience_ends(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_max_unavailable_ends(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(503, {"reason": "starting"})
     with pytest.raises(ServiceUnavailable, match="starting"):
-        admin(patience=0.0).ask("GET", "x")
+        admin(max_unavailable=0.0).ask("GET", "x")
     interface.will_answer(503, {"reason": "starting"})
     with pytest.raises(ServiceUnavailable, match="starting"):
         admin().ask("GET", "x", patiently=False)
 
 
-def test_nobody_there_is_said(interface: Interface, admin: Callable[..., Admin]) -> None:
-    nobody = admin(patience=0.0, url="http://127.0.0.1:9")
+def test_nobody_there_is_said(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+    nobody = admin(max_unavailable=0.0, url="http://127.0.0.1:9")
     with pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:9"):
         nobody.ask("GET", "x")
 
@@ -172,7 +178,7 @@ def test_a_port_for_clients_that_is_closed_is_named_though_the_admin_interface_a
     with pytest.raises(
         ServiceUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*, localhost:2 .*6650 as a rule"
     ):
-        open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url, patience=0.0)
+        open_broker("pulsar://127.0.0.1:1,localhost:2/tenant/namespace", admin_url=interface.url, max_unavailable=0.0)
 
 
 def test_what_stands_beside_partitions_of_its_name_is_no_topic(interface: Interface) -> None:
@@ -183,7 +189,7 @@ def test_what_stands_beside_partitions_of_its_name_is_no_topic(interface: Interf
         assert broker.topics() == ["plain", "wide-partition-0"]
 
 
-class LiftedMeanwhile(Admin):
+class LiftedMeanwhile(AdminClient):
     """Another process lifts the quotas of a topic behind the first question about them."""
 
     def __init__(self) -> None:
@@ -211,15 +217,15 @@ def test_an_address_that_the_client_library_can_not_take_is_named() -> None:
         open_broker("pulsar://[::1]:6650/tenant/namespace")
 
 
-def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin: Callable[..., Admin]) -> None:
-    asked = admin(patience=0.0)
+def test_a_kept_connection_that_ended_is_made_again(interface: Interface, admin: Callable[..., AdminClient]) -> None:
+    asked = admin(max_unavailable=0.0)
     interface.hang_up = True
     for number in range(3):
         interface.will_answer(200, number)
         assert asked.ask("GET", "x") == number
 
 
-def test_the_broker_that_owns_a_topic_is_asked(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_the_broker_that_owns_a_topic_is_asked(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     """Brokers send questions on to the one that owns the topic, with the same method and body."""
     interface.will_answer(307, Location=f"{interface.url}/admin/v2/there?x=1")
     interface.will_answer(204)
@@ -230,7 +236,7 @@ def test_the_broker_that_owns_a_topic_is_asked(interface: Interface, admin: Call
     ]
 
 
-def test_a_refusal_says_why(interface: Interface, admin: Callable[..., Admin]) -> None:
+def test_a_refusal_says_why(interface: Interface, admin: Callable[..., AdminClient]) -> None:
     interface.will_answer(409, {"reason": "Subscription already exists"})
     with pytest.raises(ClusterRefused, match="Subscription already exists") as caught:
         admin().ask("PUT", "x")
@@ -239,14 +245,16 @@ def test_a_refusal_says_why(interface: Interface, admin: Callable[..., Admin]) -
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_wrong_credentials_are_the_callers_fault(
-    interface: Interface, admin: Callable[..., Admin], status: int
+    interface: Interface, admin: Callable[..., AdminClient], status: int
 ) -> None:
     interface.will_answer(status, {"reason": "no"})
     with pytest.raises(NotAuthorized, match="credentials"):
         admin().ask("GET", "x")
 
 
-def test_a_token_is_read_anew_from_its_file(interface: Interface, admin: Callable[..., Admin], tmp_path: Path) -> None:
+def test_a_token_is_read_anew_from_its_file(
+    interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     asked = admin(Credentials(token_file=str(file)))
     for token in ("one", "two"):
@@ -260,7 +268,7 @@ def test_a_token_is_read_anew_from_its_file(interface: Interface, admin: Callabl
 
 
 def test_a_token_of_oauth2_is_fetched_and_kept(
-    interface: Interface, admin: Callable[..., Admin], tmp_path: Path
+    interface: Interface, admin: Callable[..., AdminClient], tmp_path: Path
 ) -> None:
     secret = tmp_path / "key.json"
     secret.write_text(json.dumps({"client_id": "me", "client_secret": "hush"}))
@@ -302,7 +310,7 @@ def test_credentials_are_not_printed() -> None:
 
 def test_an_admin_address_is_looked_at() -> None:
     with pytest.raises(InvalidAddress, match="http://HOST:PORT"):
-        Admin("host:8080", Credentials(), RetryPolicy(0.0, nothing))
+        AdminClient("host:8080", Credentials(), RetryPolicy(0.0, nothing))
 
 
 def test_who_says_that_a_namespace_is_missing_is_named(interface: Interface) -> None:

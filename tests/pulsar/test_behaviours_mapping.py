@@ -13,10 +13,10 @@ from broker_io.errors import InvalidAddress, UnsafePolicy
 from broker_io.partitions import PREFIX, key_of_text, key_to_text
 from broker_io.port import Ledger
 from broker_io.position import Position
-from broker_io.pulsar.address import from_local_name, parse_address, to_local_name, url_of
-from broker_io.pulsar.jumps import follows, is_gone, is_next_ledger
+from broker_io.pulsar.cluster import from_local_name, parse_address, to_local_name, url_of
+from broker_io.pulsar.ledgers import COMPACTION, LedgerState, read_state
 from broker_io.pulsar.policies import Policies, check_policies
-from broker_io.pulsar.state import COMPACTION, TopicState, read_state
+from broker_io.pulsar.reader import follows, is_gone, is_next_ledger
 
 SAFE = Policies(0, {"destination_storage": {"policy": "producer_request_hold"}}, None, 0, None)
 
@@ -93,9 +93,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         open_broker(address)
 
 
-def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None) -> TopicState:
+def state(*ledgers: tuple[int, int], cursors: dict[str, Position] | None = None) -> LedgerState:
     rows = [Ledger(number, entries, entries, closed=True) for number, entries in ledgers]
-    return TopicState(rows, Position(rows[-1].ledger, rows[-1].entries - 1), cursors or {})
+    return LedgerState(rows, Position(rows[-1].ledger, rows[-1].entries - 1), cursors or {})
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ RESTART = 300.0
 def test_everything_goes_on_when_the_broker_is_back(mortal: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing fails because of the outage: sends are sent again, readers read on, questions wait."""
     address = f"{mortal.url}/{mortal.namespace()}"
-    with open_broker(address, admin_url=mortal.admin, patience=RESTART) as broker:
+    with open_broker(address, admin_url=mortal.admin, max_unavailable=RESTART) as broker:
         live(mortal, address, broker, monkeypatch)
 
 
@@ -50,7 +50,7 @@ def live(server: Standalone, address: str, broker: Broker, monkeypatch: pytest.M
             assert reader.read(timeout=0.5) is None
         opened = pool.submit(broker.writer, "data")
         with pytest.raises(ServiceUnavailable, match="admin interface"):
-            open_broker(address, admin_url=server.admin, patience=1.0)
+            open_broker(address, admin_url=server.admin, max_unavailable=1.0)
         server.start()
         positions += [position for future in futures for position in future.result(RESTART)]
         owned.result(RESTART)

@@ -16,7 +16,7 @@ from broker_io.port import Broker
 from broker_io.position import EARLIEST, LATEST, Position
 from broker_io.pulsar import broker as broker_module
 from broker_io.pulsar import reader as reader_module
-from broker_io.pulsar import source as source_module
+from broker_io.pulsar import reader as source_module
 from broker_io.pulsar.cluster import INCARNATION
 from broker_io.testing.contract.base import (
     PATIENCE_SECONDS,

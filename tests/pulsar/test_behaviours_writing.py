@@ -20,13 +20,13 @@ from broker_io.errors import (
     Closed,
     Fenced,
     MessageTooLarge,
-    NotOffered,
+    NotSupported,
     StillHeld,
     TopicNotFound,
     UnsafePolicy,
 )
 from broker_io.port import Broker
-from broker_io.pulsar.state import HOLD
+from broker_io.pulsar.ledgers import HOLD
 from broker_io.testing.contract.base import (
     PATIENCE_SECONDS,
     eventually,
@@ -217,7 +217,7 @@ def test_a_policy_that_drops_what_is_held_is_refused(
 def test_a_topic_of_data_that_was_compacted_is_not_written_to(broker: Broker, asking: Callable[..., Any]) -> None:
     """Compaction knows no transactions: an aborted record may have taken the place of a committed one."""
     fill(broker, "orders", numbered(3))
-    with pytest.raises(NotOffered, match="__txnbuffer"):
+    with pytest.raises(NotSupported, match="__txnbuffer"):
         broker.compact("orders")
     asking("PUT", "compaction")
     eventually(lambda: "__compaction" in asking("GET", "internalStats")["cursors"])

@@ -27,9 +27,9 @@ from txnbuffer import (
     Transaction,
     connect,
 )
-from txnbuffer.client.connecting import Opening
+from txnbuffer.client.connection import PendingConnection
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.limits import Limits
@@ -47,7 +47,7 @@ class Place:
         self.topic_prefix = f"persistent://{namespace}/"
         self.url = cluster.url
 
-    def connect(self, **more: Any) -> Opening:
+    def connect(self, **more: Any) -> PendingConnection:
         return connect(self.address, broker_options=self.options, **more)
 
     def read(self, topic: str, count: int) -> list[Record]:
@@ -70,7 +70,7 @@ class Place:
         server = GrpcServer(Limits(), max_clients=10)
         await server.start("127.0.0.1:0")
         engine = await Engine.start(broker, shared=True, address=f"127.0.0.1:{server.port}")
-        await server.serve(engine, Admin(engine))
+        await server.serve(engine, ServiceAdmin(engine))
         try:
             yield engine
         finally:
@@ -189,7 +189,7 @@ def test_each_record_is_processed_exactly_once(place: Place) -> None:
 
 def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_one(place: Place) -> None:
     async def test() -> None:
-        async with asyncio.timeout(LONG), place.connect(patience=1.0) as client:
+        async with asyncio.timeout(LONG), place.connect(max_unavailable=1.0) as client:
             await client.send("orders", b"1")
             with pytest.raises(ServiceUnavailable, match="no service has ever taken over namespace"):
                 await client.transaction().begin()
@@ -199,7 +199,7 @@ def test_ordinary_records_and_readers_need_no_service_and_transactions_wait_for_
                 assert [record.value for record in batch] == [b"1"]
             async with place.service():
                 await until(lambda: client.session.core.welcomed)
-                client.session.patience = LONG  # to register a topic may take a busy cluster more than a second
+                client.session.max_unavailable = LONG  # to register a topic may take a busy cluster more than a second
                 async with client.transaction() as txn:
                     await txn.send("orders", b"2")
 
@@ -230,7 +230,7 @@ def test_a_client_is_told_the_services_address_where_it_wants(place: Place) -> N
             address = newest_address(engine)
             async with place.connect(service=address) as client, client.transaction() as txn:
                 await txn.send("orders", b"1")
-            async with place.connect(service="127.0.0.1:1", timeout=0.1, patience=0.1) as client:
+            async with place.connect(service="127.0.0.1:1", timeout=0.1, max_unavailable=0.1) as client:
                 with pytest.raises(ServiceUnavailable, match="no service answers at"):
                     await client.transaction().begin()
 
@@ -247,7 +247,7 @@ def test_the_service_of_another_namespace_decides_nothing_here(cluster: Cluster,
         other = Place(cluster, namespace)
         async with asyncio.timeout(LONG), place.service(), other.service() as theirs:
             address = await asyncio.to_thread(newest_address, theirs)
-            async with place.connect(service=address, patience=1.0) as client:
+            async with place.connect(service=address, max_unavailable=1.0) as client:
                 with pytest.raises(ServiceUnavailable, match="another log is served here"):
                     async with client.transaction() as txn:
                         await txn.send("orders", b"1")

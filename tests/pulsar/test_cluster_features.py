@@ -18,7 +18,7 @@ from service_process import ServiceProcess
 
 from broker_io.errors import Error
 from broker_io.testing.standalone import ask
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 from txnbuffer.errors import InvalidRequest
 
 LONG = 60.0
@@ -36,7 +36,7 @@ SCHEMA = {
 
 
 @contextmanager
-def beside_a_service(cluster: Cluster, namespace: str, **options: Any) -> Iterator[PlainClient]:
+def beside_a_service(cluster: Cluster, namespace: str, **options: Any) -> Iterator[SyncClient]:
     address = f"{cluster.url}/{namespace}"
     with (
         ServiceProcess(address, "--admin-url", cluster.admin).wait_serving(),
@@ -54,7 +54,7 @@ def another(cluster: Cluster) -> Iterator[pulsar.Client]:
         client.close()
 
 
-def committed(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
+def committed(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
     values: list[bytes | None] = []
     with client.reader(topic) as reader:
         while len(values) < count:

@@ -14,12 +14,10 @@ from broker_io.pulsar.broker import OVERHEAD_BYTES
 from broker_io.testing.contract import BrokerContract
 from broker_io.testing.contract.base import Base
 from broker_io.testing.contract.contents import ContentsContract
-from broker_io.testing.contract.following import FollowingContract
-from broker_io.testing.contract.ledgers import LedgersContract
 from broker_io.testing.contract.owning import OwningContract
-from broker_io.testing.contract.reading import ReadingContract
+from broker_io.testing.contract.reading import FollowingContract, ReadingContract
 from broker_io.testing.contract.topics import TopicsContract
-from broker_io.testing.contract.trimming import TrimmingContract
+from broker_io.testing.contract.trimming import LedgersContract, TrimmingContract
 
 
 @pytest.fixture(scope="module")

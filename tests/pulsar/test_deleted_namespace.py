@@ -13,7 +13,7 @@ from service_process import ServiceProcess
 
 from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 from txnbuffer.errors import Error, LogDeleted
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,7 +43,7 @@ def made_anew(cluster: Cluster, namespace: str) -> None:
     eventually(made)
 
 
-def seen(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
+def seen(client: SyncClient, topic: str, count: int) -> list[bytes | None]:
     values: list[bytes | None] = []
     deadline = time.monotonic() + 60.0
     with client.reader(topic) as reader:
@@ -52,7 +52,7 @@ def seen(client: PlainClient, topic: str, count: int) -> list[bytes | None]:
     return values
 
 
-def tell_errors(client: PlainClient, told: list[Error]) -> None:
+def tell_errors(client: SyncClient, told: list[Error]) -> None:
     """Go on until one is told: no call waits for ever."""
     while not told:
         try:
@@ -77,7 +77,7 @@ def test_it_ends_services_is_told_to_clients_and_what_comes_after_it_is_whole(cl
         with older.transaction() as txn:
             txn.send("orders", b"older")
             of_older = txn.id
-        older.client.session.patience = 2.0
+        older.client.session.max_unavailable = 2.0
         told: list[Error] = []
         working = threading.Thread(target=tell_errors, args=(older, told), daemon=True)
         working.start()

@@ -120,7 +120,7 @@ def _fail(failures: list[Error | None]) -> None:
 @pytest.fixture
 def topic(monkeypatch: pytest.MonkeyPatch) -> Iterator[Topic]:
     found = Topic()
-    monkeypatch.setattr(reader_module, "Source", found.source)
+    monkeypatch.setattr(reader_module, "MessageSource", found.source)
     monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", 0.05)
     return found
 

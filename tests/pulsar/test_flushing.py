@@ -15,9 +15,9 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown, Fenced
 from broker_io.port import Broker
 from broker_io.position import Position, Positions
-from broker_io.pulsar import batching
-from broker_io.pulsar.batching import Batching, places_in_entry
+from broker_io.pulsar import writer as writer_module
 from broker_io.pulsar.cluster import CLOSE_SECONDS, OPERATION_SECONDS
+from broker_io.pulsar.writer import Batching, places_in_entry
 
 SECONDS = 120.0
 LATE_MS = 600_000
@@ -59,12 +59,12 @@ def test_an_entry_that_holds_less_or_more_tells_nothing(index: int) -> None:
 def test_appends_that_are_alone_wait_for_no_timer(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "BATCH_DELAY_MS", LATE_MS)
-    monkeypatch.setattr(batching, "NEVER_MS", LATE_MS)
+    monkeypatch.setattr(writer_module, "BATCH_DELAY_MS", LATE_MS)
+    monkeypatch.setattr(writer_module, "NEVER_MS", LATE_MS)
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
         broker.create_topic("t")
         with broker.writer("t") as writer:
-            for size in [*range(1, 100, 3), batching.BATCH_MESSAGES]:
+            for size in [*range(1, 100, 3), writer_module.BATCH_MESSAGES]:
                 positions = writer.append(values(size)).result(SECONDS)
                 assert len({position[:2] for position in positions}) == 1
                 assert positions.indexes.tolist() == list(range(size))
@@ -99,7 +99,7 @@ def test_an_append_that_was_split_on_its_way_is_no_success(
         with broker.writer("t") as writer:
             assert isinstance(writer.append(values(5)).result(SECONDS), Positions)
             whole = Batching.one_entry
-            monkeypatch.setattr(batching, "NEVER_MS", 1)
+            monkeypatch.setattr(writer_module, "NEVER_MS", 1)
             monkeypatch.setattr(Batching, "one_entry", lambda self, messages: whole(self, messages - 1))
             error = writer.append(values(5)).exception(SECONDS)
             assert isinstance(error, AppendUnknown)

@@ -14,7 +14,7 @@ from source_tree import ROOT
 import txnbuffer
 from broker_io import open_broker
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.limits import Limits
@@ -43,7 +43,7 @@ def test_the_snippet_of_the_guide(
         server = GrpcServer(Limits(), max_clients=10)
         await server.start("127.0.0.1:0")
         engine = await Engine.start(broker, shared=True, address=f"127.0.0.1:{server.port}")
-        await server.serve(engine, Admin(engine))
+        await server.serve(engine, ServiceAdmin(engine))
         assert ServiceDiscovery(broker, namespace).newest_address() == f"127.0.0.1:{server.port}"
         code = compile(source.replace(ADDRESS, address), "guide.md", "exec")
         await asyncio.wait_for(asyncio.to_thread(exec, code, {}), 300)

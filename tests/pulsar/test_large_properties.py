@@ -9,10 +9,10 @@ from pulsar_cluster import Cluster
 
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
-from broker_io.checking import check_batch
 from broker_io.errors import EntryTooLarge, MessageTooLarge
+from broker_io.port import check_batch
 from broker_io.position import Position
-from broker_io.pulsar.batching import BATCH_BYTES, BATCH_MESSAGES, Batching, Recent, measure
+from broker_io.pulsar.writer import BATCH_BYTES, BATCH_MESSAGES, Batching, RecentMaximum, measure
 from broker_io.testing.contract.base import read_all, values
 
 SECONDS = 120.0
@@ -46,7 +46,7 @@ def test_payloads_are_not_what_the_library_does_not_count() -> None:
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 3)), max_size=40))
 def test_the_peak_is_that_of_all_that_is_not_done_until_it_is(steps: list[tuple[int, int]]) -> None:
-    recent, numbers, done = Recent(), [], 0
+    recent, numbers, done = RecentMaximum(), [], 0
     for number, more in steps:
         done = min(done + more, len(numbers))
         peak = recent.peak(number, len(numbers), done)

@@ -8,7 +8,7 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import MessageTooLarge
 from broker_io.port import MAX_MESSAGE_BYTES
 from broker_io.pulsar.broker import OVERHEAD_BYTES
-from broker_io.pulsar.mapping import encode_messages
+from broker_io.pulsar.messages import encode_messages
 
 LIMIT = MAX_MESSAGE_BYTES - OVERHEAD_BYTES
 

@@ -12,10 +12,10 @@ from broker_io.port import Broker
 from broker_io.testing.contract.base import eventually as sooner_or_later
 from broker_io.testing.standalone import ask
 from snapshots.shards import ONLY
-from txnbuffer.coordinator.entries import TOPIC
+from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.decisions import begin_anew, look
+from txnbuffer.recovery.decision_log import begin_anew, look
 from txnbuffer.service.engine import Engine
 
 pytestmark = pytest.mark.timeout(300)

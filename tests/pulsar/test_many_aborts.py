@@ -19,9 +19,9 @@ from service_setup import on_a_loop_for, visible
 from broker_io import open_broker
 from broker_io.port import Broker
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.frames import Abort, ClientFrame
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.verify import Level, verify
+from txnbuffer.rpc.frames import Abort, ClientFrame
 
 FULL = os.environ.get("SOAK") == "full"
 ABORTS = 1_000_001 if FULL else 24_001

@@ -17,12 +17,12 @@ from streamed import write
 
 from txnbuffer import Client, connect
 
-PATIENCE = 200.0
+MAX_WAIT = 200.0
 
 
 def table(path: Path) -> tuple[int, dict[str, str]]:
     """Seqno and rows; 0 and none while there is no complete table."""
-    with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
+    with contextlib.closing(sqlite3.connect(path, timeout=MAX_WAIT, isolation_level=None)) as database:
         database.execute("BEGIN")
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 't'").fetchone():
             return 0, {}
@@ -31,7 +31,7 @@ def table(path: Path) -> tuple[int, dict[str, str]]:
 
 
 async def until(path: Path, seqno: int) -> dict[str, str]:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + MAX_WAIT
     while not path.exists() or (found := table(path))[0] < seqno:
         assert time.monotonic() < deadline, path.exists() and found
         await asyncio.sleep(0.05)
@@ -56,7 +56,7 @@ async def test_a_table_outlives_kills_of_both_sides_on_a_real_broker(
 ) -> None:
     address, path = f"{cluster.url}/{namespace}", tmp_path / "t.db"
     command = [sys.executable, "-m", "txnbuffer", "materialize", address, "t", f"sqlite:{path}"]
-    command += ["--set", f"pulsar.admin_url={cluster.admin}", "--patience", str(PATIENCE)]
+    command += ["--set", f"pulsar.admin_url={cluster.admin}", "--max-unavailable", str(MAX_WAIT)]
     with contextlib.ExitStack() as stack:
 
         async def serve() -> ServiceProcess:
@@ -66,12 +66,12 @@ async def test_a_table_outlives_kills_of_both_sides_on_a_real_broker(
 
         def materialize() -> subprocess.Popen[bytes]:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            stack.callback(process.wait, PATIENCE)
+            stack.callback(process.wait, MAX_WAIT)
             stack.callback(process.kill)
             return process
 
         service = await serve()
-        async with connect(address, patience=PATIENCE, broker_options={"admin_url": cluster.admin}) as client:
+        async with connect(address, max_unavailable=MAX_WAIT, broker_options={"admin_url": cluster.admin}) as client:
             truth: dict[str, str] = {}
             await write_all(client, 0, truth)
             materializer = materialize()
@@ -85,4 +85,4 @@ async def test_a_table_outlives_kills_of_both_sides_on_a_real_broker(
             await write_all(client, 2, truth)
             assert await until(path, 62) == truth
         materializer.terminate()
-        assert await asyncio.to_thread(materializer.wait, PATIENCE) == 0
+        assert await asyncio.to_thread(materializer.wait, MAX_WAIT) == 0

@@ -20,7 +20,7 @@ from broker_io.port import Broker
 from broker_io.testing.standalone import NoPulsar, Standalone
 from txnbuffer import CommittedReader
 from txnbuffer.model import Outcome
-from txnbuffer.recovery import tailing
+from txnbuffer.recovery import followed_topic
 
 SECONDS = 120.0
 QUIET = 1.0
@@ -96,7 +96,7 @@ async def mixed(url: str, admin: str, namespace: str, patch: pytest.MonkeyPatch)
                 await run(other.do, "abort")
                 assert await run(read, broker, 3) == [first, second, third]
         with patch.context() as impatient:
-            impatient.setattr(tailing, "REPLAY_TIMEOUT", QUIET)
+            impatient.setattr(followed_topic, "REPLAY_TIMEOUT", QUIET)
             problem = await problem_at_start(own)
         assert isinstance(problem, StorageError)
         assert "no transactions of its own end the log" in str(problem)

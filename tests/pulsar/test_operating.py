@@ -39,7 +39,7 @@ class Place:
 
     def __init__(self, url: str, admin: str, namespace: str) -> None:
         self.address, self.namespace = f"{url}/{namespace}", namespace
-        self.options = {"admin_url": admin, "patience": SECONDS}
+        self.options = {"admin_url": admin, "max_unavailable": SECONDS}
         self.topic = f"persistent://{namespace}/orders"
         self.others = pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull))
         self.services: list[ServiceProcess] = []
@@ -60,7 +60,7 @@ class Place:
         return standby
 
     async def connect(self, **more: Any) -> Client:
-        return await connect(self.address, broker_options=self.options, **{"patience": SECONDS, **more})
+        return await connect(self.address, broker_options=self.options, **{"max_unavailable": SECONDS, **more})
 
     def send_plainly(self, value: bytes, properties: dict[str, str] | None = None) -> Future[Any]:
         """What any producer does; the future is done when the broker has acknowledged it."""
@@ -183,7 +183,7 @@ async def test_without_a_service_plain_records_are_written_and_what_is_decided_i
     await sent(place.send_plainly(b"behind"))
     await client.send("orders", b"ordinary")
     await place.read(b"decided", b"plain")
-    impatient = await place.connect(patience=1.0)
+    impatient = await place.connect(max_unavailable=1.0)
     with pytest.raises(ServiceUnavailable):
         await impatient.transaction().begin()
     await impatient.close()
@@ -270,8 +270,8 @@ async def test_a_service_ends_where_it_finds_no_broker_and_a_standby_waits_for_i
     mortal.kill()
     service.kill()
     (committed,) = begun(txn.commit(wait_visible=True))
-    early = apart.launch("--set", "pulsar.patience=1")
-    standby = apart.launch("--standby", "--set", "pulsar.patience=1")
+    early = apart.launch("--set", "pulsar.max_unavailable=1")
+    standby = apart.launch("--standby", "--set", "pulsar.max_unavailable=1")
     assert await asyncio.to_thread(early.finish, SECONDS) == 3
     assert "no admin interface answers" in (await asyncio.to_thread(standby.wait_event, "problem"))["error"]
     await asyncio.to_thread(mortal.start)

@@ -12,11 +12,11 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import NotOffered, UnsafePolicy
+from broker_io.errors import NotSupported, UnsafePolicy
 from broker_io.partitions import choose, partition_name
 from broker_io.testing.contract.base import eventually
 from broker_io.testing.standalone import ask
-from txnbuffer import Outcome, PlainClient, PlainTransaction, Record, connect
+from txnbuffer import Outcome, Record, SyncClient, SyncTransaction, connect
 from txnbuffer.client import reader as reader_module
 from txnbuffer.client import routing
 
@@ -26,7 +26,7 @@ KEYS = [f"key {number}" for number in range(100)]
 
 
 @contextmanager
-def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[PlainClient]:
+def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[SyncClient]:
     ask(cluster.admin, f"persistent/{namespace}/wide/partitions", "PUT", 3)
     address, options = f"{cluster.url}/{namespace}", {"admin_url": cluster.admin}
     with (
@@ -36,7 +36,7 @@ def beside_a_service(cluster: Cluster, namespace: str) -> Iterator[PlainClient]:
         yield client
 
 
-def committed(client: PlainClient, topic: str, count: int) -> list[Record]:
+def committed(client: SyncClient, topic: str, count: int) -> list[Record]:
     records: list[Record] = []
     with client.reader(topic) as reader:
         while len(records) < count:
@@ -66,7 +66,7 @@ def test_a_transaction_on_a_partitioned_topic_is_whole(cluster: Cluster, namespa
             assert [record.key for record in mine if record.key] == wanted
         assert [record.topic for record in records if record.value == b"named"] == [WIDE[2]]
         assert sum(record.value == b"none" for record in records) == 3
-        with pytest.raises(NotOffered, match="such as 'wide-partition-0'"), client.stream("wide") as stream:
+        with pytest.raises(NotSupported, match="such as 'wide-partition-0'"), client.stream("wide") as stream:
             stream.next(timeout=LONG)
 
 
@@ -76,7 +76,7 @@ def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
     monkeypatch.setattr(routing, "REFRESH", 0.0)
     monkeypatch.setattr(reader_module, "LOOK", 0.2)
 
-    def copy(txn: PlainTransaction, record: Record) -> None:
+    def copy(txn: SyncTransaction, record: Record) -> None:
         txn.send("copied", record.topic)
 
     with beside_a_service(cluster, namespace) as client:

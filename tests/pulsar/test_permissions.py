@@ -23,13 +23,13 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.errors import Error, NotAuthorized, ServiceUnavailable
-from broker_io.port import Broker, NotingBroker
+from broker_io.port import AnnotatedBroker, Broker
 from broker_io.testing.standalone import Standalone, ask
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer import CommittedReader, connect
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
-from txnbuffer.pipeline.jobs.exporting import Export
+from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.rpc.discovery import ServiceDiscovery
 
@@ -86,10 +86,10 @@ class Place(NamedTuple):
     stranger: str
 
     def options(self, role: str) -> dict[str, Any]:
-        return {"admin_url": self.admin, "token": token(role), "patience": SECONDS}
+        return {"admin_url": self.admin, "token": token(role), "max_unavailable": SECONDS}
 
     def over_tls(self, **who: Any) -> dict[str, Any]:
-        return {"admin_url": self.tls_admin, "tls_trust": self.trust, "patience": SECONDS, **who}
+        return {"admin_url": self.tls_admin, "tls_trust": self.trust, "max_unavailable": SECONDS, **who}
 
     def open(self, role: str) -> Broker:
         return open_broker(self.address, **self.options(role))
@@ -182,7 +182,7 @@ def test_applications_write_to_none_of_our_topics(place: Place) -> None:
 
 def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place) -> None:
     with place.open("app") as broker:
-        assert isinstance(broker, NotingBroker)
+        assert isinstance(broker, AnnotatedBroker)
         assert ServiceDiscovery(broker, NAMESPACE).noted_address() == f"127.0.0.1:{place.service.port}"
         with pytest.raises(NotAuthorized):
             broker.note(DECISIONS, "9 elsewhere:1")
@@ -231,7 +231,7 @@ def test_a_certificate_of_the_client_tells_who_it_is(place: Place) -> None:
 
 
 def test_a_cluster_that_nobody_vouches_for_is_refused(place: Place) -> None:
-    options = place.over_tls(token=token("app"), tls_trust=place.stranger, patience=1.0)
+    options = place.over_tls(token=token("app"), tls_trust=place.stranger, max_unavailable=1.0)
     with pytest.raises(ServiceUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         open_broker(place.tls_address, **options)
     options["admin_url"] = place.admin  # only the binary port is left to refuse it

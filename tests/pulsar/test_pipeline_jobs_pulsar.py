@@ -12,11 +12,11 @@ from pulsar_cluster import Cluster
 from broker_io.port import Broker
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import VERSIONS, ExportDirectory
-from txnbuffer.pipeline.jobs.auditing import audit
-from txnbuffer.pipeline.jobs.exporting import Export
-from txnbuffer.pipeline.jobs.recovering import recover
+from txnbuffer.pipeline.jobs.audit import audit
+from txnbuffer.pipeline.jobs.export import Export
+from txnbuffer.pipeline.jobs.recover import recover
 from txnbuffer.pipeline.jobs.running import reading_options
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_jobs_on_a_cluster(
@@ -28,7 +28,7 @@ def test_jobs_on_a_cluster(
     options = reading_options(address, ("orders",), None, cluster_options)
     table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
     job = Export(spark, options, table, tell=lambda _: None)
-    with BufferKeeper(broker, part_size=3) as keeper:
+    with SnapshotManager(broker, part_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 5)
         for number in (1, 2):
@@ -47,7 +47,7 @@ def test_jobs_on_a_cluster(
     assert [(row["snapshot"], row["written"]) for row in rows] == [("equal", True)]
     again = opening()
     assert [record.value for record in records_of(again, "orders")] == [record.value for record in records]
-    with BufferKeeper(again) as keeper:
+    with SnapshotManager(again) as keeper:
         keeper.recover()
         assert keeper.problems == {}
         assert keeper.sequencer("orders").next_seqno == rows[0]["visible_records"] + 1

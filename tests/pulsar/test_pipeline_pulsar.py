@@ -15,9 +15,8 @@ from broker_io.port import Broker
 from broker_io.testing.standalone import ask
 from txnbuffer.errors import LogReplaced
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.spark.source import BatchReader
-from txnbuffer.pipeline.spark.stream import StreamReader
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.pipeline.spark.source import BatchReader, StreamReader
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_records_of_a_cluster_are_those_that_a_reader_is_given(
@@ -27,7 +26,7 @@ def test_records_of_a_cluster_are_those_that_a_reader_is_given(
     config = tmp_path / "config.toml"
     config.write_text(f'[pulsar]\nadmin_url = "{cluster.admin}"\n')
     common = {"broker": f"{cluster.url}/{namespace}", "pattern": "or.*", "config": str(config)}
-    with BufferKeeper(broker, part_size=3) as keeper:
+    with SnapshotManager(broker, part_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 5)
         life.run(60)

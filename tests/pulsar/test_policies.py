@@ -17,7 +17,7 @@ from broker_io.pulsar.policies import UNLIMITED
 from broker_io.testing.contract.base import eventually, numbered, put
 from broker_io.testing.standalone import ask
 from txnbuffer import connect
-from txnbuffer.cli.asking import Service as Asked
+from txnbuffer.cli.asking import ServiceAddress as Asked
 from txnbuffer.cli.asking import ask as call
 
 Opening = Callable[..., Broker]

@@ -11,19 +11,21 @@ import pytest
 from service_setup import eventually, on_a_loop
 
 from broker_io.environment import SystemClock
-from broker_io.port import Broker, NotingBroker
-from broker_io.pulsar.admin import Admin
+from broker_io.port import AnnotatedBroker, Broker
+from broker_io.pulsar.admin import AdminClient
 from snapshots.policy import SnapshotPolicy
-from txnbuffer.coordinator.config import Config
+from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.rpc.discovery import ServiceDiscovery
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.opening import Identity, take_over
+from txnbuffer.service.takeover import Identity, take_over
 
 OWN = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
 
 
 def start(broker: Broker, address: str = "") -> None:
-    opened = take_over(broker, Identity("tests", address), Config(), SnapshotPolicy(), SystemClock(), time.time)
+    opened = take_over(
+        broker, Identity("tests", address), CoordinatorConfig(), SnapshotPolicy(), SystemClock(), time.time
+    )
     opened.decisions.close()
     opened.keeper.close()
 
@@ -34,13 +36,13 @@ def test_a_service_that_starts_again_asks_for_the_policies_of_each_topic_once(
     start(opening())
     broker = opening()
     asked: list[tuple[str, str]] = []
-    ask = Admin.ask
+    ask = AdminClient.ask
 
-    def counted(admin: Admin, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+    def counted(admin: AdminClient, method: str, path: str, *arguments: Any, **options: Any) -> Any:
         asked.append((method, path.removeprefix(f"persistent/{namespace}/")))
         return ask(admin, method, path, *arguments, **options)
 
-    monkeypatch.setattr(Admin, "ask", counted)
+    monkeypatch.setattr(AdminClient, "ask", counted)
     start(broker)
     changes = [(method, path) for method, path in asked if method != "GET"]
     assert changes == [("PUT", f"{OWN[0]}/properties")]  # neither made nor held a second time
@@ -55,15 +57,15 @@ async def test_registering_a_topic_asks_few_questions_and_none_twice_that_tells_
 ) -> None:
     engine = await Engine.start(opening(), shared=True)
     asked: list[str] = []
-    ask = Admin.ask
+    ask = AdminClient.ask
 
-    def counted(admin: Admin, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+    def counted(admin: AdminClient, method: str, path: str, *arguments: Any, **options: Any) -> Any:
         if path.startswith((f"persistent/{namespace}/orders", f"namespaces/{namespace}/")):
             asked.append(f"{method} {path.rpartition('/')[2]}")
         return ask(admin, method, path, *arguments, **options)
 
     try:
-        monkeypatch.setattr(Admin, "ask", counted)
+        monkeypatch.setattr(AdminClient, "ask", counted)
         await engine.registering.registered("orders")
         topic = engine.topics.get("orders")
         assert topic is not None
@@ -88,7 +90,7 @@ def test_a_service_that_starts_notes_where_it_is_for_clients_that_ask_once(
         assert ServiceDiscovery(broker, namespace).noted_address() == address
         assert ServiceDiscovery(broker, namespace).newest_address() == address
     incarnation = broker.incarnation(OWN[0])
-    assert isinstance(broker, NotingBroker)
+    assert isinstance(broker, AnnotatedBroker)
     broker.note(OWN[0], "nothing that a client understands")
     assert ServiceDiscovery(broker, namespace).noted_address() is None
     assert broker.incarnation(OWN[0]) == incarnation

@@ -11,15 +11,15 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from broker_io.position import Position
-from broker_io.pulsar.mapping import decode_messages
-from txnbuffer import CommittedReader, PlainClient, PlainTransaction, Record, connect
+from broker_io.pulsar.messages import decode_messages
+from txnbuffer import CommittedReader, Record, SyncClient, SyncTransaction, connect
 from txnbuffer.recordset import unpack
 
 LONG = 60.0
 TEXTS = [str(number) for number in range(3000)]
 
 
-def committed(client: PlainClient, topic: str, count: int) -> list[Record]:
+def committed(client: SyncClient, topic: str, count: int) -> list[Record]:
     records: list[Record] = []
     with client.reader(topic) as reader:
         while len(records) < count:
@@ -55,14 +55,14 @@ def test_sets_are_read_as_records_here_and_by_their_property_elsewhere(cluster: 
         assert in_messages(cluster, f"persistent://{namespace}/orders", 3000) == TEXTS
 
 
-def exactly_once(client: PlainClient) -> list[int]:
+def exactly_once(client: SyncClient) -> list[int]:
     """What two consumers of a group, one behind the other, make of all numbers; both stop within a set."""
 
-    def copy(txn: PlainTransaction, record: Record) -> None:
+    def copy(txn: SyncTransaction, record: Record) -> None:
         if record.value is not None and record.value.isdigit():
             txn.send("copied", record.value)
 
-    def stop(txn: PlainTransaction, record: Record) -> None:
+    def stop(txn: SyncTransaction, record: Record) -> None:
         if record.value == b"1500":
             raise KeyError
         copy(txn, record)

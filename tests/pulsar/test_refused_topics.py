@@ -7,10 +7,10 @@ from pulsar_cluster import Cluster
 from service_process import ServiceProcess
 
 from broker_io import open_broker
-from broker_io.errors import NotOffered, TopicPartitioned, UnsafePolicy
+from broker_io.errors import NotSupported, TopicPartitioned, UnsafePolicy
 from broker_io.testing.standalone import ask
 from txnbuffer import connect
-from txnbuffer.errors import RegistrationRefused, TopicNotMade
+from txnbuffer.errors import RegistrationRefused, TopicNotCreated
 from txnbuffer.model import Outcome
 
 
@@ -26,7 +26,7 @@ def test_a_partitioned_topic_is_refused_by_name(cluster: Cluster, namespace: str
 def test_a_topic_that_is_not_for_us_is_refused_by_name(cluster: Cluster, namespace: str, topic: str) -> None:
     with (
         open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker,
-        pytest.raises(NotOffered, match=topic),
+        pytest.raises(NotSupported, match=topic),
     ):
         broker.create_topic(topic)
 
@@ -61,7 +61,7 @@ def test_a_service_that_makes_no_topics_has_its_clients_make_none(cluster: Clust
         client.send("orders", b"1")
         with client.transaction() as txn:
             txn.send("orders", b"2")
-        with pytest.raises(TopicNotMade, match="no topic 'missing', and this service makes none"):
+        with pytest.raises(TopicNotCreated, match="no topic 'missing', and this service makes none"):
             client.send("missing", b"1")
         with (
             pytest.raises(RegistrationRefused, match="no topic 'missing', and this service makes none"),

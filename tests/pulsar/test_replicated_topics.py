@@ -27,7 +27,7 @@ from broker_io.port import Broker
 from broker_io.position import EARLIEST
 from broker_io.testing.contract.base import PATIENCE_SECONDS, eventually
 from broker_io.testing.standalone import ask
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 from txnbuffer.errors import Error, RegistrationRefused
 
 pytestmark = pytest.mark.timeout(300)
@@ -63,7 +63,7 @@ def replicate(cluster: Cluster, place: str, clusters: list[str]) -> None:
     eventually(lambda: sorted(ask(cluster.admin, f"{place}/replication") or ()) == sorted(clusters))
 
 
-def commit(client: PlainClient, topic: str) -> None:
+def commit(client: SyncClient, topic: str) -> None:
     with client.transaction() as txn:
         txn.send(topic, b"1")
         txn.commit(wait_visible=True)
@@ -107,7 +107,7 @@ def test_replication_is_refused_by_name_before_and_told_later(
         broker.create_topic("__txnbuffer_other")  # as that of a service that begins there
 
 
-def commits(client: PlainClient, topic: str) -> bool:
+def commits(client: SyncClient, topic: str) -> bool:
     try:
         commit(client, topic)
     except Error:

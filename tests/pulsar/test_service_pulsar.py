@@ -17,15 +17,14 @@ from service_setup import engine_on, eventually, on_a_loop_for, visible
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.entries import Owner, decode
-from txnbuffer.coordinator.messages import Commit
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import Owner, decode
+from txnbuffer.coordinator.messages import Commit, State
 from txnbuffer.errors import TransactionAborted
-from txnbuffer.frames import Abort, ClientFrame
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recovery.tailing import Tail
-from txnbuffer.service.beside import BESIDE
+from txnbuffer.recovery.followed_topic import FollowedTopic
+from txnbuffer.rpc.frames import Abort, ClientFrame
+from txnbuffer.service.cluster import BESIDE
 from txnbuffer.service.engine import Engine
 
 
@@ -65,7 +64,7 @@ async def session_at(port: int, *topics: str) -> RawSession:
     return session
 
 
-def has_come(tail: Tail, aborts: int, seqno: int) -> bool:
+def has_come(tail: FollowedTopic, aborts: int, seqno: int) -> bool:
     return len(tail.buffer.aborted) == aborts and tail.numbering.sequencer.next_seqno == seqno
 
 

@@ -8,13 +8,13 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.errors import MessageTooLarge
 from broker_io.testing.standalone import Standalone
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 
 KIB = 1024
 TOPICS = [f"{number:03}-" + "long" * 95 for number in range(130)]
 
 
-def commit(client: PlainClient, topics: list[str]) -> None:
+def commit(client: SyncClient, topics: list[str]) -> None:
     with client.transaction(timeout=300) as txn:
         for topic in topics:
             txn.send(topic, b"x" * 100)

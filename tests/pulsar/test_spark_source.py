@@ -16,7 +16,7 @@ from spark_frames import held, run_out
 
 from broker_io import open_broker
 from broker_io.port import Broker
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 SECONDS = 400.0
 TOPIC = "orders"
@@ -25,7 +25,7 @@ TOPIC = "orders"
 class World:
     """A topic that its owner writes and trims, and Spark reads: transactions go across small ledgers and ranges."""
 
-    def __init__(self, spark: Any, broker: Broker, keeper: BufferKeeper, options: dict[str, str]) -> None:
+    def __init__(self, spark: Any, broker: Broker, keeper: SnapshotManager, options: dict[str, str]) -> None:
         self.spark = spark
         self.broker = broker
         self.life = Life(broker, keeper, TOPIC, 5)
@@ -67,7 +67,7 @@ def world(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterato
         namespace = request.getfixturevalue("namespace")
         broker = opening()
         options = {"broker": f"{cluster.url}/{namespace}", "pulsar.admin_url": cluster.admin}
-    with broker, BufferKeeper(broker, part_size=3) as keeper:
+    with broker, SnapshotManager(broker, part_size=3) as keeper:
         keeper.recover()
         yield World(spark, broker, keeper, options)
 

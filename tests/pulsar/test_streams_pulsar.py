@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import connect
-from txnbuffer.client.streaming import Streaming
+from txnbuffer.client.stream_connection import StreamSession
 from txnbuffer.streams.client import ClientConfig
 
 
@@ -29,7 +29,7 @@ async def test_a_stream_outlives_its_service_on_a_real_broker(cluster: Cluster, 
         async with connect(address, broker_options={"admin_url": cluster.admin}) as client:
             assert client.dial_streams is not None
             config = ClientConfig(window_items=16, first_retry=0.05, last_retry=1.0)
-            client._streaming = Streaming(client.dial_streams, 200.0, config)
+            client._streaming = StreamSession(client.dial_streams, 200.0, config)
             truth: dict[bytes, bytes] = {}
             for number in range(4):
                 rows = {str((number * 7 + at) % 60): f"{number}" for at in range(40)}

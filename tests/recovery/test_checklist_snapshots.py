@@ -6,14 +6,14 @@ from writing import TopicWriter
 
 from broker_io.errors import Damaged, DiskFailed
 from broker_io.memory import MemoryBroker
-from broker_io.testing.world import SimulatedClock
+from broker_io.testing.disk import SimulatedClock
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
-from snapshots.table import scan
+from snapshots.scan import scan
 from txnbuffer.buffer import visible_mask
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.loading import load
-from txnbuffer.recovery.recovery import read_snapshot
+from txnbuffer.recovery.load import load
+from txnbuffer.recovery.restore import read_snapshot
 
 T = "t"
 

@@ -13,11 +13,11 @@ from broker_io.memory import MemoryBroker
 from snapshots import owner as owner_module
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import Level, verify
 
 
-def write_aborts(keeper: BufferKeeper, log: TopicWriter, first: int, count: int) -> None:
+def write_aborts(keeper: SnapshotManager, log: TopicWriter, first: int, count: int) -> None:
     for txn in range(first, first + count):
         log.records(txn, "x")
         log.abort(txn)
@@ -28,7 +28,7 @@ def write_aborts(keeper: BufferKeeper, log: TopicWriter, first: int, count: int)
 def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "COMPACT_BYTES", 20_000)
     address = f"file:{tmp_path / 'log'}"
-    with open_broker(address) as broker, BufferKeeper(broker, part_size=10) as keeper:
+    with open_broker(address) as broker, SnapshotManager(broker, part_size=10) as keeper:
         keeper.recover()
         keeper.register("orders")
         log = TopicWriter(broker, "orders")
@@ -38,7 +38,7 @@ def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pyt
             sizes.append(sum(ledger.bytes for ledger in broker.ledgers(SNAPSHOT_TOPIC)))
         assert max(sizes) < 60_000
         assert keeper.notes == []
-    with open_broker(address) as broker, BufferKeeper(broker) as keeper:
+    with open_broker(address) as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         assert len(keeper.buffer("orders").aborted) == 200
         assert all(keeper.buffer("orders").is_aborted(TxnId(0, txn)) for txn in (1, 100, 200))
@@ -47,7 +47,7 @@ def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pyt
 
 def test_a_compaction_that_fails_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "COMPACT_BYTES", 1)
-    with MemoryBroker() as broker, BufferKeeper(broker) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker) as keeper:
 
         def compact(topic: str) -> None:
             raise DiskFull(f"no space to compact {topic}")

@@ -6,14 +6,14 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import Damaged
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
-from snapshots.envelope import END, message
 from snapshots.errors import (
     AppliedPositionTrimmed,
 )
+from snapshots.format import END, message
 from snapshots.keys import SNAPSHOT_TOPIC, end_key
-from snapshots.table import HISTORY_KEPT, scan
+from snapshots.scan import HISTORY_KEPT, scan
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recovery.recovery import read_snapshot, restored_topics
+from txnbuffer.recovery.restore import read_snapshot, restored_topics
 
 T = "t"
 

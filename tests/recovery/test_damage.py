@@ -13,16 +13,16 @@ from snapshot_driver import (
     stored,
 )
 
-from snapshots.envelope import PART, SPILL, message
 from snapshots.errors import (
     SnapshotDamaged,
     SnapshotMissing,
     UnsupportedSnapshot,
 )
+from snapshots.format import PART, SPILL, message
 from snapshots.keys import part_key, spill_key
-from snapshots.table import TopicEntries
-from txnbuffer.recovery.parts import decode_part, encode_part
-from txnbuffer.recovery.recovery import read_snapshot
+from snapshots.scan import TopicEntries
+from txnbuffer.recovery.codec import decode_part, encode_part
+from txnbuffer.recovery.restore import read_snapshot
 
 T = "t"
 

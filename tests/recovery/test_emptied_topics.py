@@ -16,8 +16,8 @@ from broker_io.position import Position
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.recovery.loading import load
+from txnbuffer.recovery.load import load
+from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.recovery.verify import Level, verify
 
 T = "t"
@@ -30,7 +30,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         yield made
 
 
-def emptied(broker: Broker) -> tuple[BufferKeeper, TopicWriter]:
+def emptied(broker: Broker) -> tuple[SnapshotManager, TopicWriter]:
     """Its four visible records are gone, and the one ledger that is left holds nothing."""
     owner = keeper(broker)
     owner.register(T)

@@ -6,8 +6,8 @@ import pytest
 
 from broker_io.port import Ledger
 from broker_io.position import Position
-from txnbuffer.recovery.states import UNKNOWN_LEDGER
-from txnbuffer.recovery.tailing import _following
+from txnbuffer.recovery.codec import UNKNOWN_LEDGER
+from txnbuffer.recovery.followed_topic import _following
 
 LEDGERS = [Ledger(3, 5, 100, closed=True), Ledger(7, 2, 100, closed=False)]
 

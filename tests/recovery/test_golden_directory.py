@@ -10,7 +10,7 @@ from snapshot_driver import keeper
 from broker_io.file import FileBroker
 from txnbuffer.buffer import visible_mask
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.loading import load
+from txnbuffer.recovery.load import load
 from txnbuffer.recovery.verify import Level, verify
 
 

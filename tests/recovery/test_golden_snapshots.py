@@ -10,24 +10,22 @@ from golden_files import committed
 from pyroaring import BitMap64
 
 from broker_io.position import Position, Positions
-from snapshots.entries import EndEntry, chain_start, digest
-from snapshots.envelope import Stored, owner_message
+from snapshots.format import EndEntry, Stored, chain_start, digest, owner_message
 from snapshots.records import BadRecord, record, schema
 from txnbuffer.buffer import (
+    BufferSegment,
     BufferState,
     CoordinatorColumns,
     Counters,
     Damage,
     Items,
     OngoingColumns,
-    Part,
-    PartColumns,
+    SegmentColumns,
     SequencerState,
 )
 from txnbuffer.model import TxnId
 from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
-from txnbuffer.recovery.parts import PartEntry, decode_part, encode_part
-from txnbuffer.recovery.states import TopicState, decode_state, encode_state
+from txnbuffer.recovery.codec import EncodedSegment, TopicState, decode_part, decode_state, encode_part, encode_state
 from txnbuffer.streams.failover import Version
 
 T = "orders"
@@ -41,7 +39,7 @@ ITEMS = Items.of(
     aborts=[(TxnId(0, 9), Position(3, 5)), (TxnId(0, 3), Position(3, 5)), (TxnId(2, 700), Position(4, 0))],
     ranges=[(Position(3, 6), Position(3, 900)), (Position(4, 1, 0), Position(4, 1, 99))],
 )
-PART = PartEntry(T, 7, chain_start(T, "incarnation-1"), Part(1, ITEMS))
+PART = EncodedSegment(T, 7, chain_start(T, "incarnation-1"), BufferSegment(1, ITEMS))
 STATE = TopicState(
     BufferState(
         part_size=5,
@@ -58,7 +56,7 @@ STATE = TopicState(
             (BitMap64([9, 10, 11]).serialize(), BitMap64().serialize()),
             (BitMap64([12]).serialize(), BitMap64([700]).serialize()),
         ),
-        parts=PartColumns(1, longs(4), longs(3), longs(2)),
+        parts=SegmentColumns(1, longs(4), longs(3), longs(2)),
         tail=ITEMS,
         counters=Counters(1, 2, 3, 4, 1),
         damage=(Damage(TxnId(0, 10), Position(4, 12), 5, 4),),
@@ -172,7 +170,9 @@ def test_columns_of_equal_numbers_are_short_and_parts_are_small():
     least = np.cumsum(rng.integers(1, 20, count))
     markers = Positions(longs(*[4] * count), np.cumsum(rng.integers(1, 40, count)), longs(*[-1] * count))
     none = Positions.of([])
-    value = encode_part(PartEntry(T, 7, b"c" * 16, Part(1, Items(longs(*[0] * count), least, markers, none, none))))
+    value = encode_part(
+        EncodedSegment(T, 7, b"c" * 16, BufferSegment(1, Items(longs(*[0] * count), least, markers, none, none)))
+    )
     assert len(value) <= 3 * count
     entry = decode_part(T, 1, Stored(Position(1, 0), "1", "part", 7, value))
     assert plain(entry.part.items)[1] == least.tolist()

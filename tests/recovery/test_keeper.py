@@ -5,14 +5,14 @@ from writing import TopicWriter
 from broker_io.errors import DiskFailed, TopicNotFound
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
-from broker_io.testing.world import SimulatedClock
+from broker_io.testing.disk import SimulatedClock
 from snapshots.errors import NotRegistered
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
-from txnbuffer.buffer import Ended
+from txnbuffer.buffer import TransactionEnded
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.recovery.recovery import read_snapshot
+from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import read_snapshot
 
 T = "t"
 
@@ -81,7 +81,7 @@ def test_registering_makes_the_first_snapshot_durable(broker):
 
 
 def test_what_is_not_registered_is_refused():
-    owner = BufferKeeper(MemoryBroker())
+    owner = SnapshotManager(MemoryBroker())
     for work in (lambda: owner.epoch, owner.pump, lambda: owner.buffer(T), lambda: owner.register(T)):
         with pytest.raises(NotRegistered):
             work()
@@ -102,7 +102,7 @@ def test_pump_tells_what_happened_and_waits_no_longer_than_asked():
     assert 0.5 <= clock.monotonic() - started < 0.6
     writer.records(1, "x")
     writer.commit(1)
-    ended = next(effect for effect in owner.pump(5)[T] if isinstance(effect, Ended))
+    ended = next(effect for effect in owner.pump(5)[T] if isinstance(effect, TransactionEnded))
     assert (ended.txn, ended.outcome) == (TxnId(0, 1), Outcome.COMMIT)
 
 
@@ -144,7 +144,7 @@ def test_closing_writes_what_has_changed():
 
 def test_leaving_on_an_error_writes_nothing_more():
     broker = MemoryBroker()
-    with pytest.raises(ZeroDivisionError), BufferKeeper(broker) as owner:
+    with pytest.raises(ZeroDivisionError), SnapshotManager(broker) as owner:
         owner.recover()
         owner.register(T)
         abort_some(TopicWriter(broker, T), 1)
@@ -241,9 +241,9 @@ def test_row_u8_a_deletion_finishes_after_a_failure():
 
 def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
     """Behind a long transaction the log is read again instead of being held."""
-    from txnbuffer.recovery import numbering
+    from txnbuffer.recovery import followed_topic
 
-    monkeypatch.setattr(numbering, "HELD_BYTES", 1000)
+    monkeypatch.setattr(followed_topic, "HELD_BYTES", 1000)
     broker = MemoryBroker(ledger_entries=50)
     between = Interfering(broker)
     owner, writer = registered(between)

@@ -7,11 +7,11 @@ from broker_io.errors import TopicNotFound
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, LATEST, Position
-from snapshots.envelope import END, EPOCH_PROPERTY, gone, message
 from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
+from snapshots.format import END, EPOCH_PROPERTY, gone, message
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
 from txnbuffer.buffer import visible_counts
-from txnbuffer.recovery.loading import Snapshots, load
+from txnbuffer.recovery.load import Snapshots, load
 from txnbuffer.recovery.verify import diff_states
 
 T = "t"

@@ -11,7 +11,7 @@ from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from snapshots.errors import OwnershipLost
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.recovery.loading import load
+from txnbuffer.recovery.load import load
 
 T = "t"
 

@@ -16,15 +16,15 @@ from broker_io.port import Broker
 from snapshots.errors import SnapshotMissing
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.owner import acquire
-from snapshots.table import scan
+from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter, commit
-from txnbuffer.buffer.items import Items
-from txnbuffer.recovery import rebuilding
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.recovery.loading import Loaded
-from txnbuffer.recovery.rebuilding import compared, folded, write
-from txnbuffer.recovery.recovery import read_snapshot
-from txnbuffer.recovery.states import decode_state, encode_state
+from txnbuffer.buffer.state import Items
+from txnbuffer.recovery import rebuild
+from txnbuffer.recovery.codec import decode_state, encode_state
+from txnbuffer.recovery.load import LoadedTopic
+from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.rebuild import compared, folded, write
+from txnbuffer.recovery.restore import read_snapshot
 from txnbuffer.recovery.verify import Level, verify
 
 
@@ -32,7 +32,7 @@ from txnbuffer.recovery.verify import Level, verify
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> None:
     with MemoryBroker() as broker:
-        with BufferKeeper(broker, part_size=3) as keeper:
+        with SnapshotManager(broker, part_size=3) as keeper:
             keeper.recover()
             for topic in ("orders", "stock"):
                 Life(broker, keeper, topic, seed).run(40)
@@ -51,7 +51,7 @@ def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> Non
                 write(broker, ownership, table, one, now_ms=1)
         assert [finding for finding in verify(broker) if finding.level is Level.ERROR] == []
         assert {topic: records_of(broker, topic) for topic in before} == before
-        with BufferKeeper(broker) as keeper:
+        with SnapshotManager(broker) as keeper:
             keeper.recover()
             assert keeper.problems == {}
             assert keeper.topics == [*before]
@@ -62,13 +62,13 @@ def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> Non
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    with MemoryBroker() as broker, BufferKeeper(broker, part_size=3) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker, part_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 1)
         life.run(40)
-        original = rebuilding.from_snapshot
+        original = rebuild.from_snapshot
 
-        def busy(broker: Broker, topic: str) -> tuple[Loaded | None, str]:
+        def busy(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:
             if when == "before":
                 life.run(20)
             found = original(broker, topic)
@@ -76,14 +76,14 @@ def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyP
                 life.run(20)
             return found
 
-        monkeypatch.setattr(rebuilding, "from_snapshot", busy)
+        monkeypatch.setattr(rebuild, "from_snapshot", busy)
         assert compared(broker, "orders")[2] == []
         assert folded(broker, "orders").differences == ()
 
 
 def test_what_a_snapshot_says_wrongly_is_told() -> None:
     with MemoryBroker() as broker:
-        with BufferKeeper(broker, part_size=3) as keeper:
+        with SnapshotManager(broker, part_size=3) as keeper:
             keeper.recover()
             Life(broker, keeper, "orders", 1).run(40)
         right = folded(broker, "orders")
@@ -100,7 +100,7 @@ def test_what_a_snapshot_says_wrongly_is_told() -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 2**32))
 def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
-    with MemoryBroker() as broker, BufferKeeper(broker, part_size=3) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker, part_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", seed)
         origin = broker.ledgers("orders")[0].ledger
@@ -122,7 +122,7 @@ def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
 
 def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
     with MemoryBroker() as broker:
-        with BufferKeeper(broker, part_size=100) as keeper:
+        with SnapshotManager(broker, part_size=100) as keeper:
             keeper.recover()
             keeper.register("orders")
             log = TopicWriter(broker, "orders")
@@ -169,7 +169,7 @@ def test_a_log_without_transactions_needs_no_snapshot() -> None:
 
 def test_a_lost_snapshot_is_no_sound_one() -> None:
     with MemoryBroker() as broker:
-        with BufferKeeper(broker) as keeper:
+        with SnapshotManager(broker) as keeper:
             keeper.recover()
             life = Life(broker, keeper, "orders", 1)
             while not folded(broker, "orders").transactional:

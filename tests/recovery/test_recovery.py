@@ -15,17 +15,16 @@ from snapshot_driver import (
 from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
-from snapshots.entries import EndEntry
-from snapshots.envelope import END, PART, gone, message
 from snapshots.errors import (
     AppliedPositionTrimmed,
     SnapshotDamaged,
     SnapshotMissing,
     UnsupportedSnapshot,
 )
+from snapshots.format import END, PART, EndEntry, gone, message
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
-from snapshots.table import scan
-from txnbuffer.recovery.recovery import restore
+from snapshots.scan import scan
+from txnbuffer.recovery.restore import restore
 
 T = "t"
 

@@ -7,9 +7,9 @@ from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
-from snapshots import table
+from snapshots import scan
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 T = "orders"
 
@@ -20,10 +20,10 @@ T = "orders"
 def test_any_part_of_the_last_write_may_stand_there_twice(
     monkeypatch: pytest.MonkeyPatch, first: int, count: int, compacted: bool
 ) -> None:
-    monkeypatch.setattr(table, "PATIENCE", 0.01)
+    monkeypatch.setattr(scan, "END_TIMEOUT", 0.01)
     with MemoryBroker() as broker:
         writer = TopicWriter(broker, T)
-        keeper = BufferKeeper(broker, part_size=2)
+        keeper = SnapshotManager(broker, part_size=2)
         keeper.recover()
         keeper.register(T)
         for txn in range(1, 8):
@@ -40,7 +40,7 @@ def test_any_part_of_the_last_write_may_stand_there_twice(
         broker.repeat(SNAPSHOT_TOPIC, placed.positions[first], placed.positions[last])
         if compacted:
             broker.compact(SNAPSHOT_TOPIC)
-        with BufferKeeper(broker, part_size=2) as again:
+        with SnapshotManager(broker, part_size=2) as again:
             again.recover()
             assert (again.problems, again.notes) == ({}, [])
             assert len(again.buffer(T).aborted) == 7

@@ -9,19 +9,19 @@ from writing import TopicWriter
 from broker_io.batch import Batch
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
-from broker_io.memory.reader import MemoryReader
+from broker_io.memory.handles import MemoryReader
 from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.scan import scan
 from snapshots.shards import ONLY
-from snapshots.table import scan
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.entries import Lease, Owner, encode
-from txnbuffer.recovery.decisions import look
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.recovery.loading import load
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import Lease, Owner, encode
+from txnbuffer.recovery.decision_log import look
+from txnbuffer.recovery.load import load
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 def test_a_dead_reader_hides_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryBroker() as broker, BufferKeeper(broker) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.register("orders")
         log = TopicWriter(broker, "orders")
@@ -52,7 +52,7 @@ class ClusterBroker(MemoryBroker):
 
 
 def registered(broker: MemoryBroker, *topics: str) -> None:
-    with BufferKeeper(broker) as keeper:
+    with SnapshotManager(broker) as keeper:
         keeper.recover()
         for topic in topics:
             keeper.register(topic)

@@ -5,7 +5,7 @@ from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.recovery.dropping import drop_parts
+from txnbuffer.recovery.followed_topic import drop_parts
 
 T = "t"
 

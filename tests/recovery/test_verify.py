@@ -7,10 +7,9 @@ from writing import TopicWriter
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Position
-from snapshots.entries import EndEntry
-from snapshots.envelope import END, PART, gone, message
+from snapshots.format import END, PART, EndEntry, gone, message
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
-from txnbuffer.recovery.states import decode_state, encode_state
+from txnbuffer.recovery.codec import decode_state, encode_state
 from txnbuffer.recovery.verify import Level, diff_states, rebuild, verify
 
 T = "t"

@@ -10,8 +10,8 @@ import pytest
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import Damaged
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.entries import Owner, encode
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import Owner, encode
 from txnbuffer.recovery.verify import Level, verify
 
 

@@ -11,14 +11,13 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import DiskFailed, InvalidTopicName
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
-from snapshots.entries import EndEntry
-from snapshots.envelope import gone
 from snapshots.errors import OwnershipLost, SnapshotMissing
+from snapshots.format import EndEntry, gone
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key, spill_key
-from snapshots.table import scan
+from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
-from txnbuffer.buffer import Items, Part
-from txnbuffer.recovery.parts import PartEntry, PartPayload, encode_part
+from txnbuffer.buffer import BufferSegment, Items
+from txnbuffer.recovery.codec import EncodedSegment, PartPayload, encode_part
 
 T = "t"
 
@@ -185,7 +184,7 @@ def test_row_p3_no_entry_outgrows_the_limit():
         Items(wild, wild, places, none, none),
     ):
         writer = SnapshotWriter("t" * 400, "i" * 64)
-        writer.add([PartPayload(Part(1, items))])
+        writer.add([PartPayload(BufferSegment(1, items))])
         plan = writer.plan(2**60, bytes(5 * 2**20))
         sizes = Batch.of([*plan.first, plan.end, *plan.tombstones]).sizes()
         assert len(plan.first) == 1 + 6
@@ -360,7 +359,7 @@ def test_an_orphan_part_is_overwritten_by_its_true_owner():
     broker, owner, plan = before_the_write()
     items = Items.of([((0, 5), (1, 1, -1))])
     number = plan.numbers[0]
-    forged = encode_part(PartEntry(T, owner.epoch, plan.chain[number - 1], Part(number, items)))
+    forged = encode_part(EncodedSegment(T, owner.epoch, plan.chain[number - 1], BufferSegment(number, items)))
     put(broker, plan.first[0]._replace(value=forged))
     successor = keeper(broker, max_entry_bytes=SMALL)
     assert_true(successor, broker, T)
@@ -381,4 +380,4 @@ def test_parts_must_come_in_their_order():
     writer = SnapshotWriter(T, "i")
     items = Items.of([((0, 5), (1, 1, -1))])
     with pytest.raises(ValueError, match="part 2 sealed where part 1 is due"):
-        writer.add([PartPayload(Part(2, items))])
+        writer.add([PartPayload(BufferSegment(2, items))])

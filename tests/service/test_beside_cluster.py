@@ -12,16 +12,15 @@ from service_setup import QUICK, eventually, on_a_loop, visible
 from broker_io.batch import Batch, Message
 from broker_io.errors import Damaged, Fenced, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, TransactionAborted
-from txnbuffer.frames import Abort, ClientFrame
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.admin import Admin
+from txnbuffer.rpc.frames import Abort, ClientFrame
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 
-BESIDE = Config(
+BESIDE = CoordinatorConfig(
     one_phase=False,
     verify_counts=False,
     session_timeout=QUICK.session_timeout,
@@ -115,7 +114,7 @@ async def test_clients_are_told_how_large_a_message_the_cluster_takes():
 @on_a_loop
 async def test_one_phase_can_not_be_beside_a_cluster(cluster):
     with pytest.raises(InvalidConfiguration, match="one_phase"):
-        await Engine.start(cluster, shared=True, config=Config())
+        await Engine.start(cluster, shared=True, config=CoordinatorConfig())
     assert cluster.topics() == []
 
 
@@ -144,7 +143,7 @@ async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(c
         with cluster.writer("a", exclusive=True):
             assert await app.commit(txn, "a") is Outcome.COMMIT
             await eventually(lambda: isinstance(engine.topics.get("a").trouble, Fenced))
-            (told,) = await Admin(engine).list_topics({})
+            (told,) = await ServiceAdmin(engine).list_topics({})
             assert "exclusive" in told["problem"]
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
         assert engine.topics.get("a").why_not is None
@@ -226,7 +225,7 @@ async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
 @pytest.mark.parametrize(("counted", "outcome"), [(2, Outcome.COMMIT), (3, TransactionAborted)])
 @on_a_loop
 async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, outcome):
-    async with beside(cluster, config=Config(one_phase=False, verify_counts=True)) as (engine, _):
+    async with beside(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn], size=2)
@@ -237,7 +236,7 @@ async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, out
 
 @on_a_loop
 async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
-    async with beside(cluster, config=Config(one_phase=False, verify_counts=True)) as (engine, _):
+    async with beside(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         follower = engine.topics.get("a").follower

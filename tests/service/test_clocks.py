@@ -6,14 +6,13 @@ import pytest
 from raw_session import transactional
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
-from broker_io.testing.world import SimulatedClock
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.messages import Begin
+from broker_io.testing.disk import SimulatedClock
+from txnbuffer.coordinator.messages import Begin, CoordinatorConfig
 from txnbuffer.errors import TransactionAborted
-from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import ClientFrame
 
-LONG = Config(transaction_timeout=100.0)
+LONG = CoordinatorConfig(transaction_timeout=100.0)
 AN_HOUR = 3_600_000
 
 

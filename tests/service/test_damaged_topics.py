@@ -15,11 +15,11 @@ from broker_io.errors import Damaged
 from broker_io.file import FileBroker
 from snapshots.errors import TopicDamaged
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.metrics import metrics
+from txnbuffer.service.http_server import metrics
 
 ROUNDS = 6
 
@@ -81,8 +81,8 @@ async def test_a_damaged_topic_stops_and_the_others_go_on(tmp_path, which, at):
             assert isinstance(problem, TopicDamaged)
             assert "txnbuf verify" in str(problem)
             assert figures(engine)["topics_damaged"] == figures(engine)["topics_stopped"] == 1
-            assert "damaged" in (await Admin(engine).describe({"topic": "a"}))["waits_for"]
-            assert [*(await Admin(engine).status({}))["damaged"]] == ["a"]
+            assert "damaged" in (await ServiceAdmin(engine).describe({"topic": "a"}))["waits_for"]
+            assert [*(await ServiceAdmin(engine).status({}))["damaged"]] == ["a"]
             session, ids = await session_on(engine, "b")
             await write(session, ids[0], "b")
             (failure,) = await session.write(("a", transactional([ids[1]])))

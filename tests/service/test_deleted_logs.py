@@ -16,25 +16,25 @@ from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
-from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode
+from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.ids import IdSet, bitmap_of
-from txnbuffer.coordinator.lost import A_SECOND, AHEAD, first_ids
+from txnbuffer.coordinator.progress import IdSet, bitmap_of
+from txnbuffer.coordinator.takeover import A_SECOND, AHEAD, first_ids
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.decisions import begin_anew
-from txnbuffer.service import beside as beside_module
-from txnbuffer.service import standing
-from txnbuffer.service.beside import of_log
+from txnbuffer.recovery.decision_log import begin_anew
+from txnbuffer.service import cluster as beside_module
+from txnbuffer.service import standby as standby_module
+from txnbuffer.service.cluster import of_log
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.leaving import Leaving
-from txnbuffer.service.standing import Standby
+from txnbuffer.service.process import Shutdown
+from txnbuffer.service.standby import Standby
 
 
 @pytest.fixture
 def cluster(monkeypatch):
     monkeypatch.setattr(beside_module, "LOOK", 0.01)
-    monkeypatch.setattr(standing, "SLICE", 0.1)
+    monkeypatch.setattr(standby_module, "SLICE", 0.1)
     with MemoryBroker() as opened:
         yield opened
 
@@ -189,7 +189,7 @@ def test_ids_up_to_a_limit_take_no_time_by_how_high_it_is():
 
 def test_a_process_in_a_hurry_does_not_wait_as_long():
     left = threading.Event()
-    leaving = Leaving(3600.0, left.set)
+    leaving = Shutdown(3600.0, left.set)
     leaving.begin()
     leaving.hurry(0.01)
     assert left.wait(60.0)

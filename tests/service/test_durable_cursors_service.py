@@ -11,11 +11,10 @@ from streamed import Follower, client_of, write
 from broker_io.memory import MemoryBroker
 from txnbuffer.client.client import Client
 from txnbuffer.config import RetentionConfig, StreamsConfig
-from txnbuffer.errors import CoordinatorStopped, InvalidRequest
-from txnbuffer.service.admin import Admin
+from txnbuffer.errors import CoordinatorStopped, InvalidRequest, StreamTrimmed, TooManyCursors, UnknownCursor
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.retention import Retention
-from txnbuffer.streams.errors import StreamTrimmed, TooManyCursors, UnknownCursor
+from txnbuffer.service.retention import LogRetention
 
 
 async def fill(client: Client, broker: MemoryBroker, first: int, last: int) -> None:
@@ -29,13 +28,15 @@ async def trim(engine: Engine) -> None:
     """Keep as little as may be."""
     config = RetentionConfig(bytes=1)
     cursors = engine.streams.cursors.floor
-    keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, cursors)
+    keep = LogRetention(
+        engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, cursors
+    )
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 
 
 def ask(engine: Engine, question: str, **named: Any) -> Any:
-    return Admin(engine).methods()[question](named)
+    return ServiceAdmin(engine).methods()[question](named)
 
 
 async def seqnos(client: Client) -> list[int]:

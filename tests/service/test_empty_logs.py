@@ -15,7 +15,7 @@ from broker_io.port import Ledger
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 class Cluster(MemoryBroker):
@@ -72,7 +72,7 @@ async def test_a_topic_that_is_registered_is_never_empty(cluster):
 
 @on_a_loop
 async def test_what_was_registered_without_a_message_gets_one_when_a_service_starts(cluster):
-    with BufferKeeper(cluster.connect()) as keeper:
+    with SnapshotManager(cluster.connect()) as keeper:
         keeper.recover()
         keeper.register("a")
     async with beside(cluster) as (engine, _):

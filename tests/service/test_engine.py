@@ -9,8 +9,7 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 from broker_io.batch import Batch, Blobs, Labels, Message
 from broker_io.errors import InvalidTopicName, MessageTooLarge, TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.messages import Commit
+from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import (
     ForeignTransaction,
     InvalidRequest,
@@ -19,8 +18,8 @@ from txnbuffer.errors import (
     UnknownTransaction,
     UnregisteredTopic,
 )
-from txnbuffer.frames import Abort, ClientFrame, LeaseRequest, Query, Send
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import Abort, ClientFrame, LeaseRequest, Query, Send
 from txnbuffer.service.limits import Limits
 
 
@@ -196,7 +195,7 @@ async def test_topics_that_can_not_be(broker):
 
 @on_a_loop
 async def test_limits_of_open_transactions_are_one_clear_error():
-    async with engine_on(MemoryBroker(), config=Config(max_open_session=10, max_open=15)) as engine:
+    async with engine_on(MemoryBroker(), config=CoordinatorConfig(max_open_session=10, max_open=15)) as engine:
         session, _ = await session_on(engine, ids=10)
         assert isinstance(await session.ask(leases=lambda r: (LeaseRequest(r, 1),)), TooManyTransactions)
         other, _ = await session_on(engine, ids=5)

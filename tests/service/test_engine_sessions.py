@@ -12,10 +12,8 @@ from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.errors import DiskWatermark
 from broker_io.memory import MemoryBroker
-from broker_io.testing.world import SimulatedClock
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.messages import Begin, Commit, Done, Naming
-from txnbuffer.coordinator.states import State
+from broker_io.testing.disk import SimulatedClock
+from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Done, ProducerSequence, State
 from txnbuffer.errors import (
     AlreadyCommitted,
     CoordinatorStopped,
@@ -24,8 +22,8 @@ from txnbuffer.errors import (
     TransactionAborted,
     UnknownSession,
 )
-from txnbuffer.frames import SESSION_VERSION, ClientFrame, Deletion, Hello, LeaseRequest, NamedRequest, Query
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import SESSION_VERSION, ClientFrame, Deletion, LeaseRequest, NamedRequest, Query, SessionHello
 from txnbuffer.service import appends
 from txnbuffer.service import engine as engine_module
 
@@ -37,7 +35,7 @@ def plain(*values: bytes) -> Batch:
 @on_a_loop
 async def test_a_hung_client_holds_readers_back_no_longer_than_its_time(broker, quick):
     clock = SimulatedClock()
-    async with engine_on(broker, config=Config(transaction_timeout=100.0), clock=clock) as engine:
+    async with engine_on(broker, config=CoordinatorConfig(transaction_timeout=100.0), clock=clock) as engine:
         hung, theirs = await session_on(engine, "a")
         lively, ids = await session_on(engine, "a")
         hung.link.send(ClientFrame(begins=(Begin(1000, TxnId(0, theirs[0])),)))
@@ -85,7 +83,7 @@ async def test_a_client_that_comes_back_goes_on_with_what_it_names(broker, quick
 
 @on_a_loop
 async def test_a_client_that_does_not_come_back_is_given_up(broker, quick):
-    async with engine_on(broker, config=Config(session_timeout=0.1)) as engine:
+    async with engine_on(broker, config=CoordinatorConfig(session_timeout=0.1)) as engine:
         session, ids = await session_on(engine, "a")
         await session.write(("a", transactional(ids[:1])))
         await session.link.cut()
@@ -144,7 +142,7 @@ async def test_named_producers_and_groups(broker):
         await session.write(("a", transactional(ids[:2])))
 
         def commit(least, opening):
-            naming = Naming("bank", 1, opening)
+            naming = ProducerSequence("bank", 1, opening)
             return lambda r: (Commit(r, TxnId(0, least), ("a",), (1,), naming=naming),)
 
         assert await session.ask(commits=commit(ids[0], opened.opening)) is Outcome.COMMIT
@@ -176,10 +174,10 @@ async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
     ("frame", "message"),
     [
         (ClientFrame(leases=(LeaseRequest(1, 1),)), "begins with hello"),
-        (ClientFrame(hello=Hello(1, "")), "upgrade the client"),
-        (ClientFrame(hello=Hello(99, "")), "upgrade the service"),
-        (ClientFrame(hello=Hello(SESSION_VERSION, "no good")), "letters and digits"),
-        (ClientFrame(hello=Hello(SESSION_VERSION, "x" * 101)), "letters and digits"),
+        (ClientFrame(hello=SessionHello(1, "")), "upgrade the client"),
+        (ClientFrame(hello=SessionHello(99, "")), "upgrade the service"),
+        (ClientFrame(hello=SessionHello(SESSION_VERSION, "no good")), "letters and digits"),
+        (ClientFrame(hello=SessionHello(SESSION_VERSION, "x" * 101)), "letters and digits"),
     ],
 )
 @on_a_loop
@@ -197,7 +195,7 @@ async def test_a_connection_that_begins_wrongly_ends_with_one_clear_error(frame,
 async def test_hello_twice_ends_the_connection():
     async with engine_on(MemoryBroker()) as engine:
         session, _ = await session_on(engine)
-        session.link.send(ClientFrame(hello=Hello(SESSION_VERSION, "")))
+        session.link.send(ClientFrame(hello=SessionHello(SESSION_VERSION, "")))
         with pytest.raises(EOFError):
             await session.until(lambda: False)
         assert "hello was said before" in str(session.goodbye)
@@ -253,7 +251,7 @@ async def test_a_log_that_failed_ends_everything_and_nothing_unsure_is_answered(
 
 @on_a_loop
 async def test_a_nearly_full_disk_refuses_records_and_delays_decisions(monkeypatch):
-    monkeypatch.setattr(appends, "PATIENCE", 0.02)
+    monkeypatch.setattr(appends, "MAX_WAIT", 0.02)
     broker = MemoryBroker()
     async with engine_on(broker) as engine:
         session, ids = await session_on(engine, "a", "b")

@@ -14,9 +14,9 @@ from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.errors import Closed, Damaged, TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position
-from txnbuffer.errors import TailStalled
-from txnbuffer.service import following, turns
-from txnbuffer.service.following import Follower, Following, gathered
+from txnbuffer.errors import ReplayStalled
+from txnbuffer.service import log_followers
+from txnbuffer.service.log_followers import LogFollower, LogFollowers, gathered
 
 
 class Taker:
@@ -26,7 +26,7 @@ class Taker:
         self.values: list[bytes | None] = []
         self.batches = 0
         self.failures: list[BaseException] = []
-        self.following = Following(asyncio.get_running_loop(), self.turn)
+        self.following = LogFollowers(asyncio.get_running_loop(), self.turn)
         self.broker = broker
         self.holding = False
 
@@ -35,7 +35,7 @@ class Taker:
             self.following.take()
 
     def follow(self, topic: str, at: Position = EARLIEST, *of: object):
-        return self.following.follow(Follower(self.broker, topic, at, self.take, self.failures.append, *of))
+        return self.following.follow(LogFollower(self.broker, topic, at, self.take, self.failures.append, *of))
 
     def take(self, placed: PlacedBatch) -> None:
         self.batches += 1
@@ -104,9 +104,9 @@ async def test_a_reader_of_another_topic_that_has_the_name_now_is_not_gone_on_wi
 
 @on_a_loop
 async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
-    monkeypatch.setattr(following, "HELD_BYTES", 1)
-    monkeypatch.setattr(following, "LEAST_HELD", 2000)
-    monkeypatch.setattr(following, "READ_MESSAGES", 1)
+    monkeypatch.setattr(log_followers, "HELD_BYTES", 1)
+    monkeypatch.setattr(log_followers, "LEAST_HELD", 2000)
+    monkeypatch.setattr(log_followers, "READ_MESSAGES", 1)
     taker = Taker(broker)
     taker.holding = True
     follower = taker.follow("a")
@@ -123,9 +123,9 @@ async def test_what_is_not_taken_stops_the_reading(broker, monkeypatch):
 
 @on_a_loop
 async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch):
-    monkeypatch.setattr(following, "HELD_BYTES", 1)
-    monkeypatch.setattr(following, "LEAST_HELD", 1)
-    monkeypatch.setattr(following, "READ_MESSAGES", 1)
+    monkeypatch.setattr(log_followers, "HELD_BYTES", 1)
+    monkeypatch.setattr(log_followers, "LEAST_HELD", 1)
+    monkeypatch.setattr(log_followers, "READ_MESSAGES", 1)
     taker = Taker(broker)
     taker.holding = True
     follower = taker.follow("a")
@@ -136,7 +136,7 @@ async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch
 
 @on_a_loop
 async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypatch):
-    monkeypatch.setattr(following, "FIRST_LOOK", 10.0)
+    monkeypatch.setattr(log_followers, "FIRST_LOOK", 10.0)
     reader = broker.reader("a")
     taker = Taker(broker)
     with patch.object(reader, "read", wraps=reader.read) as read:
@@ -153,8 +153,8 @@ async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypa
 
 @on_a_loop
 async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(broker, monkeypatch):
-    monkeypatch.setattr(following, "FIRST_LOOK", 10.0)
-    monkeypatch.setattr(following, "GATHER", 0.2)
+    monkeypatch.setattr(log_followers, "FIRST_LOOK", 10.0)
+    monkeypatch.setattr(log_followers, "GATHER", 0.2)
     taker = Taker(broker)
     taker.follow("a")
     began = time.monotonic()
@@ -179,7 +179,7 @@ async def test_a_topic_that_can_not_be_read_at_once_holds_up_no_other(broker):
     put(broker, b"1")
     await eventually(lambda: taker.values == [b"1"])
     broker.reader = slowly
-    for number in range(3 * (turns.AT_ONCE + turns.ASIDE)):
+    for number in range(3 * (log_followers.AT_ONCE + log_followers.ASIDE)):
         broker.create_topic(f"slow {number}")
         taker.follow(f"slow {number}")
     try:
@@ -193,7 +193,7 @@ async def test_a_topic_that_can_not_be_read_at_once_holds_up_no_other(broker):
 
 @on_a_loop
 async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
-    monkeypatch.setattr(following, "READ_MESSAGES", 1)
+    monkeypatch.setattr(log_followers, "READ_MESSAGES", 1)
     before = threading.active_count()
     taker = Taker(broker)
     names = [f"t{number}" for number in range(1000)]
@@ -206,7 +206,9 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
         with broker.writer(name) as writer:
             writer.append(Batch.of([Message(None, name.encode())])).result()
     await eventually(lambda: {name.encode() for name in names} <= {*taker.values})
-    assert threading.active_count() - before <= turns.AT_ONCE + turns.ASIDE + 2  # one knows the time, one is asyncio's
+    assert (
+        threading.active_count() - before <= log_followers.AT_ONCE + log_followers.ASIDE + 2
+    )  # one knows the time, one is asyncio's
     await taker.stop()
     assert not any(thread.name.startswith("txnbuffer-tails") for thread in threading.enumerate())
 
@@ -226,13 +228,13 @@ class Deaf:
 
 @on_a_loop
 async def test_a_reader_that_died_without_a_word_is_named_and_replaced(broker, monkeypatch):
-    monkeypatch.setattr(following, "QUIET", 0.0)
+    monkeypatch.setattr(log_followers, "QUIET", 0.0)
     opened, deaf = broker.reader, [True]
     broker.reader = lambda topic, *where, **how: (Deaf if deaf[0] else lambda it: it)(opened(topic, *where, **how))
     taker = Taker(broker)
     follower = taker.follow("a")
     put(broker, b"1")
-    await eventually(lambda: isinstance(follower.problem, TailStalled))
+    await eventually(lambda: isinstance(follower.problem, ReplayStalled))
     assert "ends at" in str(follower.problem)
     deaf[0] = False
     await eventually(lambda: taker.values == [b"1"])

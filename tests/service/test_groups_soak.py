@@ -10,7 +10,7 @@ import pytest
 from group_member import DONE
 from groups_soak import Report, embedded, judge, made_up
 
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 
 
 def test_each_record_counts_once_while_members_come_and_go(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_each_record_counts_once_while_members_come_and_go(tmp_path: Path) -> No
     assert report.generation > 1
 
 
-def put(client: PlainClient, *rows: tuple[bytes, str]) -> None:
+def put(client: SyncClient, *rows: tuple[bytes, str]) -> None:
     for value, at in rows:
         client.send(DONE, value, properties={"from": "flights-0", "at": at})
 

@@ -18,14 +18,14 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import EnvironmentFault, InvalidAddress
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
-from txnbuffer.cli.asking import Service, ask
-from txnbuffer.client import core
+from txnbuffer.cli.asking import ServiceAddress, ask
+from txnbuffer.client import session_core
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
-from txnbuffer.frames import SESSION_VERSION, ClientFrame, Hello, OtherVersion
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import SESSION_VERSION, ClientFrame, SessionHello, VersionMismatch
 from txnbuffer.service import engine as engine_module
 from txnbuffer.service import grpc_server
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.grpc_server import GrpcServer, check_listening
 from txnbuffer.service.http_server import HttpServer
 from txnbuffer.service.limits import MIB, Limits
@@ -36,7 +36,7 @@ async def served(broker=None, max_clients=100, **options):
     async with engine_on(broker or MemoryBroker(), **options) as engine:
         server = GrpcServer(engine.limits, max_clients=max_clients)
         await server.start("127.0.0.1:0")
-        await server.serve(engine, Admin(engine))
+        await server.serve(engine, ServiceAdmin(engine))
         try:
             yield engine, server
         finally:
@@ -72,7 +72,7 @@ async def test_a_session_over_a_socket():
 async def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(data):
     async with served() as (_, server):
         other, ids = await session_at(server, "a")
-        for prelude in ([], [ClientFrame(hello=Hello(SESSION_VERSION, ""))]):
+        for prelude in ([], [ClientFrame(hello=SessionHello(SESSION_VERSION, ""))]):
             session = RawSession(OverGrpc(server.port))
             for frame in prelude:
                 session.link.send(frame)
@@ -107,9 +107,11 @@ async def test_a_client_of_another_version_is_told_so_by_the_status_of_its_call(
 @on_a_loop
 async def test_a_client_gives_up_at_once_where_the_service_is_of_another_version(monkeypatch):
     async with served() as (_, server):
-        monkeypatch.setattr(core, "SESSION_VERSION", SESSION_VERSION + 1)
-        with pytest.raises(OtherVersion, match=f"127.0.0.1:{server.port} refuses this client: .* upgrade the service"):
-            await connect(f"txnbuf://127.0.0.1:{server.port}", patience=10_000)
+        monkeypatch.setattr(session_core, "SESSION_VERSION", SESSION_VERSION + 1)
+        with pytest.raises(
+            VersionMismatch, match=f"127.0.0.1:{server.port} refuses this client: .* upgrade the service"
+        ):
+            await connect(f"txnbuf://127.0.0.1:{server.port}", max_unavailable=10_000)
 
 
 @on_a_loop
@@ -286,7 +288,7 @@ async def test_a_wrong_question_is_one_clear_error(words, code, message):
 async def test_a_topic_that_is_no_text_is_no_topic(topic):
     async with engine_on(MemoryBroker()) as engine:
         with pytest.raises(InvalidRequest, match="is no topic: give its name as text"):
-            await Admin(engine).describe({"topic": topic})
+            await ServiceAdmin(engine).describe({"topic": topic})
 
 
 def test_a_service_that_is_away_is_told():
@@ -298,7 +300,7 @@ def test_a_service_that_is_away_is_told():
 @pytest.mark.parametrize("address", ["pulsar://127.0.0.1:6650/public/default", "here", "here:", ":7711", "a:1/b"])
 def test_an_address_that_is_no_services_is_told(address):
     with pytest.raises(InvalidAddress, match="write HOST:PORT of the service"):
-        ask(Service(address), "List")
+        ask(ServiceAddress(address), "List")
 
 
 @on_a_loop

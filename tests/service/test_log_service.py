@@ -19,9 +19,9 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import Fenced, MessageTooLarge, ProtectedTopic, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from txnbuffer.client.reader import CommittedReader
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.model import Outcome
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.grpc_server import GrpcServer
 from txnbuffer.service.limits import Limits
@@ -33,7 +33,7 @@ ROW = Batch.of([Message(b"k", b"plain")])
 async def served(engine: Engine) -> AsyncIterator[str]:
     server = GrpcServer(engine.limits, max_clients=10)
     await server.start("127.0.0.1:0")
-    await server.serve(engine, Admin(engine))
+    await server.serve(engine, ServiceAdmin(engine))
     try:
         yield f"txnbuf://127.0.0.1:{server.port}"
     finally:
@@ -60,7 +60,7 @@ async def test_before_the_log_is_recovered_others_are_told_to_come_again():
     await server.start("127.0.0.1:0")
     try:
         with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
-            await asyncio.to_thread(open_broker, f"txnbuf://127.0.0.1:{server.port}", patience=0.5)
+            await asyncio.to_thread(open_broker, f"txnbuf://127.0.0.1:{server.port}", max_unavailable=0.5)
     finally:
         await server.stop()
 
@@ -77,8 +77,8 @@ async def test_a_reader_waits_while_the_service_recovers_its_log():
         try:
             reading = asyncio.ensure_future(asyncio.to_thread(reader.read, timeout=120.0))
             with pytest.raises(ServiceUnavailable, match="nothing is served yet"):
-                await asyncio.to_thread(open_broker, address, patience=0.0)
-            await server.serve(engine, Admin(engine))
+                await asyncio.to_thread(open_broker, address, max_unavailable=0.0)
+            await server.serve(engine, ServiceAdmin(engine))
             assert await reading is not None
             await asyncio.to_thread(remote.close)
         finally:

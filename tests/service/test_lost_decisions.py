@@ -16,15 +16,14 @@ from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
 from txnbuffer.buffer.buffer import TransactionBuffer
-from txnbuffer.buffer.ended import CoordinatorState
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.entries import TOPIC, EndedIds, Group, Lease, Mark, Owner, Retired, encode
+from txnbuffer.buffer.sets import CoordinatorState
+from txnbuffer.coordinator.decisions import TOPIC, EndedIds, Group, Lease, LowWaterMark, Owner, Retired, Row, encode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.lost import AHEAD, begun_anew, what_is_lost
-from txnbuffer.coordinator.rows import Row
+from txnbuffer.coordinator.messages import CoordinatorConfig
+from txnbuffer.coordinator.takeover import AHEAD, begun_anew, what_is_lost
 from txnbuffer.errors import CoordinatorStopped, DecisionsLost
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recovery.decisions import begin_anew, hold, look
+from txnbuffer.recovery.decision_log import begin_anew, hold, look
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.service.engine import Engine
 
@@ -42,7 +41,7 @@ WHOLE = [
     encode(Lease(11, 10, "s", 0)),
     encode(Group(7, 3, 0, [Row(40, Outcome.ABORT, (), ())], (Retired(50, 2),))),
     encode(EndedIds(BitMap64([60]))),
-    encode(Mark(1, 10, 0, BitMap64(), BitMap64())),
+    encode(LowWaterMark(1, 10, 0, BitMap64(), BitMap64())),
 ]
 
 
@@ -212,7 +211,7 @@ def test_the_command_tells_of_a_loss_and_mends_it(tmp_path):
     @on_a_loop
     async def use():
         with FileBroker.open(str(tmp_path / "log")) as broker:
-            async with engine_on(broker, config=Config(low_water_mark_interval=0.05)) as engine:
+            async with engine_on(broker, config=CoordinatorConfig(low_water_mark_interval=0.05)) as engine:
                 session, ids = await session_on(engine, "a", ids=5)
                 assert await session.write(("a", transactional(ids[:1]))) == []
                 assert await session.commit(ids[0], ["a"], [1]) is Outcome.COMMIT

@@ -11,7 +11,7 @@ from snapshots.errors import SnapshotMissing
 from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.errors import CoordinatorStopped
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 
 
 async def commit_half(cluster: MemoryBroker) -> None:
@@ -37,7 +37,7 @@ async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt()
                 async with engine_on(broker) as engine:
                     assert isinstance(engine.topics.get("a").problem, SnapshotMissing)
                     assert isinstance(engine.topics.get("b").problem, SnapshotMissing)
-        with cluster.connect() as broker, BufferKeeper(broker) as keeper:
+        with cluster.connect() as broker, SnapshotManager(broker) as keeper:
             keeper.recover()
             keeper.rebuild("a")
             keeper.rebuild("b")

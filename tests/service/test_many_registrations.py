@@ -11,10 +11,10 @@ from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.file import FileBroker, log
 from broker_io.memory import MemoryBroker
-from txnbuffer.frames import ClientFrame, NamedRequest
 from txnbuffer.model import Outcome
+from txnbuffer.rpc.frames import ClientFrame, NamedRequest
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.topics import HELD_BYTES
+from txnbuffer.service.topic import HELD_BYTES
 
 
 class SlowToMake(MemoryBroker):

@@ -12,8 +12,8 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import Error
 from broker_io.position import Positions
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.parts import MessagesPart
-from txnbuffer.service.topic import Flight, Topic
+from txnbuffer.service.sends import MessagesPart
+from txnbuffer.service.topic import AppendInFlight, ServiceTopic
 
 
 class Writing:
@@ -41,12 +41,12 @@ def on_a_loop(body: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return run
 
 
-def ignore(topic: Topic, flight: Flight, positions: Positions) -> None:
+def ignore(topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
     raise AssertionError("nothing lands here")
 
 
-def open_topic(name: str, writer: Writing, *, shared: bool) -> Topic:
-    topic = Topic(name, shared=shared)
+def open_topic(name: str, writer: Writing, *, shared: bool) -> ServiceTopic:
+    topic = ServiceTopic(name, shared=shared)
     topic.writer, topic.held = writer, False  # type: ignore[assignment]  # all that is asked of a writer here
     return topic
 

@@ -13,9 +13,9 @@ from service_setup import engine_on, on_a_loop, session_on
 
 from broker_io.environment import SystemDisk
 from broker_io.errors import DiskWatermark
-from broker_io.file.options import MIB
+from broker_io.file.layout import MIB
 from broker_io.memory import MemoryBroker
-from txnbuffer import Outcome, PlainClient, PlainTransaction, connect
+from txnbuffer import Outcome, SyncClient, SyncTransaction, connect
 from txnbuffer.errors import TransactionAborted
 
 WATERMARK = 256 * MIB
@@ -31,19 +31,19 @@ class Disk:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
     monkeypatch.setattr(SystemDisk, "free_bytes", lambda *_: disk.free)
-    monkeypatch.setattr("broker_io.file.watermark.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("broker_io.file.log.SECONDS_BETWEEN", 0.0)
     return disk
 
 
 @pytest.fixture
-def client(tmp_path: Path, disk: Disk) -> Iterator[PlainClient]:
+def client(tmp_path: Path, disk: Disk) -> Iterator[SyncClient]:
     with connect(f"file:{tmp_path / 'log'}") as opened:
         opened.send("t", b"first")
         yield opened
         disk.free = 1024 * MIB
 
 
-def read(client: PlainClient, topic: str) -> list[bytes | None]:
+def read(client: SyncClient, topic: str) -> list[bytes | None]:
     with client.reader(topic) as reader:
         values: list[bytes | None] = []
         while (batch := reader.read(timeout=1)) is not None:
@@ -51,7 +51,7 @@ def read(client: PlainClient, topic: str) -> list[bytes | None]:
         return values
 
 
-def written(client: PlainClient, txn: PlainTransaction) -> None:
+def written(client: SyncClient, txn: SyncTransaction) -> None:
     """Wait until what a transaction holds is in the log."""
     client.call(txn.hand_over)
     with client.reader("t", isolation="read_uncommitted") as reader:
@@ -62,7 +62,7 @@ def written(client: PlainClient, txn: PlainTransaction) -> None:
             values += [record.value for record in batch]
 
 
-def test_a_transaction_whose_records_are_refused_aborts(client: PlainClient, disk: Disk) -> None:
+def test_a_transaction_whose_records_are_refused_aborts(client: SyncClient, disk: Disk) -> None:
     disk.free = LOW
     for _ in range(3):
         txn = client.transaction(timeout=60)
@@ -82,7 +82,7 @@ def test_a_transaction_whose_records_are_refused_aborts(client: PlainClient, dis
     assert read(client, "t") == [b"first", b"second"]
 
 
-def test_one_whose_records_are_written_commits(client: PlainClient, disk: Disk) -> None:
+def test_one_whose_records_are_written_commits(client: SyncClient, disk: Disk) -> None:
     with client.transaction() as txn:
         txn.send("t", b"second")
         written(client, txn)
@@ -92,7 +92,7 @@ def test_one_whose_records_are_written_commits(client: PlainClient, disk: Disk) 
     assert read(client, "t") == [b"first", b"second"]
 
 
-def test_below_half_of_the_watermark_a_commit_waits_for_space(client: PlainClient, disk: Disk) -> None:
+def test_below_half_of_the_watermark_a_commit_waits_for_space(client: SyncClient, disk: Disk) -> None:
     timer = threading.Timer(2.0, lambda: setattr(disk, "free", 2 * WATERMARK))
     with client.transaction() as txn:
         txn.send("t", b"second")

@@ -14,8 +14,7 @@ from txnbuffer import ChangeBatch, ChangeStream, MemoryTokens, ResumeToken, Roll
 from txnbuffer.client import partition_streams
 from txnbuffer.client.client import Client
 from txnbuffer.client.partition_streams import PartitionedStream, stream_partitions
-from txnbuffer.errors import InvalidRequest
-from txnbuffer.streams.errors import TokensFailed
+from txnbuffer.errors import InvalidRequest, TokensFailed
 
 Row = tuple[str, int, bytes | None]
 

@@ -10,7 +10,7 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.shard_count import settled, shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.partitioning import OURS, check_shard, prepare
+from txnbuffer.service.takeover import OURS, check_shard, prepare
 
 DECISIONS = OURS[0]
 

@@ -11,21 +11,27 @@ from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import ChangeBatch, MemoryTokens, ResumeToken, connect
-from txnbuffer.client import admin_link
 from txnbuffer.client import cursors as following
-from txnbuffer.client.admin_link import Questions
-from txnbuffer.client.cursors import DurableCursors, Hold
+from txnbuffer.client import links
+from txnbuffer.client.cursors import CursorLease, DurableCursors
+from txnbuffer.client.links import AdminClients
 from txnbuffer.config import RetentionConfig, StreamsConfig
-from txnbuffer.errors import ServiceUnavailable
+from txnbuffer.errors import (
+    ForeignToken,
+    ServiceUnavailable,
+    StreamBranched,
+    StreamTooSlow,
+    StreamTrimmed,
+    UnknownCursor,
+)
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.retention import Retention
-from txnbuffer.streams.errors import ForeignToken, StreamBranched, StreamTooSlow, StreamTrimmed, UnknownCursor
+from txnbuffer.service.retention import LogRetention
 
 
 async def trim(engine: Engine) -> None:
     """Keep as little as may be."""
     config, floor = RetentionConfig(bytes=1), engine.streams.cursors.floor
-    keep = Retention(engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, floor)
+    keep = LogRetention(engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, floor)
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 
@@ -187,7 +193,7 @@ class Answers(DurableCursors):
 @on_a_loop
 async def test_a_reader_of_another_history_holds_all_until_it_has_gone_back() -> None:
     branched = Answers(token=StreamBranched("another history"))
-    hold = Hold(branched, "t", "cache")
+    hold = CursorLease(branched, "t", "cache")
     await hold.begin(ResumeToken("t"))
     hold._done = ResumeToken("t")
     await hold.moved()
@@ -197,7 +203,7 @@ async def test_a_reader_of_another_history_holds_all_until_it_has_gone_back() ->
 @on_a_loop
 async def test_a_reader_from_elsewhere_leaves_no_cursor_here_unless_it_goes_on() -> None:
     foreign = Answers(token=ForeignToken("another topic"))
-    hold = Hold(foreign, "t", "cache")
+    hold = CursorLease(foreign, "t", "cache")
     await hold.begin(ResumeToken("t"))
     await hold.close()
     assert foreign.asked == [("add", "token")]
@@ -224,17 +230,17 @@ class Away:
 
 @on_a_loop
 async def test_a_service_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_link, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(links, "FIRST_PAUSE", 0.0)
     link = Away(3)
 
     async def dial() -> Away:
         return link
 
-    assert await DurableCursors(Questions([dial], 60.0)).advance("t", "c", 7) == 7
+    assert await DurableCursors(AdminClients([dial], 60.0)).advance("t", "c", 7) == 7
     assert link.closed == 3
     with pytest.raises(ServiceUnavailable):
         link.left = 2
-        await DurableCursors(Questions([dial], -1.0)).advance("t", "c", 7)
+        await DurableCursors(AdminClients([dial], -1.0)).advance("t", "c", 7)
     assert link.left == 1
 
 

@@ -9,12 +9,11 @@ from service_setup import eventually, on_a_loop, visible
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
-from txnbuffer.coordinator.messages import Commit
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import Commit, State
 from txnbuffer.errors import CoordinatorStopped, NotVisible, RegistrationFailed, UnregisteredTopic
-from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.verify import verify
+from txnbuffer.rpc.frames import ClientFrame
 from txnbuffer.service.engine import Engine
 
 WAITING = 1000

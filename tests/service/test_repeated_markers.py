@@ -12,9 +12,9 @@ from service_setup import engine_on, eventually, on_a_loop
 
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
-from txnbuffer.frames import Abort
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import MARKER, decode_marker
+from txnbuffer.rpc.frames import Abort
 from txnbuffer.service import engine as engine_module
 from txnbuffer.service.engine import Engine
 

@@ -80,7 +80,7 @@ async def test_a_stream_goes_on_through_owners_whatever_they_write(tmp_path: Pat
 
 def relay(log: Path, far: MemoryBroker) -> Relay:
     source = partial(open_broker, f"file:{log}", read_only=True)
-    return Relay(source, "t", OwnedTarget(far.connect, "clean"), patience=20.0)
+    return Relay(source, "t", OwnedTarget(far.connect, "clean"), max_unavailable=20.0)
 
 
 @on_a_loop_for(200.0)

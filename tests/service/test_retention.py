@@ -11,20 +11,22 @@ from service_setup import engine_on, on_a_loop, session_on, visible
 from broker_io.batch import Batch, Message
 from broker_io.errors import PositionTrimmed
 from broker_io.memory import MemoryBroker
-from broker_io.testing.world import SimulatedClock
+from broker_io.testing.disk import SimulatedClock
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.config import RetentionConfig
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition
-from txnbuffer.frames import Abort, NamedRequest
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import Abort, NamedRequest
 from txnbuffer.service import retention
-from txnbuffer.service.retention import Retention
+from txnbuffer.service.retention import LogRetention
 
 
 def with_limits(engine, seconds=0.0, size=0, clock=None):
     config = RetentionConfig(seconds=seconds, bytes=size)
-    return Retention(engine.topics, engine.keeping, config, clock or engine.clock, engine.coordinator.consumers.floor)
+    return LogRetention(
+        engine.topics, engine.keeping, config, clock or engine.clock, engine.coordinator.consumers.floor
+    )
 
 
 async def fill(broker, session, topic, ids):
@@ -72,7 +74,7 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
         session, ids = await session_on(engine, "a")
         await fill(broker, session, "a", ids[:6])
         config = RetentionConfig(bytes=1)
-        keep = Retention(
+        keep = LogRetention(
             engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, prove=engine.prove
         )
 

@@ -11,8 +11,8 @@ from service_setup import engine_on, eventually, visible
 
 from broker_io import open_broker
 from txnbuffer.coordinator.messages import Commit
-from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import ClientFrame
 
 FULL = os.environ.get("SOAK") == "full"
 TRANSACTIONS, TOPICS, SESSIONS, MIB_MORE = (10_000, 1_000, 500, 400) if FULL else (1_000, 50, 50, 200)

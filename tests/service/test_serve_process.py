@@ -18,7 +18,7 @@ from service_process import ServiceProcess, kept_port
 from service_setup import on_a_loop, visible
 
 from broker_io import open_broker
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import State
 from txnbuffer.model import Outcome, TxnId
 
 
@@ -153,10 +153,10 @@ def test_operators_reach_a_service_with_tls(tmp_path):
 
 @pytest.mark.parametrize("flags", [(), ("--standby",)], ids=["alone", "standby"])
 def test_a_service_that_waits_for_its_cluster_says_so_and_can_be_asked(flags: tuple[str, ...]) -> None:
-    http, patience = kept_port(), "2" if flags else "600"  # a standby waits on
+    http, max_unavailable = kept_port(), "2" if flags else "600"  # a standby waits on
     address = "pulsar://127.0.0.1:1/public/default"
     more = ("--http", f"127.0.0.1:{http}", "--set", "pulsar.admin_url=http://127.0.0.1:1")
-    service = ServiceProcess(address, *more, "--set", f"pulsar.patience={patience}", *flags)
+    service = ServiceProcess(address, *more, "--set", f"pulsar.patience={max_unavailable}", *flags)
     try:
         problem = service.wait_event("problem")
         for _ in range(300):

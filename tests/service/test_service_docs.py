@@ -7,7 +7,7 @@ from pathlib import Path
 from service_setup import engine_on, on_a_loop
 
 from broker_io.memory import MemoryBroker
-from txnbuffer.service.metrics import metrics
+from txnbuffer.service.http_server import metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "service.md"
 

@@ -15,7 +15,7 @@ from shard_world import App, Shards, shards_on, topics_of
 
 from broker_io.errors import UnsafePolicy
 from broker_io.memory import MemoryBroker
-from broker_io.memory.writer import MemoryWriter
+from broker_io.memory.handles import MemoryWriter
 from snapshots.shards import Shard, shard_of
 from txnbuffer.config import Config as Settings
 from txnbuffer.config import RetentionConfig, ServiceConfig
@@ -30,16 +30,16 @@ from txnbuffer.errors import (
     ServiceUnavailable,
     UnregisteredTopic,
 )
-from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, TxnId
-from txnbuffer.recovery.decisions import look
+from txnbuffer.recovery.decision_log import look
 from txnbuffer.recovery.verify import Level, verify
-from txnbuffer.service import engine, letters
-from txnbuffer.service.beside import BESIDE
+from txnbuffer.rpc.frames import NamedRequest
+from txnbuffer.service import engine, remote_shards
+from txnbuffer.service.cluster import BESIDE
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.letters import Letters
-from txnbuffer.service.retention import Retention
-from txnbuffer.service.serving import check
+from txnbuffer.service.process import check
+from txnbuffer.service.remote_shards import ShardMessages
+from txnbuffer.service.retention import LogRetention
 
 (HERE,), (THERE,) = topics_of(2)
 BOTH = (HERE, THERE)
@@ -162,7 +162,7 @@ async def test_a_topic_is_registered_once_its_owner_is_there() -> None:
 
 @on_a_loop
 async def test_a_registration_is_given_up_where_the_owner_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters, "PATIENCE", 1.0)
+    monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on() as world:
         await world.kill(1)
         with pytest.raises(RegistrationFailed, match="the service of shard 1 does not answer"):
@@ -209,9 +209,9 @@ async def test_a_topic_that_its_owner_misses_takes_no_commits_until_it_is_regist
     monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
     if not told:
-        monkeypatch.setattr(Letters, "missing", none)
+        monkeypatch.setattr(ShardMessages, "missing", none)
     async with shards_on() as world:
-        monkeypatch.setattr(letters, "KNOWN_TICKS", 1_000_000 if told else 1)  # never, or at each look
+        monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1_000_000 if told else 1)  # never, or at each look
         app = await written(world, 1)
         world.cluster.delete_topic(THERE)
         await eventually(lambda: not world.engine(0).coordinator.is_registered(THERE))
@@ -276,7 +276,7 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
             world.cluster.roll(THERE)
             await app.write(THERE, [3])
         floors = owner.coordinator.consumers.floor, None, world.letters(1).floor
-        retention = Retention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, *floors)
+        retention = LogRetention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, *floors)
         assert await app.abort(3, THERE) is Outcome.ABORT
         await eventually(lambda: not len(world.buffer(1, THERE).ongoing))
         for txn in (4, 5):  # neither of the snapshots that are kept needs what the group does
@@ -291,14 +291,16 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
         assert world.cluster.ledgers(THERE)[0].ledger == end.ledger
         await world.kill(0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(letters, "PATIENCE", 1.0)
+            patch.setattr(remote_shards, "MAX_WAIT", 1.0)
             asked: list[str] = []
 
             def far(topic: str) -> Awaitable[int | None]:
                 asked.append(topic)
                 return world.letters(1).floor(topic)
 
-            retention = Retention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, none, None, far)
+            retention = LogRetention(
+                owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, none, None, far
+            )
             for _ in range(3):
                 with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
                     await retention.check(owner.topics.by_name[THERE])

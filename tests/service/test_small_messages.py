@@ -15,11 +15,11 @@ from broker_io import open_broker
 from broker_io.errors import MessageTooLarge
 from broker_io.memory.broker import MemoryBroker
 from broker_io.port import Broker
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import InvalidConfiguration, TransactionAborted
-from txnbuffer.frames import Abort, ClientFrame
 from txnbuffer.model import Outcome, TxnId
+from txnbuffer.rpc.frames import Abort, ClientFrame
 from txnbuffer.service.engine import Engine
 
 KIB = 1024

@@ -18,16 +18,15 @@ from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
 from txnbuffer.config import ServiceConfig
-from txnbuffer.coordinator.entries import TOPIC, Lease, Owner, encode, tombstone
+from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode, tombstone
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.frames import Abort
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service import standing as standing_module
+from txnbuffer.rpc.frames import Abort
+from txnbuffer.service import standby as standing_module
 from txnbuffer.service.decision_log import DecisionLog, newest_owner
-from txnbuffer.service.front import advertised
-from txnbuffer.service.opening import Standing
-from txnbuffer.service.serving import check
-from txnbuffer.service.standing import Standby
+from txnbuffer.service.process import advertised, check
+from txnbuffer.service.standby import Standby
+from txnbuffer.service.takeover import StandbyState
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def cluster(monkeypatch):
         yield opened
 
 
-def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task[Standing | None]]:
+def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task[StandbyState | None]]:
     standby, stop = Standby(cluster.connect()), asyncio.Event()
     return standby, stop, asyncio.ensure_future(standby.wait(stop))
 

@@ -14,12 +14,12 @@ from service_setup import engine_on, eventually, on_a_loop, visible
 from broker_io.errors import Damaged, Error, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from snapshots.errors import TopicDamaged
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.admin import Admin
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.metrics import metrics
+from txnbuffer.service.http_server import metrics
 
 AWAY = ServiceUnavailable("the cluster does not answer for it")
 DAMAGED = Damaged("ledger 7", 0, "it can't be read")
@@ -133,7 +133,7 @@ async def test_what_is_tried_again_shows_as_that_and_what_has_stopped_as_that(cl
             return {name: found[name] for name in ("topics_retrying", "topics_stopped")}
 
         await eventually(lambda: told() == {"topics_retrying": 1, "topics_stopped": 0})
-        waits_for = await Admin(engine)._waits_for(engine.topics.get("a"))
+        waits_for = await ServiceAdmin(engine)._waits_for(engine.topics.get("a"))
         assert "is tried again: the cluster does not answer" in waits_for
         answers[0] = DAMAGED
         await eventually(lambda: told() == {"topics_retrying": 0, "topics_stopped": 1})

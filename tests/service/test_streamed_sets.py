@@ -14,8 +14,8 @@ from txnbuffer.buffer import TransactionBuffer, visible_counts
 from txnbuffer.model import Position
 from txnbuffer.mutations import MutationBatch
 from txnbuffer.recordset import pack
-from txnbuffer.service.streaming import backfills
-from txnbuffer.service.streaming.feed import mutations_in, mutations_of
+from txnbuffer.service import streams
+from txnbuffer.service.stream_topic import mutations_in, mutations_of
 
 
 @pytest.fixture(params=[1, recordset.TOGETHER_BYTES])
@@ -35,7 +35,7 @@ async def test_a_read_may_begin_in_the_middle_of_a_record_set(monkeypatch: pytes
     broker.create_topic("t")
     with broker.writer("t") as writer:
         writer.append(Batch.of([a_set(0), a_set(5), a_set(10)])).result()
-    monkeypatch.setattr(backfills, "ANSWER_BYTES", 6)
+    monkeypatch.setattr(streams, "ANSWER_BYTES", 6)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         whole = Follower(client.stream("t", to="now"))
         await whole.to_end()

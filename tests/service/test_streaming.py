@@ -19,16 +19,15 @@ from broker_io.position import Positions
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer import Sequenced
 from txnbuffer.client.reader import CommittedReader
-from txnbuffer.client.streaming import Streaming
+from txnbuffer.client.stream_connection import StreamSession
 from txnbuffer.config import StreamsConfig
-from txnbuffer.errors import InvalidRequest, UndecodableRecordSet
-from txnbuffer.frames import Abort
+from txnbuffer.errors import ForeignToken, InvalidRequest, StreamTrimmed, UndecodableRecordSet, UnreadableToken
 from txnbuffer.model import TxnId
-from txnbuffer.service.admin import Admin
+from txnbuffer.rpc.frames import Abort
+from txnbuffer.service import streams
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.streaming import backfills, streams
 from txnbuffer.streams.client import ClientConfig
-from txnbuffer.streams.errors import ForeignToken, StreamTrimmed, UnreadableToken
 
 SMALL = StreamsConfig(memory_bytes=200_000, readers=1)
 
@@ -62,7 +61,7 @@ async def test_a_stream_gives_what_was_there_and_what_comes(broker):
 @on_a_loop
 async def test_tasks_that_share_a_stream_are_given_each_mutation_once(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(window_items=4))
+        client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(window_items=4))
         await write(client, "t", {str(number): "x" for number in range(50)})
         seqnos, store = [], MemoryTokens()
         stream = client.stream("t", to="now", store=store)
@@ -114,7 +113,7 @@ async def test_statistics_tell_how_far_a_reader_is(broker):
         await follower.until(5)
         told = stream.statistics()
         assert (told.seqno, told.stored_seqno) == (5, 4)
-        answer = await Admin(engine).methods()["Streams"]({})
+        answer = await ServiceAdmin(engine).methods()["Streams"]({})
         assert answer["backfills"]["active"] == answer["backfills"]["pending"] == 0
         (shown,) = answer["connections"][0]["streams"]
         assert (shown["last_read_seqno"], shown["last_sent_seqno"], shown["items_ready"]) == (5, 5, 0)
@@ -126,8 +125,8 @@ async def test_a_page_names_the_statistics_that_there_are(broker):
         await write(client, "t", {"a": "1"})
         stream = client.stream("t")
         await Follower(stream).until(1)
-        await Admin(engine).methods()["AddCursor"]({"topic": "t", "cursor": "c"})
-        answer = await Admin(engine).methods()["Streams"]({})
+        await ServiceAdmin(engine).methods()["AddCursor"]({"topic": "t", "cursor": "c"})
+        answer = await ServiceAdmin(engine).methods()["Streams"]({})
         known = {*answer["connections"][0], *answer["connections"][0]["streams"][0], *answer["cursors"][0]}
         known |= {*answer["managers"][0], *answer["managers"][0]["cursor"][0], *stream.statistics()._fields}
         text = (ROOT / "docs" / "change-streams.md").read_text()
@@ -216,7 +215,7 @@ async def test_a_token_goes_on_at_another_engine_without_a_rollback(broker, tmp_
 
 @on_a_loop
 async def test_readers_that_are_far_behind_get_everything_in_little_memory(monkeypatch):
-    monkeypatch.setattr(backfills, "READ_MESSAGES", 64)
+    monkeypatch.setattr(streams, "READ_MESSAGES", 64)
     broker = MemoryBroker(ledger_entries=500)
     async with engine_on(broker, streams=SMALL) as engine, client_of(engine, broker) as client:
         truth = {}
@@ -226,7 +225,7 @@ async def test_readers_that_are_far_behind_get_everything_in_little_memory(monke
             await write(client, "t", rows)
             truth |= bytes_of(rows)
             if stalled is None:
-                client._streaming = Streaming(client.dial_streams, 10.0, ClientConfig(window_items=16))
+                client._streaming = StreamSession(client.dial_streams, 10.0, ClientConfig(window_items=16))
                 stalled = Follower(client.stream("t"))
                 await stalled.read()
                 client._streaming = None
@@ -344,7 +343,7 @@ async def test_streams_end_with_their_engine(broker):
         await write(client, "t", {"a": "1"})
         follower = Follower(client.stream("t"))
         await follower.until(1)
-        client._streaming._patience = 0.0
+        client._streaming._max_unavailable = 0.0
         await engine.stop()
         assert engine.streams.connections == set()
         with pytest.raises(ServiceUnavailable, match="the service stops"):

@@ -11,7 +11,7 @@ from service_setup import on_a_loop_for
 from streamed import Follower, write
 
 from txnbuffer import ResumeToken, ServiceUnavailable, connect
-from txnbuffer.client.streaming import Streaming
+from txnbuffer.client.stream_connection import StreamSession
 from txnbuffer.streams.client import ClientConfig
 
 SMALL_WINDOW = ClientConfig(window_items=16, first_retry=0.01, last_retry=0.1)
@@ -24,7 +24,7 @@ async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}") as client:
             assert client.dial_streams is not None
-            client._streaming = Streaming(client.dial_streams, 60.0, SMALL_WINDOW)
+            client._streaming = StreamSession(client.dial_streams, 60.0, SMALL_WINDOW)
             truth: dict[bytes, bytes] = {}
             for number in range(10):
                 rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
@@ -57,10 +57,10 @@ async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_pat
     port = kept_port()
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
-        async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, patience=120.0) as client:
+        async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, max_unavailable=120.0) as client:
             await write(client, "t", {"a": "1"})
             assert client.dial_streams is not None
-            client._streaming = Streaming(client.dial_streams, 0.0, SMALL_WINDOW)
+            client._streaming = StreamSession(client.dial_streams, 0.0, SMALL_WINDOW)
             follower = Follower(client.stream("t"))
             await follower.until(1)
             service.kill()
@@ -68,7 +68,7 @@ async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_pat
                 while True:
                     await follower.read()
             service = await asyncio.to_thread(ServiceProcess(tmp_path, port=port).wait_serving)
-            client._streaming._patience = 120.0
+            client._streaming._max_unavailable = 120.0
             await write(client, "t", {"b": "2"})
             while 2 not in follower.history:
                 with contextlib.suppress(ServiceUnavailable):  # it may not be connected again yet

@@ -16,8 +16,8 @@ from writing import TopicWriter
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
 from txnbuffer.errors import LogRestored
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.service.admin import Admin
+from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.streams.failover import Version
 
 
@@ -64,13 +64,13 @@ async def test_a_log_that_was_set_back_rolls_its_streams_back_to_where_it_ends(t
         service.kill()
 
 
-def owner(broker: MemoryBroker) -> BufferKeeper:
-    keeper = BufferKeeper(broker)
+def owner(broker: MemoryBroker) -> SnapshotManager:
+    keeper = SnapshotManager(broker)
     keeper.recover()
     return keeper
 
 
-def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, BufferKeeper, TopicWriter]:
+def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, SnapshotManager, TopicWriter]:
     """Seven records in four ledgers, all in the snapshot, with a cursor at the sixth."""
     broker = MemoryBroker(ledger_entries=ledger_entries)
     log, keeper = TopicWriter(broker, "t"), owner(broker)
@@ -84,7 +84,7 @@ def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, BufferKeeper, Top
     return broker, keeper, log
 
 
-def versions(keeper: BufferKeeper) -> tuple[Version, ...]:
+def versions(keeper: SnapshotManager) -> tuple[Version, ...]:
     return keeper.tail("t").failover.versions
 
 
@@ -148,7 +148,7 @@ async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_go_on(seqno: in
         reader = Follower(client.stream("t"))
         await reader.until(seqno)
         token = reader.stream.token
-    with BufferKeeper(broker) as keeper:
+    with SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.rebuild("t")
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -157,4 +157,4 @@ async def test_streams_of_a_rebuilt_topic_that_lost_nothing_just_go_on(seqno: in
         again.table = dict(reader.table)
         await again.until(seqno + 1)
         assert (again.rollbacks, again.seqnos) == ([], [seqno + 1])
-        assert await Admin(engine).methods()["Cursors"]({}) == []
+        assert await ServiceAdmin(engine).methods()["Cursors"]({}) == []

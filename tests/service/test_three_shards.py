@@ -13,9 +13,9 @@ from broker_io.errors import ServiceUnavailable
 from snapshots.shards import shard_of
 from txnbuffer.coordinator.messages import Commit, ConsumerPosition, Joined
 from txnbuffer.errors import RegistrationFailed
-from txnbuffer.frames import NamedRequest
 from txnbuffer.model import EARLIEST, Outcome, Position, TxnId
-from txnbuffer.service import elsewhere, engine, letters
+from txnbuffer.rpc.frames import NamedRequest
+from txnbuffer.service import engine, remote_shards
 
 (A,), (B,), (C,) = topics_of(3)
 ALL = (A, B, C)
@@ -43,7 +43,7 @@ async def test_each_coordinator_ends_transactions_on_the_topics_of_all() -> None
 
 @on_a_loop
 async def test_without_one_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters, "PATIENCE", 1.0)
+    monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on(3) as world:
         before = await App.on(world, 0, *ALL)
         await world.kill(1)
@@ -91,7 +91,7 @@ async def test_the_floor_is_that_of_the_slowest_group_of_any_shard() -> None:
 
 @on_a_loop
 async def test_a_floor_is_told_by_who_can_write_its_decisions_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters, "PATIENCE", 1.0)
+    monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on(3) as world:
         faults = world.broker(2).faults
         faults.hold(topic="__txnbuffer_decisions-partition-2", landing=False)
@@ -117,7 +117,7 @@ async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkey
 
         await commits(1)
         assert open_elsewhere() == {B, C}
-        monkeypatch.setattr(elsewhere, "IDLE", 0.0)
+        monkeypatch.setattr(remote_shards, "IDLE", 0.0)
         for txn in range(2, 8):  # some of them while a writer is being closed
             await commits(txn)
             await asyncio.sleep(0.03)
@@ -145,15 +145,15 @@ async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.Monkey
             return found.sent - before
 
         assert (sent(asks=True, wishes=False), sent(asks=True, wishes=True)) == (1, 1)
-        monkeypatch.setattr(letters, "SILENT", -1.0)
-        monkeypatch.setattr(letters, "SLOWLY", 1_000_000)
+        monkeypatch.setattr(remote_shards, "SILENT", -1.0)
+        monkeypatch.setattr(remote_shards, "SLOWLY", 1_000_000)
         assert (sent(asks=True, wishes=False), sent(asks=True, wishes=True)) == (0, 1)
-        monkeypatch.setattr(letters, "SLOWLY", 1)
+        monkeypatch.setattr(remote_shards, "SLOWLY", 1)
         assert (sent(asks=True, wishes=False), sent(asks=False, wishes=True)) == (1, 1)
 
 
 @on_a_loop
 async def test_who_has_nothing_to_say_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async with shards_on(3) as world:
-        monkeypatch.setattr(letters, "KNOWN_TICKS", 1)
+        monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1)
         await eventually(lambda: all(world.letters(number).received > 10 for number in range(3)))

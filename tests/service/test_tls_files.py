@@ -10,7 +10,7 @@ from certificates import openssl, self_signed
 
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.serving import check
+from txnbuffer.service.process import check
 
 
 @pytest.fixture(scope="module")

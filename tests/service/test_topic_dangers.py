@@ -11,10 +11,10 @@ from broker_io.memory import MemoryBroker
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import NotVisible
-from txnbuffer.frames import ClientFrame
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.service.admin import Admin
-from txnbuffer.service.metrics import exposition
+from txnbuffer.rpc.frames import ClientFrame
+from txnbuffer.service.admin import ServiceAdmin
+from txnbuffer.service.http_server import exposition
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ async def test_a_policy_that_comes_later_is_told_while_it_lasts():
             await app_on(engine, broker, "a")
             broker.danger = "a"
             await eventually(lambda: list(engine.guarding.dangers) == ["a"])
-            (told,) = await Admin(engine).list_topics({})
+            (told,) = await ServiceAdmin(engine).list_topics({})
             assert "after a second" in told["problem"]
-            assert list((await Admin(engine).status({}))["policy_problems"]) == ["a"]
+            assert list((await ServiceAdmin(engine).status({}))["policy_problems"]) == ["a"]
             assert b"topics_endangered 1" in exposition(engine)
             broker.danger = None
             await eventually(lambda: not engine.guarding.dangers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker_io.batch import Message
 from broker_io.errors import Error
-from txnbuffer.service.parts import MessagesPart
-from txnbuffer.service.topic import Topic
+from txnbuffer.service.sends import MessagesPart
+from txnbuffer.service.topic import ServiceTopic
 
 
 def part(*messages: Message) -> MessagesPart:
@@ -17,7 +17,7 @@ def part(*messages: Message) -> MessagesPart:
 
 
 def test_many_properties_of_one_record_are_no_columns_for_many_others() -> None:
-    topic = Topic("t")
+    topic = ServiceTopic("t")
     wide = part(Message(None, b"", {f"name-{number}": "x" for number in range(900)}))
     many = part(*[Message(None, b"")] * 4000)
     few = part(*[Message(None, b"")] * 3)

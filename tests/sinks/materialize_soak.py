@@ -31,7 +31,7 @@ from service_process import ServiceProcess, kept_port  # noqa: E402
 from txnbuffer import AlreadyCommitted, Error, OutcomeUnknown, ServiceUnavailable, connect  # noqa: E402
 from txnbuffer.demo.flights import TOPICS, Hour, load_hours  # noqa: E402
 
-PATIENCE = 120.0
+MAX_WAIT = 120.0
 """Seconds without progress after which the soak gives up."""
 
 Contents = tuple[dict[str, tuple[str, int, int | None]], dict[int, tuple[str, int | None]]]
@@ -148,20 +148,20 @@ class Materializer:
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.communicate(timeout=PATIENCE)
+            self._process.communicate(timeout=MAX_WAIT)
             self._process = None
 
     def ended(self) -> str | None:
         """What a process said that has ended; None while it runs."""
         if self._process is None or self._process.poll() is None:
             return None
-        out, told = self._process.communicate(timeout=PATIENCE)
+        out, told = self._process.communicate(timeout=MAX_WAIT)
         return f"exit code {self._process.returncode}: {out}{told}"
 
     def finish(self) -> list[dict[str, Any]]:
         """Wait for its end; what it printed."""
         assert self._process is not None
-        out, told = self._process.communicate(timeout=PATIENCE)
+        out, told = self._process.communicate(timeout=MAX_WAIT)
         assert self._process.returncode == 0, told
         rows: list[dict[str, Any]] = json.loads(out)
         return rows
@@ -223,7 +223,7 @@ def soak(kills: int, seed: int, hours: list[Hour], directory: Path) -> Report:
                 look(path, flights, report)
                 materializer.start()
         reach(writer, len(hours))
-        writer.join(PATIENCE)
+        writer.join(MAX_WAIT)
         materializer.kill()
         look(path, flights, report)
         materializer.start("--to", "now")
@@ -246,7 +246,7 @@ def reach(writer: Writer, mark: int) -> None:
             raise writer.error
         if writer.written > last:
             last, since = writer.written, time.monotonic()
-        assert time.monotonic() - since < PATIENCE, f"the writer stands at {last} of {mark}"
+        assert time.monotonic() - since < MAX_WAIT, f"the writer stands at {last} of {mark}"
         time.sleep(0.005)
 
 

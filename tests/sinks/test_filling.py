@@ -13,13 +13,12 @@ from streamed import client_of, write
 
 from broker_io.memory import MemoryBroker
 from txnbuffer import Rollback, ServiceUnavailable
-from txnbuffer.sinks import filling
-from txnbuffer.sinks.errors import ForeignSink
-from txnbuffer.sinks.filling import Filled, fill, in_thread
-from txnbuffer.streams.errors import StreamTrimmed
+from txnbuffer.errors import ForeignSink, StreamTrimmed
+from txnbuffer.sinks import runner
+from txnbuffer.sinks.runner import SinkProgress, fill, in_thread
 
 
-async def filled(script: Any, sink: ListSink, **options: Any) -> Filled:
+async def filled(script: Any, sink: ListSink, **options: Any) -> SinkProgress:
     return await fill(script, "t", sink, **options)
 
 
@@ -38,7 +37,7 @@ async def test_what_waits_is_written_at_once():
 
 @on_a_loop
 async def test_a_large_snapshot_goes_in_parts_and_nothing_before_it_waits(monkeypatch):
-    monkeypatch.setattr(filling, "MAX_ROWS", 4)
+    monkeypatch.setattr(runner, "MAX_ROWS", 4)
     parts = [batch(token(n, 2, 20), row(n, f"{n}", "x")) for n in range(3, 11)]
     whole = [batch(token(1), row(1, "a", "x")), batch(token(2), row(2, "b", "x"))]
     sink, heard = ListSink(), []
@@ -50,7 +49,7 @@ async def test_a_large_snapshot_goes_in_parts_and_nothing_before_it_waits(monkey
 
 @on_a_loop
 async def test_size_ends_a_write_too(monkeypatch):
-    monkeypatch.setattr(filling, "MAX_BYTES", 100)
+    monkeypatch.setattr(runner, "MAX_BYTES", 100)
     parts = [batch(token(n, 0, 9), row(n, f"{n}", "x" * 60)) for n in range(1, 6)]
     sink = ListSink()
     await filled(Script([*parts, batch(token(9)), None]), sink)

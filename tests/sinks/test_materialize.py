@@ -16,16 +16,13 @@ from streamed import client_of, write
 from broker_io import open_broker
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
-from txnbuffer.client.streaming import Streaming
-from txnbuffer.errors import InvalidRequest
-from txnbuffer.recovery.keeper import BufferKeeper
-from txnbuffer.sinks import filling
-from txnbuffer.sinks.errors import ForeignSink, SinkLocked
-from txnbuffer.sinks.filling import Filled
-from txnbuffer.sinks.materialize import materialize
+from txnbuffer.client.stream_connection import StreamSession
+from txnbuffer.errors import ForeignSink, InvalidRequest, SinkLocked, StreamTrimmed
+from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.sinks import runner
+from txnbuffer.sinks.runner import SinkProgress, materialize
 from txnbuffer.sinks.sqlite import SQLiteFile
 from txnbuffer.streams.client import ClientConfig
-from txnbuffer.streams.errors import StreamTrimmed
 
 
 def table(path: Path, name: str = "t") -> dict[str, str]:
@@ -63,7 +60,7 @@ async def test_topics_become_tables_and_go_on(path):
 
 @on_a_loop
 async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(path, monkeypatch):
-    monkeypatch.setattr(filling, "MAX_ROWS", 8)
+    monkeypatch.setattr(runner, "MAX_ROWS", 8)
     broker = MemoryBroker()
     truth: dict[str, str] = {}
     stop = asyncio.Event()
@@ -72,7 +69,7 @@ async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(
             rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
             await write(client, "t", rows)
             truth |= rows
-        client._streaming = Streaming(client.dial_streams, 60.0, ClientConfig(window_items=16))
+        client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(window_items=16))
         (part,) = await materialize(client, "t", path, stop=stop, tell=lambda now: stop_inside(now, stop))
         assert standing(path) == [("t", part.token.seqno, 0)]
         assert 0 < len(table(path)) < len(truth)
@@ -84,7 +81,7 @@ async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(
     assert table(path) == truth | {"after": "all"}
 
 
-def stop_inside(filled: Filled, stop: asyncio.Event) -> None:
+def stop_inside(filled: SinkProgress, stop: asyncio.Event) -> None:
     if filled.mutations and not filled.token.complete:
         stop.set()
 
@@ -107,7 +104,7 @@ async def test_a_history_that_branched_is_followed_from_where_it_did(path, tmp_p
     """The log is set back to an older copy, and its state rebuilt."""
     log, copy = tmp_path / "log", tmp_path / "copy"
 
-    async def serve(**rows: str | None) -> Filled:
+    async def serve(**rows: str | None) -> SinkProgress:
         with open_broker(f"file:{log}") as broker:
             async with engine_on(broker) as engine, client_of(engine, broker) as client:
                 await write(client, "t", rows)
@@ -119,7 +116,7 @@ async def test_a_history_that_branched_is_followed_from_where_it_did(path, tmp_p
     await serve(a="2", c="2")
     shutil.rmtree(log)
     copy.rename(log)
-    with open_broker(f"file:{log}") as broker, BufferKeeper(broker) as keeper:
+    with open_broker(f"file:{log}") as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         keeper.rebuild("t")
     done = await serve(b=None)

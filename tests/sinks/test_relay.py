@@ -21,11 +21,10 @@ from txnbuffer import connect
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, SeqnoGap
 from txnbuffer.recordset import pack
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks.relay import Relay, Relayed
-from txnbuffer.sinks.relay_marks import MARKS, Mark
-from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
+from txnbuffer.sinks.relay_targets import MARKS, OwnedTarget, RelayMark, ServiceTarget
 
 T, CLEAN = "orders", "clean"
 
@@ -36,7 +35,7 @@ class Source:
     def __init__(self, *, registered: bool = True, ledger_entries: int = 1000) -> None:
         self.cluster = MemoryBroker(ledger_entries=ledger_entries)
         self.log = TopicWriter(self.cluster, T)
-        self.keeper = BufferKeeper(self.cluster.connect())
+        self.keeper = SnapshotManager(self.cluster.connect())
         self.keeper.recover()
         if registered:
             self.keeper.register(T)
@@ -59,7 +58,7 @@ class Source:
             return [value for batch in iter(reader.read, None) for value in batch.messages.values]
 
     def relay(self, target: Any, **options: Any) -> Relay:
-        return Relay(self.cluster.connect, T, target, patience=options.pop("patience", 20.0), **options)
+        return Relay(self.cluster.connect, T, target, max_unavailable=options.pop("max_unavailable", 20.0), **options)
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_record_sets_come_apart(far: MemoryBroker, monkeypatch: pytest.MonkeyPat
     with source.cluster.writer(T) as writer:
         members = Batch.of([Message(None, b"%d" % number) for number in range(5)])
         writer.append(Batch.of([pack(members)])).result(120)
-    stopped = source.relay(Cut(far, [3]), patience=0.0)
+    stopped = source.relay(Cut(far, [3]), max_unavailable=0.0)
     with pytest.raises(AppendUnknown):
         stopped.run(follow=False)
     assert values(far) == [b"0", b"1", b"2"]
@@ -162,7 +161,7 @@ class Cut(OwnedTarget):
         self._cuts: Iterator[int] = iter(cuts)
         self._broken = False
 
-    def open(self) -> Mark | None:
+    def open(self) -> RelayMark | None:
         self._left = next(self._cuts, None)
         self._broken = False
         return super().open()
@@ -278,7 +277,7 @@ def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, f
     source.keeper.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
-    source.keeper = BufferKeeper(source.cluster.connect())
+    source.keeper = SnapshotManager(source.cluster.connect())
     source.keeper.recover()
     source.keeper.register(T)
     source.commit("other")
@@ -299,7 +298,7 @@ def test_a_branch_is_sent_again_to_a_service_too(source: Source) -> None:
     source.keeper.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
-    source.keeper = BufferKeeper(source.cluster.connect())
+    source.keeper = SnapshotManager(source.cluster.connect())
     source.keeper.recover()
     source.keeper.register(T)
     for value in ("other", "more"):

@@ -19,7 +19,7 @@ from service_process import ServiceProcess
 from broker_io import open_broker
 from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
-from txnbuffer import PlainClient, connect
+from txnbuffer import SyncClient, connect
 from txnbuffer.cli import relay as command
 from txnbuffer.client import session
 from txnbuffer.client.transaction import Transaction
@@ -81,7 +81,7 @@ def source() -> MemoryBroker:
 
 def test_a_target_that_never_answers_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "LAST_WAIT", 0.0)
-    relay = Relay(source().connect, T, Silent(MemoryBroker().connect, CLEAN), patience=ENDLESS)
+    relay = Relay(source().connect, T, Silent(MemoryBroker().connect, CLEAN), max_unavailable=ENDLESS)
     ending = Ending(relay)
     ending.until(lambda: relay.unacknowledged > 0)
     ending.end()
@@ -100,7 +100,9 @@ def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubl
 
         def relay() -> Relay:
             target = ServiceTarget(opening.open_plain, CLEAN)
-            return Relay(lambda: open_broker(f"file:{tmp_path / 'log'}", read_only=True), T, target, patience=ENDLESS)
+            return Relay(
+                lambda: open_broker(f"file:{tmp_path / 'log'}", read_only=True), T, target, max_unavailable=ENDLESS
+            )
 
         first = relay()
         ending = Ending(first)
@@ -146,7 +148,7 @@ def test_behind_an_append_that_failed_none_stands(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_call_that_was_started_ends_with_its_client() -> None:
-    client: PlainClient = connect("memory:started").open_plain()
+    client: SyncClient = connect("memory:started").open_plain()
     began, ended = threading.Event(), threading.Event()
 
     async def endless() -> None:

@@ -12,7 +12,7 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from txnbuffer import connect
-from txnbuffer.cli.asking import Service, ask
+from txnbuffer.cli.asking import ServiceAddress, ask
 
 
 def test_through_kills_of_both_sides_the_target_is_the_source(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> N
         with open_broker(address) as broker:
             rows = committed(broker, T)
         assert (told["records"], told["seqno"], told["resumed_behind"]) == (len(rows), len(rows), None)
-        (cursor,) = ask(Service(address), "Cursors")
+        (cursor,) = ask(ServiceAddress(address), "Cursors")
         assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == (T, "relay", len(rows))
         going = RelayProcess(tmp_path / "going.txt", address, T, CLEAN, "--to", clean, "--output", "json")
         deadline = time.monotonic() + 60.0
@@ -67,7 +67,7 @@ def test_what_can_be_no_relay_is_refused(tmp_path: Path) -> None:
     relay = RelayProcess(tmp_path / "memory.txt", "memory:", T, CLEAN)
     assert relay.finish()[0] == 2
     assert "ends with the relay" in relay.log.read_text()
-    nobody = ("--to", "txnbuf://127.0.0.1:1", "--patience", "1")
+    nobody = ("--to", "txnbuf://127.0.0.1:1", "--max-unavailable", "1")
     relay = RelayProcess(tmp_path / "nobody.txt", "memory:", T, CLEAN, *nobody)
     assert relay.finish()[0] == 3
     assert "no service for 1 s: no service answers at 127.0.0.1:1" in relay.log.read_text()

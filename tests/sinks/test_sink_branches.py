@@ -18,15 +18,16 @@ import pytest
 from service_setup import eventually, on_a_loop_for
 from stream_world import Branch, Node, Row, Table
 
-from txnbuffer.client.changes import ChangeStream
-from txnbuffer.client.streaming import Streaming
-from txnbuffer.sinks import filling, sqlite
-from txnbuffer.sinks.filling import Filled, fill
+from txnbuffer.client.stream_connection import StreamSession
+from txnbuffer.client.streams import ChangeStream
+from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
+from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
+from txnbuffer.sinks import runner, sqlite
+from txnbuffer.sinks.runner import SinkProgress, fill
 from txnbuffer.sinks.sqlite import SQLiteFile
 from txnbuffer.streams.client import ClientConfig
 from txnbuffer.streams.failover import FailoverLog
 from txnbuffer.streams.messages import ClientMessage, ServerMessage
-from txnbuffer.streams.wire import decode_client_frame, decode_server_frame, encode_client_frame, encode_server_frame
 
 KEYS = (b"k", b"l", b"m", b"n", None)
 VALUES = (b"1", b"22", b"333", None)
@@ -98,7 +99,7 @@ class OwnerLink:
         self._turn = 0
 
     async def send(self, messages: Sequence[ClientMessage]) -> None:
-        self._node.server.receive(decode_client_frame(encode_client_frame(messages)), 0.0)
+        self._node.server.receive(decode_stream_client_frame(encode_stream_client_frame(messages)), 0.0)
         self._node.settle()
         self._owners.news.set()
 
@@ -108,7 +109,7 @@ class OwnerLink:
             self._turn += 1
             busy = self._node.pump(self._turn, self._owners.chance.randint)
             if frame := self._node.server.take_frame(30, 0.0):
-                return decode_server_frame(encode_server_frame(frame))
+                return decode_stream_server_frame(encode_stream_server_frame(frame))
             if not busy:
                 self._owners.news.clear()
                 await self._owners.news.wait()
@@ -132,14 +133,14 @@ class Follower:
     def __init__(self, owners: Owners, path: Path) -> None:
         self.owners = owners
         self.path = path
-        self.filled = Filled("t")
+        self.filled = SinkProgress("t")
         self.points: Counter[str] = Counter()
         self._rollbacks = 0
         self.task = asyncio.ensure_future(self.follow())
 
     async def follow(self) -> None:
         self._rollbacks = 0
-        streaming = Streaming(self.owners.dial, 60.0, ClientConfig("reader", 5, 40, 1e4, 0.001, 0.001))
+        streaming = StreamSession(self.owners.dial, 60.0, ClientConfig("reader", 5, 40, 1e4, 0.001, 0.001))
         with SQLiteFile(self.path) as file:
             file._database.execute("PRAGMA synchronous = OFF")
             try:
@@ -147,7 +148,7 @@ class Follower:
             finally:
                 await streaming.close()
 
-    def tell(self, filled: Filled) -> None:
+    def tell(self, filled: SinkProgress) -> None:
         assert filled.token is not None
         self.filled = filled
         if filled.rollbacks > self._rollbacks:
@@ -179,7 +180,7 @@ class Follower:
 class Streams:
     """The part of a client that gives streams."""
 
-    def __init__(self, streaming: Streaming) -> None:
+    def __init__(self, streaming: StreamSession) -> None:
         self._streaming = streaming
 
     def stream(self, topic: str, *, from_: Any, to: Any) -> Any:
@@ -219,9 +220,9 @@ async def history(seed: int, path: Path) -> Counter[str]:
 
 @on_a_loop_for(240.0)
 async def test_the_table_is_always_that_of_the_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "MAX_ROWS", 4)
-    monkeypatch.setattr(filling, "MAX_WAIT", 0.005)
-    monkeypatch.setattr(filling, "POLL", 0.005)
+    monkeypatch.setattr(runner, "MAX_ROWS", 4)
+    monkeypatch.setattr(runner, "MAX_WAIT", 0.005)
+    monkeypatch.setattr(runner, "POLL", 0.005)
     points: Counter[str] = Counter()
     for seed in range(8):
         monkeypatch.setattr(sqlite, "UNDO_ROWS", 6 if seed % 4 == 0 else 1000)

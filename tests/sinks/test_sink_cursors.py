@@ -14,17 +14,14 @@ from broker_io.batch import Batch
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
 from txnbuffer.client import cursors as following
-from txnbuffer.client.cursors import Hold
-from txnbuffer.errors import InvalidRequest, ServiceUnavailable
-from txnbuffer.recovery.keeper import BufferKeeper
+from txnbuffer.client.cursors import CursorLease
+from txnbuffer.errors import InvalidRequest, SeqnoOutOfRange, ServiceUnavailable, SinkFull, UnknownCursor
+from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.sinks import relay as relay_module
 from txnbuffer.sinks import relay as relaying
-from txnbuffer.sinks import relay_cursor
-from txnbuffer.sinks.errors import SinkFull
-from txnbuffer.sinks.filling import fill
-from txnbuffer.sinks.relay import Relay
-from txnbuffer.sinks.relay_cursor import RelayCursor
+from txnbuffer.sinks.relay import Relay, RelayCursor
 from txnbuffer.sinks.relay_targets import OwnedTarget
-from txnbuffer.streams.errors import SeqnoOutOfRange, UnknownCursor
+from txnbuffer.sinks.runner import fill
 
 
 class Cursors:
@@ -57,7 +54,7 @@ class Slow(ListSink):
 @on_a_loop
 async def test_a_sink_moves_its_cursor_behind_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "REST", 0.0)
-    monkeypatch.setattr("txnbuffer.sinks.filling.MAX_ROWS", 1)
+    monkeypatch.setattr("txnbuffer.sinks.runner.MAX_ROWS", 1)
     items = [batch(token(number), row(number, "a", str(number))) for number in range(3, 8)]
     client, sink = Script(items), Slow(token(2))
     cursors = client.cursors = Cursors(sink)  # type: ignore[attr-defined]  # a client has some
@@ -108,7 +105,7 @@ class Service:
 def source() -> MemoryBroker:
     """A topic of six records, each of a transaction."""
     cluster = MemoryBroker()
-    log, keeper = TopicWriter(cluster, "t"), BufferKeeper(cluster.connect())
+    log, keeper = TopicWriter(cluster, "t"), SnapshotManager(cluster.connect())
     keeper.recover()
     keeper.register("t")
     for number in range(1, 7):
@@ -119,14 +116,14 @@ def source() -> MemoryBroker:
 
 
 def relay(source: MemoryBroker, target: OwnedTarget, service: Service) -> Relay:
-    return Relay(source.connect, "t", target, patience=0.0, cursor=RelayCursor(service, "t", "relay"))
+    return Relay(source.connect, "t", target, max_unavailable=0.0, cursor=RelayCursor(service, "t", "relay"))
 
 
 def test_a_relay_moves_its_cursor_behind_what_its_target_has(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
-    monkeypatch.setattr(relay_cursor, "REST", 0.0)
+    monkeypatch.setattr(relay_module, "REST", 0.0)
     far = MemoryBroker()
     service = Service(far)
     with pytest.raises(AppendUnknown):
@@ -142,7 +139,7 @@ def test_a_relay_moves_its_cursor_behind_what_its_target_has(
 
 def test_a_relay_asks_rarely_and_once_more_at_its_end(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
-    monkeypatch.setattr(relay_cursor, "REST", 3600.0)
+    monkeypatch.setattr(relay_module, "REST", 3600.0)
     far = MemoryBroker()
     service = Service(far)
     service.raised = {"AdvanceCursor": [ServiceUnavailable("away")]}
@@ -154,7 +151,7 @@ def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
-    monkeypatch.setattr(relay_cursor, "REST", 0.3)
+    monkeypatch.setattr(relay_module, "REST", 0.3)
     service = Service(MemoryBroker())
     polls: list[bool] = []
 
@@ -167,7 +164,7 @@ def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
 
 
 def test_a_relay_whose_cursor_is_gone_ends(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_cursor, "REST", 0.0)
+    monkeypatch.setattr(relay_module, "REST", 0.0)
     far = MemoryBroker()
     service = Service(far)
     service.raised = {"AdvanceCursor": [UnknownCursor("it was dropped")]}
@@ -188,7 +185,7 @@ def test_where_the_service_is_behind_the_relay_all_is_held(source: MemoryBroker)
 def test_a_relay_without_news_says_again_where_its_cursor_stands(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_cursor, "REST", 0.0)
+    monkeypatch.setattr(relay_module, "REST", 0.0)
     service = Service(MemoryBroker())
     cursor = RelayCursor(service, "t", "relay")
     cursor.begin(source, None)
@@ -198,7 +195,7 @@ def test_a_relay_without_news_says_again_where_its_cursor_stands(
     for _ in range(3):
         cursor.follow()
     assert service.moves() == [(4, 0)]  # a cursor that was there may stand before it
-    monkeypatch.setattr(relay_cursor, "AGAIN", 0.0)
+    monkeypatch.setattr(relay_module, "AGAIN", 0.0)
     cursor.follow()
     assert service.moves() == [(4, 0)] * 2
 
@@ -206,7 +203,7 @@ def test_a_relay_without_news_says_again_where_its_cursor_stands(
 @on_a_loop
 async def test_a_reader_without_news_says_again_where_its_cursor_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     cursors = Cursors(ListSink(token(9)))
-    hold = Hold(cursors, "t", "table")  # type: ignore[arg-type]  # it stands for those of a client
+    hold = CursorLease(cursors, "t", "table")  # type: ignore[arg-type]  # it stands for those of a client
     await hold.begin(token(4))
     await hold.moved()
     await hold.moved()

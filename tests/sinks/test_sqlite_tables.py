@@ -15,9 +15,9 @@ from sink_rigs import batch, row, token
 from broker_io.errors import UnsupportedFormat
 from broker_io.position import Position
 from txnbuffer import Rollback
+from txnbuffer.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
 from txnbuffer.mutations.batch import Mutation
 from txnbuffer.sinks import sqlite
-from txnbuffer.sinks.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
 from txnbuffer.sinks.sqlite import SQLiteFile, SQLiteTable
 
 

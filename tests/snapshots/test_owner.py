@@ -6,11 +6,11 @@ from broker_io.batch import Batch
 from broker_io.errors import DiskFailed
 from broker_io.memory import MemoryBroker
 from snapshots import owner
-from snapshots.envelope import owner_message
 from snapshots.errors import OwnershipLost
+from snapshots.format import owner_message
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.owner import acquire
-from snapshots.table import scan
+from snapshots.scan import scan
 
 
 def test_each_owner_has_a_higher_epoch():

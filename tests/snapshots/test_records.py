@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots.records import BadRecord, Record, schema
+from snapshots.records import BadRecord, RecordCodec, schema
 
 EVERYTHING = {
     "type": "record",
@@ -22,7 +22,7 @@ EVERYTHING = {
         {"name": "blobs", "type": {"type": "array", "items": "bytes"}},
     ],
 }
-CODEC = Record(EVERYTHING)
+CODEC = RecordCodec(EVERYTHING)
 AVRO = fastavro.parse_schema(EVERYTHING)
 
 values = st.fixed_dictionaries(

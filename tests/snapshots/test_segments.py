@@ -7,14 +7,13 @@ from typing import NamedTuple
 import pytest
 
 from broker_io.memory import MemoryBroker
-from snapshots.columns import decode_long, encode_long
-from snapshots.entries import DIGEST_BYTES, checked, decode_end, digest
-from snapshots.envelope import PART, Stored
 from snapshots.errors import SnapshotDamaged
+from snapshots.format import DIGEST_BYTES, PART, Stored, checked, decode_end, digest
 from snapshots.keys import EntryKey, KeyKind
 from snapshots.owner import acquire
+from snapshots.records import decode_long, encode_long
+from snapshots.scan import TopicEntries, scan
 from snapshots.segments import chained, state_bytes
-from snapshots.table import TopicEntries, scan
 from snapshots.writer import SnapshotWriter, commit
 
 T = "numbers"

@@ -9,8 +9,7 @@ import pytest
 from stream_rigs import LOG, ClientRig, ServerRig, W, facts, request, rows
 
 from broker_io.errors import TooManyStreams
-from txnbuffer.streams.effects import CloseCursor, HangUp, OpenCursor
-from txnbuffer.streams.errors import (
+from txnbuffer.errors import (
     ConnectionSilent,
     ConnectionSuperseded,
     ForeignToken,
@@ -19,6 +18,7 @@ from txnbuffer.streams.errors import (
     StreamMemoryExhausted,
     StreamTrimmed,
 )
+from txnbuffer.streams.effects import CloseCursor, EndConnection, OpenCursor
 from txnbuffer.streams.failover import FailoverLog, Version
 from txnbuffer.streams.messages import (
     CloseStream,
@@ -30,16 +30,14 @@ from txnbuffer.streams.messages import (
     Ok,
     Refused,
     RequestFlag,
-    Rollback,
+    RollbackRequired,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotFlag,
     StreamEnd,
     StreamMutations,
 )
-from txnbuffer.streams.registry import Connections
-from txnbuffer.streams.requests import answer
-from txnbuffer.streams.server import ServerConfig
+from txnbuffer.streams.server import Connections, ServerConfig, answer
 
 
 def refusal(*asked: object, **known: object) -> type[Exception]:
@@ -49,7 +47,7 @@ def refusal(*asked: object, **known: object) -> type[Exception]:
 
 
 def test_row_52_purge() -> None:
-    assert answer(request(start=100), facts(purge_seqno=200)) == Rollback(1, 0)
+    assert answer(request(start=100), facts(purge_seqno=200)) == RollbackRequired(1, 0)
     assert isinstance(answer(request(start=100, purge_seqno=200), facts(purge_seqno=200)), Ok)
     assert isinstance(answer(request(start=100, flags=RequestFlag.IGNORE_PURGED), facts(purge_seqno=200)), Ok)
     assert isinstance(answer(request(start=200), facts(purge_seqno=200)), Ok)
@@ -78,7 +76,7 @@ def test_row_53_only_the_marker_of_a_snapshot_was_seen() -> None:
     assert (result.start, result.snapshot_start, result.snapshot_end) == (300, 300, 300)
     assert refusal(request(start=300, snapshot_start=301, snapshot_end=301)) is SeqnoOutOfRange
     assert refusal(request(start=300, snapshot_start=200, snapshot_end=299)) is SeqnoOutOfRange
-    assert answer(request(start=301), facts()) == Rollback(1, 300)
+    assert answer(request(start=301), facts()) == RollbackRequired(1, 300)
     assert refusal(request(start=301, end=300)) is SeqnoOutOfRange
 
 
@@ -199,8 +197,8 @@ def test_row_61_from_now_and_from_the_oldest() -> None:
 
 def test_row_61_a_topic_made_anew_inherits_nothing() -> None:
     """Even where a version is the same: what the client holds is of another topic."""
-    assert answer(request(start=5, incarnation="i-0"), facts()) == Rollback(1, 0)
-    assert answer(request(start=5, incarnation="i-0", purge_seqno=9), facts(purge_seqno=9)) == Rollback(1, 0)
+    assert answer(request(start=5, incarnation="i-0"), facts()) == RollbackRequired(1, 0)
+    assert answer(request(start=5, incarnation="i-0", purge_seqno=9), facts(purge_seqno=9)) == RollbackRequired(1, 0)
     assert isinstance(answer(request(start=5, incarnation="i-1"), facts()), Ok)
     assert refusal(request(start=5, cluster="c-2")) is ForeignToken
 
@@ -215,7 +213,7 @@ def test_row_62_a_second_connection_of_a_name_closes_the_first() -> None:
     (goodbye,) = older.heard()
     assert isinstance(goodbye, Goodbye)
     assert isinstance(goodbye.error, ConnectionSuperseded)
-    assert older.effects()[-1] == HangUp(goodbye.error)
+    assert older.effects()[-1] == EndConnection(goodbye.error)
     names.closed(older.server)
     assert names.named(ServerRig(name="indexer").server) is newer.server, "the newer one still has the name"
 
@@ -266,7 +264,7 @@ def test_row_62_a_client_gives_up_after_two_silent_intervals() -> None:
     assert rig.client.take_events() == []
     rig.client.tick(45.0)
     (gone,) = rig.client.take_events()
-    assert isinstance(gone, HangUp)
+    assert isinstance(gone, EndConnection)
     assert isinstance(gone.error, ConnectionSilent)
 
 

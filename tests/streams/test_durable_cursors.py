@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.errors import InvalidRequest
-from txnbuffer.streams.cursors import acknowledged, check_cursor_name, first_needed
-from txnbuffer.streams.errors import ForeignToken, SeqnoOutOfRange, StreamBranched
+from txnbuffer.errors import ForeignToken, InvalidRequest, SeqnoOutOfRange, StreamBranched
 from txnbuffer.streams.failover import FailoverLog, Version
-from txnbuffer.streams.requests import TopicFacts
+from txnbuffer.streams.server import TopicInfo, acknowledged, check_cursor_name, first_needed
 from txnbuffer.streams.token import ResumeToken
 
 OLD, NEW = Version(7, 0), Version(9, 50)
-FACTS = TopicFacts("c", "i", FailoverLog((NEW, OLD)), 80)
+FACTS = TopicInfo("c", "i", FailoverLog((NEW, OLD)), 80)
 
 
 def token(seqno: int, *versions: Version, topic: str = "t", cluster: str = "c", incarnation: str = "i") -> ResumeToken:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, branch_point
-from txnbuffer.streams.rollback import rollback_point
+from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version, branch_point, rollback_point
 
 FIVE = FailoverLog(tuple(Version(uuid, seqno) for uuid, seqno in ((5, 400), (4, 300), (3, 200), (2, 100), (1, 0))))
 

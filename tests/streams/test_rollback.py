@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from txnbuffer.streams.failover import FailoverLog, Version
-from txnbuffer.streams.rollback import common_seqno, rollback_point
+from txnbuffer.streams.failover import FailoverLog, Version, common_seqno, rollback_point
 
 A, B, W, X, Y, Z = 0xA, 0xB, 0x10, 0x11, 0x12, 0x13
 OK = None

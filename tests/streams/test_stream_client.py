@@ -6,16 +6,25 @@ import pytest
 from stream_rigs import ClientRig, W, rows
 
 from broker_io.errors import TopicNotFound
-from txnbuffer.errors import InvalidRequest
-from txnbuffer.streams.client import ClientConfig, StreamClient
-from txnbuffer.streams.effects import CaughtUp, Completed, Delivered, Ended, HangUp, Interrupted, Opened, RollBack
-from txnbuffer.streams.errors import (
+from txnbuffer.errors import (
     ForeignToken,
+    InvalidRequest,
     StreamClosed,
     StreamMemoryExhausted,
     StreamTooSlow,
     StreamTrimmed,
     StreamViolation,
+)
+from txnbuffer.streams.client import ClientConfig, StreamClient
+from txnbuffer.streams.effects import (
+    CaughtUp,
+    Completed,
+    Delivered,
+    EndConnection,
+    Interrupted,
+    RollBack,
+    StreamEnded,
+    StreamOpened,
 )
 from txnbuffer.streams.failover import Version
 from txnbuffer.streams.messages import (
@@ -25,15 +34,15 @@ from txnbuffer.streams.messages import (
     EndReason,
     Goodbye,
     Grant,
-    Hello,
     Refused,
     RequestFlag,
-    Rollback,
+    RollbackRequired,
     ServerMessage,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotFlag,
     StreamEnd,
+    StreamHello,
     StreamMutations,
     StreamRequest,
 )
@@ -58,7 +67,7 @@ def request_of(rig: ClientRig) -> StreamRequest:
 def test_the_first_words_of_a_connection() -> None:
     rig = ClientRig(PART, config=ClientConfig("indexer", 10, 1000, 5.0))
     assert rig.first == [
-        Hello(STREAM_VERSION, "indexer", 5.0),
+        StreamHello(STREAM_VERSION, "indexer", 5.0),
         StreamRequest(1, "t", 150, NO_END, (W,), 100, 200, RequestFlag.NONE, "c-1", "i-1", 0),
         Grant(1, 10, 1000),
     ]
@@ -67,7 +76,7 @@ def test_the_first_words_of_a_connection() -> None:
 def test_a_snapshot_from_its_beginning_to_its_end() -> None:
     rig = ClientRig()
     (opened,) = rig.ok(high=4)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, StreamOpened)
     assert (opened.token.cluster, opened.token.incarnation, opened.token.versions) == ("c-1", "i-1", (W,))
     assert rig.tell(begin(1, 4)) == []
     first, second = rig.tell(some(1), some(3, 4))
@@ -83,7 +92,7 @@ def test_a_snapshot_from_its_beginning_to_its_end() -> None:
 
 def test_caught_up_is_told_once_each_time_it_comes_true() -> None:
     rig = ClientRig()
-    assert [type(event) for event in rig.ok(high=0)] == [Opened, CaughtUp]
+    assert [type(event) for event in rig.ok(high=0)] == [StreamOpened, CaughtUp]
     assert [type(event) for event in rig.tell(begin(1, 1), SnapshotEnd(1, 1, 1))] == [Completed]
     assert [type(event) for event in rig.tell(begin(2, 2), SnapshotEnd(1, 2, 3))] == [Completed]
     assert [type(event) for event in rig.tell(begin(3, 3), SnapshotEnd(1, 3, 3))] == [Completed, CaughtUp]
@@ -92,7 +101,7 @@ def test_caught_up_is_told_once_each_time_it_comes_true() -> None:
 def test_a_whole_snapshot_whose_end_was_cut_off_is_complete_when_it_is_opened_again() -> None:
     rig = ClientRig(PART.reached(200))
     opened, done = rig.ok(200)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, StreamOpened)
     assert isinstance(done, Completed)
     assert done.token.snapshot_start == 200
 
@@ -123,7 +132,7 @@ def test_it_asks_again_from_the_middle_of_a_snapshot_with_its_real_bounds() -> N
         (begin(1, 4), some(2), begin(1, 3)),
         (begin(1, 4), SnapshotEnd(1, 4, 4), begin(1, 4)),
         (SnapshotEnd(1, 4, 4),),
-        (Rollback(1, 0),),
+        (RollbackRequired(1, 0),),
         (StreamEnd(1, EndReason.OK),),
         (begin(1, 4), StreamEnd(1, EndReason.OK)),
     ],
@@ -132,7 +141,7 @@ def test_a_stream_that_breaks_the_protocol_ends_for_good(messages: tuple[ServerM
     rig = ClientRig()
     rig.ok()
     *_, ended = rig.tell(*messages)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, StreamEnded)
     assert isinstance(ended.error, StreamViolation)
     assert rig.said()[-1] == CloseStream(1)
     assert rig.tell(some(9)) == [], "what still comes of it is not looked at"
@@ -144,19 +153,19 @@ def test_more_than_was_granted_breaks_the_protocol() -> None:
     rig = ClientRig(config=ClientConfig("", 2, 1000))
     rig.ok()
     assert isinstance(rig.tell(begin(1, 9), some(1, 2))[0], Delivered)
-    assert isinstance(rig.tell(some(3))[0], Ended)
+    assert isinstance(rig.tell(some(3))[0], StreamEnded)
 
 
 def test_a_message_for_a_stream_that_was_never_asked_for_ends_the_connection() -> None:
     rig = ClientRig()
     (gone,) = rig.tell(begin(1, 1, stream=2), begin(1, 1))
-    assert isinstance(gone, HangUp)
+    assert isinstance(gone, EndConnection)
     assert isinstance(gone.error, StreamViolation)
 
 
 def test_row_54_a_rollback_is_the_readers_to_make_and_then_it_asks_again() -> None:
     rig = ClientRig(ResumeToken("t", "c-1", "i-1", (Version(0x12, 120), W), 150, 150, 150, 40))
-    (event,) = rig.tell(Rollback(1, 110))
+    (event,) = rig.tell(RollbackRequired(1, 110))
     assert isinstance(event, RollBack)
     assert event.seqno == 110
     assert rig.said() == [], "nothing is asked before it is done"
@@ -172,7 +181,7 @@ def test_row_54_a_rollback_is_the_readers_to_make_and_then_it_asks_again() -> No
 
 def test_row_54_a_rollback_survives_the_connection() -> None:
     rig = ClientRig(PART)
-    rig.tell(Rollback(1, 100))
+    rig.tell(RollbackRequired(1, 100))
     rig.client.disconnected()
     rig.client.connected(1.0)
     assert not any(isinstance(message, StreamRequest) for message in rig.said())
@@ -182,10 +191,10 @@ def test_row_54_a_rollback_survives_the_connection() -> None:
 
 def test_a_strict_reader_of_nothing_is_sent_back_to_zero_only_once() -> None:
     rig = ClientRig(ResumeToken("t", versions=(W,)), flags=RequestFlag.STRICT)
-    rig.tell(Rollback(1, 0))
+    rig.tell(RollbackRequired(1, 0))
     rig.client.rolled_back(rig.handle, 0, 1.0)
     assert request_of(rig).versions == ()
-    assert isinstance(rig.tell(Rollback(2, 0))[0], Ended)
+    assert isinstance(rig.tell(RollbackRequired(2, 0))[0], StreamEnded)
 
 
 def test_it_opens_again_after_any_unexpected_end() -> None:
@@ -230,7 +239,7 @@ def test_what_trying_again_can_not_mend_ends_it(message: ServerMessage, error: t
     if isinstance(message, StreamEnd):
         rig.ok()
     (ended,) = rig.tell(message)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, StreamEnded)
     assert isinstance(ended.error, error)
 
 
@@ -251,7 +260,7 @@ def test_without_reopening_the_first_interruption_ends_it(reason: EndReason | No
         (ended,) = rig.client.take_events()
     else:
         (ended,) = rig.tell(StreamEnd(1, reason))
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, StreamEnded)
     assert isinstance(ended.error, StreamTooSlow if reason else StreamClosed)
 
 
@@ -262,9 +271,9 @@ def test_an_end_that_was_reached_and_not_told_is_not_asked_for_again() -> None:
     rig.client.disconnected()
     rig.client.connected(1.0)
     (ended,) = rig.client.take_events()
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, StreamEnded)
     assert ended.error is None
-    assert [type(message) for message in rig.said()] == [Hello]
+    assert [type(message) for message in rig.said()] == [StreamHello]
 
 
 def test_a_snapshot_begun_before_the_end_is_completed_beyond_it() -> None:
@@ -275,7 +284,7 @@ def test_a_snapshot_begun_before_the_end_is_completed_beyond_it() -> None:
 def test_now_is_settled_once() -> None:
     rig = ClientRig(flags=RequestFlag.FROM_NOW | RequestFlag.TO_NOW)
     (opened, _) = rig.ok(300, end=300)
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, StreamOpened)
     assert opened.token.seqno == 300
     rig.tell(StreamEnd(1, EndReason.OK))
     rig = ClientRig(flags=RequestFlag.FROM_NOW)
@@ -289,21 +298,21 @@ def test_now_is_settled_once() -> None:
 def test_a_token_of_another_cluster_or_topic_goes_no_further() -> None:
     rig = ClientRig(ResumeToken("t", "c-2", "i-1", (W,), 150, 150, 150))
     (ended,) = rig.ok(150)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, StreamEnded)
     assert isinstance(ended.error, ForeignToken)
     rig = ClientRig(ResumeToken("t", "c-1", "i-0", (W,), 150, 150, 150))
     (ended,) = rig.ok(150)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, StreamEnded)
     assert isinstance(ended.error, StreamViolation)
     rig = ClientRig(PART)
-    assert isinstance(rig.ok(140)[0], Ended), "it starts elsewhere"
+    assert isinstance(rig.ok(140)[0], StreamEnded), "it starts elsewhere"
 
 
 def test_goodbye_ends_the_connection_and_no_stream() -> None:
     rig = ClientRig()
     rig.ok()
     (gone,) = rig.tell(Goodbye(StreamViolation("no")), begin(1, 1))
-    assert isinstance(gone, HangUp)
+    assert isinstance(gone, EndConnection)
     assert rig.client.next_tick() is None
     rig.client.connected(1.0)
     assert request_of(rig).stream == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import txnbuffer
-from txnbuffer.streams import errors
+from txnbuffer import errors
 
 INSIDE = ("ConnectionSilent", "ConnectionSuperseded", "StreamExists", "StreamViolation")
 """Of connections, which are made again by themselves."""

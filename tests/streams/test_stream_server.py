@@ -6,8 +6,8 @@ import pytest
 from stream_rigs import ServerRig, facts, request, rows
 
 from broker_io.errors import TopicNotFound
-from txnbuffer.streams.effects import CloseCursor, FindTopic, HangUp
-from txnbuffer.streams.errors import ConnectionSilent, StreamViolation
+from txnbuffer.errors import ConnectionSilent, StreamViolation
+from txnbuffer.streams.effects import CloseCursor, EndConnection, FindTopic
 from txnbuffer.streams.messages import (
     STREAM_VERSION,
     ClientMessage,
@@ -15,9 +15,9 @@ from txnbuffer.streams.messages import (
     EndReason,
     Goodbye,
     Grant,
-    Hello,
     NoopAnswer,
     Refused,
+    StreamHello,
     StreamMutations,
 )
 from txnbuffer.streams.server import ServerConfig, StreamServer
@@ -28,11 +28,11 @@ from txnbuffer.streams.server import ServerConfig, StreamServer
     [
         (NoopAnswer(),),
         (request(),),
-        (Hello(STREAM_VERSION + 1, "", 10.0),),
-        (Hello(STREAM_VERSION, "x" * 201, 10.0),),
-        (Hello(STREAM_VERSION, "", 0.0),),
-        (Hello(STREAM_VERSION, "", float("nan")),),
-        (Hello(STREAM_VERSION, "", 10.0), Hello(STREAM_VERSION, "", 10.0)),
+        (StreamHello(STREAM_VERSION + 1, "", 10.0),),
+        (StreamHello(STREAM_VERSION, "x" * 201, 10.0),),
+        (StreamHello(STREAM_VERSION, "", 0.0),),
+        (StreamHello(STREAM_VERSION, "", float("nan")),),
+        (StreamHello(STREAM_VERSION, "", 10.0), StreamHello(STREAM_VERSION, "", 10.0)),
     ],
 )
 def test_a_connection_that_does_not_begin_with_one_sound_hello_ends(messages: tuple[ClientMessage, ...]) -> None:
@@ -41,7 +41,7 @@ def test_a_connection_that_does_not_begin_with_one_sound_hello_ends(messages: tu
     (goodbye,) = server.take_frame(1, 0.0)
     assert isinstance(goodbye, Goodbye)
     assert isinstance(goodbye.error, StreamViolation)
-    assert server.take_effects() == [HangUp(goodbye.error)]
+    assert server.take_effects() == [EndConnection(goodbye.error)]
     assert server.closed
 
 

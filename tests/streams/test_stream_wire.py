@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from broker_io.errors import TopicNotFound
 from broker_io.position import Position
 from txnbuffer import avro
-from txnbuffer.errors import MalformedFrame
+from txnbuffer.errors import ConnectionSilent, MalformedFrame, StreamTrimmed
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.streams.errors import ConnectionSilent, StreamTrimmed
+from txnbuffer.rpc.stream_client_frames import CLIENT_SCHEMA, decode_stream_client_frame, encode_stream_client_frame
+from txnbuffer.rpc.stream_server_frames import SERVER_SCHEMA, decode_stream_server_frame, encode_stream_server_frame
 from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, FailoverLog, Version
 from txnbuffer.streams.messages import (
     STREAM_VERSION,
@@ -23,24 +24,21 @@ from txnbuffer.streams.messages import (
     EndReason,
     Goodbye,
     Grant,
-    Hello,
     Noop,
     NoopAnswer,
     Ok,
     Refused,
     RequestFlag,
-    Rollback,
+    RollbackRequired,
     ServerMessage,
     SnapshotBegin,
     SnapshotEnd,
     SnapshotFlag,
     StreamEnd,
+    StreamHello,
     StreamMutations,
     StreamRequest,
 )
-from txnbuffer.streams.wire import decode_client_frame, decode_server_frame, encode_client_frame, encode_server_frame
-from txnbuffer.streams.wire.client import CLIENT_SCHEMA
-from txnbuffer.streams.wire.server import SERVER_SCHEMA
 
 VERSIONS = Version(0xBEEF, 900), Version(0xCAFE, 0)
 
@@ -56,7 +54,7 @@ MORE = batch(
 CLIENT: dict[str, tuple[ClientMessage, ...]] = {
     "empty": (),
     "all": (
-        Hello(STREAM_VERSION, "indexer", 20.0),
+        StreamHello(STREAM_VERSION, "indexer", 20.0),
         StreamRequest(1, "flights", 0, MAX_SEQNO, (), 0, 0, RequestFlag.FROM_NOW),
         Grant(1, 65_536, 8_388_608),
         StreamRequest(
@@ -77,7 +75,7 @@ SERVER: dict[str, tuple[ServerMessage, ...]] = {
     "all": (
         Noop(),
         Ok(1, FailoverLog(VERSIONS), 950, 940, 960, MAX_SEQNO, 1200, 700, "c-1", "i-7"),
-        Rollback(2, 450),
+        RollbackRequired(2, 450),
         Refused(3, StreamTrimmed("topic flights is trimmed")),
         SnapshotBegin(1, 5, 11, SnapshotFlag.DISK | SnapshotFlag.REPEATS),
         StreamMutations(1, FIRST),
@@ -104,16 +102,16 @@ def plain(message: ClientMessage | ServerMessage) -> object:
 
 @pytest.mark.parametrize("name", CLIENT)
 def test_golden_client_frames(name: str) -> None:
-    stored = committed(f"streams/client-{name}.bin", encode_client_frame(CLIENT[name]))
-    assert decode_client_frame(stored) == CLIENT[name]
-    assert encode_client_frame(decode_client_frame(stored)) == stored
+    stored = committed(f"streams/client-{name}.bin", encode_stream_client_frame(CLIENT[name]))
+    assert decode_stream_client_frame(stored) == CLIENT[name]
+    assert encode_stream_client_frame(decode_stream_client_frame(stored)) == stored
 
 
 @pytest.mark.parametrize("name", SERVER)
 def test_golden_server_frames(name: str) -> None:
-    stored = committed(f"streams/server-{name}.bin", encode_server_frame(SERVER[name]))
-    assert [*map(plain, decode_server_frame(stored))] == [*map(plain, SERVER[name])]
-    assert encode_server_frame(decode_server_frame(stored)) == stored
+    stored = committed(f"streams/server-{name}.bin", encode_stream_server_frame(SERVER[name]))
+    assert [*map(plain, decode_stream_server_frame(stored))] == [*map(plain, SERVER[name])]
+    assert encode_stream_server_frame(decode_stream_server_frame(stored)) == stored
 
 
 seqnos = st.integers(0, MAX_SEQNO)
@@ -121,7 +119,7 @@ streams = st.integers(1, 2**40)
 words = st.text("abc-_é/", max_size=5)
 versions = st.lists(st.builds(Version, st.integers(1, MAX_UUID), seqnos), max_size=25).map(tuple)
 client_messages = st.one_of(
-    st.builds(Hello, streams, words, st.floats(0, 1e6)),
+    st.builds(StreamHello, streams, words, st.floats(0, 1e6)),
     st.builds(
         StreamRequest, streams, words, seqnos, seqnos, versions, seqnos, seqnos,
         st.integers(0, 31).map(RequestFlag), words, words, seqnos,
@@ -163,7 +161,7 @@ def begins(draw: st.DrawFn) -> SnapshotBegin:
 errors = st.one_of(st.builds(StreamTrimmed, words), st.builds(ConnectionSilent, words))
 server_messages = st.one_of(
     oks(),
-    st.builds(Rollback, streams, seqnos),
+    st.builds(RollbackRequired, streams, seqnos),
     st.builds(Refused, streams, errors),
     begins(),
     st.builds(SnapshotEnd, streams, seqnos, seqnos),
@@ -175,7 +173,7 @@ server_messages = st.one_of(
 
 @given(st.lists(client_messages, max_size=6).map(tuple))
 def test_a_client_frame_comes_back_as_it_was(messages: tuple[ClientMessage, ...]) -> None:
-    assert decode_client_frame(encode_client_frame(messages)) == messages
+    assert decode_stream_client_frame(encode_stream_client_frame(messages)) == messages
 
 
 @given(st.lists(server_messages, max_size=6), st.lists(batches(), max_size=3), st.randoms(use_true_random=False))
@@ -184,13 +182,15 @@ def test_a_server_frame_comes_back_as_it_was(
 ) -> None:
     frame = [*messages, *(StreamMutations(stream, one) for stream, one in enumerate(mutations, 1))]
     order.shuffle(frame)
-    assert [*map(plain, decode_server_frame(encode_server_frame(frame)))] == [*map(plain, frame)]
+    assert [*map(plain, decode_stream_server_frame(encode_stream_server_frame(frame)))] == [*map(plain, frame)]
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_a_cut_or_longer_frame_is_refused(side: str) -> None:
-    payload = encode_client_frame(CLIENT["all"]) if side == "client" else encode_server_frame(SERVER["all"])
-    decode = decode_client_frame if side == "client" else decode_server_frame
+    payload = (
+        encode_stream_client_frame(CLIENT["all"]) if side == "client" else encode_stream_server_frame(SERVER["all"])
+    )
+    decode = decode_stream_client_frame if side == "client" else decode_stream_server_frame
     for damaged in (*(payload[:size] for size in range(len(payload))), payload + b"\0"):
         with pytest.raises(MalformedFrame):
             decode(damaged)
@@ -198,17 +198,17 @@ def test_a_cut_or_longer_frame_is_refused(side: str) -> None:
 
 @given(st.data())
 def test_a_flipped_bit_is_refused_or_is_a_frame(data: st.DataObject) -> None:
-    payload = bytearray(encode_server_frame(SERVER["all"]))
+    payload = bytearray(encode_stream_server_frame(SERVER["all"]))
     payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:
-        decode_server_frame(bytes(payload))
+        decode_stream_server_frame(bytes(payload))
     except MalformedFrame:
         return
 
 
 @given(st.binary(max_size=80))
 def test_noise_is_refused(noise: bytes) -> None:
-    for decode in (decode_client_frame, decode_server_frame):
+    for decode in (decode_stream_client_frame, decode_stream_server_frame):
         with pytest.raises(MalformedFrame):
             decode(len(noise).to_bytes(4, "big") + noise)
 
@@ -244,7 +244,7 @@ REQUEST: dict[str, object] = {
 )
 def test_a_client_frame_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(MalformedFrame, match=message):
-        decode_client_frame(changed(CLIENT_SCHEMA, encode_client_frame(()), changes))
+        decode_stream_client_frame(changed(CLIENT_SCHEMA, encode_stream_client_frame(()), changes))
 
 
 OK: dict[str, object] = {
@@ -270,13 +270,13 @@ OK: dict[str, object] = {
 )
 def test_a_server_frame_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(MalformedFrame, match=message):
-        decode_server_frame(changed(SERVER_SCHEMA, encode_server_frame(()), changes))
+        decode_stream_server_frame(changed(SERVER_SCHEMA, encode_stream_server_frame(()), changes))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_mutations_that_are_not_announced_are_refused(count: int) -> None:
-    frame = encode_server_frame([StreamMutations(1, MORE)])
+    frame = encode_stream_server_frame([StreamMutations(1, MORE)])
     control = int.from_bytes(frame[:4], "little")
     with pytest.raises(MalformedFrame, match="mutations"):
         head = changed(SERVER_SCHEMA, frame[: 4 + control], {"mutations_count": [count]})
-        decode_server_frame(head + frame[4 + control :])
+        decode_stream_server_frame(head + frame[4 + control :])

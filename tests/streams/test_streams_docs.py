@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from txnbuffer.streams.errors import StreamViolation
+from txnbuffer.errors import StreamViolation
 from txnbuffer.streams.messages import ERROR_OF, EndReason, end_error
 from txnbuffer.streams.states import (
     CONSUMER_STEPS,

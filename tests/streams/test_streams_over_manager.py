@@ -10,14 +10,13 @@ from stream_rigs import LOG
 from broker_io.position import Position
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.cursor import Cursor
-from txnbuffer.mutations.effects import ReadLog
-from txnbuffer.mutations.manager import MutationManager
+from txnbuffer.mutations.manager import MutationManager, ReadLog
+from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
+from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
 from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.effects import CloseCursor, Completed, Delivered, FindTopic, OpenCursor
-from txnbuffer.streams.requests import TopicFacts
-from txnbuffer.streams.server import ServerConfig, StreamServer
+from txnbuffer.streams.server import ServerConfig, StreamServer, TopicInfo
 from txnbuffer.streams.token import ResumeToken
-from txnbuffer.streams.wire import decode_client_frame, decode_server_frame, encode_client_frame, encode_server_frame
 
 TOPICS = ("a", "b")
 
@@ -35,7 +34,7 @@ class Shell:
             for effect in effects:
                 match effect:
                     case FindTopic(stream, topic):
-                        known = TopicFacts("c-1", "i-1", LOG, self.managers[topic].high)
+                        known = TopicInfo("c-1", "i-1", LOG, self.managers[topic].high)
                         self.server.topic_found(stream, known, 0.0)
                     case OpenCursor(stream, topic, start, end, floor):
                         last = end if end <= self.managers[topic].high else None
@@ -87,10 +86,10 @@ def test_the_order_of_each_topic_holds(seed: int) -> None:
             shell.settle()
             shell = Shell(logs, managers)
             client.connected(0.0)
-        shell.server.receive(decode_client_frame(encode_client_frame(client.take_frame())), 0.0)
+        shell.server.receive(decode_stream_client_frame(encode_stream_client_frame(client.take_frame())), 0.0)
         shell.settle()
         shell.pump()
-        client.receive(decode_server_frame(encode_server_frame(shell.server.take_frame(10**6, 0.0))), 0.0)
+        client.receive(decode_stream_server_frame(encode_stream_server_frame(shell.server.take_frame(10**6, 0.0))), 0.0)
         for event in client.take_events():
             match event:
                 case Delivered(handle, mutations, size):

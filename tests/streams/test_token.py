@@ -9,7 +9,7 @@ from golden_files import committed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txnbuffer.streams.errors import UnreadableToken
+from txnbuffer.errors import UnreadableToken
 from txnbuffer.streams.failover import MAX_SEQNO, MAX_UUID, Version
 from txnbuffer.streams.token import ResumeToken
 

@@ -1,43 +1,45 @@
 """One topic's transactional state, pure: a fold over its log, the reader's rule, and sequence numbers."""
 
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
-from txnbuffer.buffer.effects import Damage, Effect, Ended, EpochRaised, Ignored, Reason, Suppressed, Void
-from txnbuffer.buffer.items import Items, Part, PartSummary
-from txnbuffer.buffer.ongoing import OpenTxn
+from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Ignored, Reason, Suppressed, TransactionEnded, Void
 from txnbuffer.buffer.sequencer import Sequenced, Sequencer, SequencerState, reader_floor
+from txnbuffer.buffer.sets import OpenTxn
 from txnbuffer.buffer.state import (
     NOWHERE,
+    BufferSegment,
     BufferState,
     CoordinatorColumns,
     Counters,
+    Items,
     OngoingColumns,
-    PartColumns,
+    SegmentColumns,
+    SegmentSummary,
 )
 from txnbuffer.buffer.visibility import decided_rows, visible_counts, visible_mask
 
 __all__ = [
     "NOWHERE",
     "PART_SIZE",
+    "BufferSegment",
     "BufferState",
     "CoordinatorColumns",
     "Counters",
     "Damage",
     "Effect",
-    "Ended",
     "EpochRaised",
     "Ignored",
     "Items",
     "OngoingColumns",
     "OpenTxn",
-    "Part",
-    "PartColumns",
-    "PartSummary",
     "Reason",
+    "SegmentColumns",
+    "SegmentSummary",
     "Sequenced",
     "Sequencer",
     "SequencerState",
     "Suppressed",
     "TransactionBuffer",
+    "TransactionEnded",
     "Void",
     "decided_rows",
     "reader_floor",

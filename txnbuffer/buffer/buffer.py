@@ -22,17 +22,21 @@ from collections.abc import Iterable
 
 from broker_io.batch import PlacedBatch
 from broker_io.position import Position, Positions
-from txnbuffer.buffer.aborts import AbortedSet
-from txnbuffer.buffer.effects import Damage, Effect, Ended, EpochRaised, Ignored, Reason, Suppressed, Void
-from txnbuffer.buffer.ended import CoordinatorState, coordinator_columns, coordinator_states
-from txnbuffer.buffer.items import Items, Part
-from txnbuffer.buffer.ongoing import Ongoing, OpenTxn
-from txnbuffer.buffer.parts import Parts
-from txnbuffer.buffer.state import BufferState, Counters
-from txnbuffer.buffer.suppressed import SuppressedRanges
-from txnbuffer.errors import OutOfOrder, PartMismatch, ProtocolStopped
+from txnbuffer.buffer.decoding import PlacedMarker, decode
+from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Ignored, Reason, Suppressed, TransactionEnded, Void
+from txnbuffer.buffer.segments import BufferSegments
+from txnbuffer.buffer.sets import (
+    AbortedSet,
+    CoordinatorState,
+    Ongoing,
+    OpenTxn,
+    SuppressedRanges,
+    coordinator_columns,
+    coordinator_states,
+)
+from txnbuffer.buffer.state import BufferSegment, BufferState, Counters, Items
+from txnbuffer.errors import OutOfOrder, ProtocolStopped, SegmentMismatch
 from txnbuffer.model import Marker, Outcome, RecordRun, TxnId, Undecodable
-from txnbuffer.runs import PlacedMarker, decode
 
 PART_SIZE = 8000
 DAMAGE_KEPT = 1000
@@ -66,7 +70,7 @@ class TransactionBuffer:
         self.suppressed = SuppressedRanges()
         self.ongoing = Ongoing()
         self.coordinators: dict[int, CoordinatorState] = {}
-        self.parts = Parts(part_size)
+        self.parts = BufferSegments(part_size)
         self.first_ledger = 0
         self.damage: list[Damage] = []
         self._counters = Counters()
@@ -75,13 +79,13 @@ class TransactionBuffer:
         self._stopped: ProtocolStopped | None = None
 
     @classmethod
-    def restore(cls, state: BufferState, parts: Iterable[Part]) -> TransactionBuffer:
+    def restore(cls, state: BufferState, parts: Iterable[BufferSegment]) -> TransactionBuffer:
         """The buffer whose `snapshot_state()` was `state`; `parts` are all that it names, ascending.
 
-        Raises PartMismatch if they are not.
+        Raises SegmentMismatch if they are not.
         """
         buffer = cls(state.part_size)
-        buffer.parts = Parts.of(state.part_size, state.parts, state.tail)
+        buffer.parts = BufferSegments.of(state.part_size, state.parts, state.tail)
         buffer.ongoing = Ongoing.of(state.ongoing)
         buffer.coordinators = coordinator_states(state.coordinators)
         buffer.first_ledger = state.first_ledger
@@ -91,13 +95,13 @@ class TransactionBuffer:
         expected = iter(buffer.parts.summaries)
         for part in parts:
             if part.summary != next(expected, None):
-                raise PartMismatch(
+                raise SegmentMismatch(
                     f"part {part.number} is not the one that the state names there; recover from another"
                 )
             buffer._load(part.items)
         missing = next(expected, None)
         if missing is not None:
-            raise PartMismatch(f"part {missing.number} is missing; recover from another snapshot")
+            raise SegmentMismatch(f"part {missing.number} is missing; recover from another snapshot")
         buffer._load(state.tail)
         return buffer
 
@@ -192,7 +196,7 @@ class TransactionBuffer:
                 raise item
         return effects
 
-    def take_sealed(self) -> list[Part]:
+    def take_sealed(self) -> list[BufferSegment]:
         """The parts sealed since the last call: an owner writes them, a reader drops them."""
         return self.parts.take_sealed()
 
@@ -207,7 +211,7 @@ class TransactionBuffer:
             self.suppressed.trim(first_ledger)
         return self.parts.trim(first_ledger)
 
-    def forget(self, part: Part) -> None:
+    def forget(self, part: BufferSegment) -> None:
         """Take the ids of a dropped part out of the aborted set; doing so again changes nothing."""
         if part.number >= self.parts.first_number:
             raise ValueError(f"part {part.number} was not dropped")
@@ -272,7 +276,7 @@ class TransactionBuffer:
                 aborted.add(least)
                 if entry is not None:
                     hidden.append(txn)
-            effects.append(Ended(txn, outcome, position, marker.decided, accepted))
+            effects.append(TransactionEnded(txn, outcome, position, marker.decided, accepted))
         state.add(committed, aborted)
         if hidden:
             self.aborted.add(hidden)

@@ -30,7 +30,7 @@ class Suppressed(NamedTuple):
     size: int
 
 
-class Ended(NamedTuple):
+class TransactionEnded(NamedTuple):
     """A transaction ended here by the marker at `position`; `accepted` of its records were accepted before."""
 
     txn: TxnId
@@ -75,4 +75,4 @@ class EpochRaised(NamedTuple):
     position: Position
 
 
-Effect: TypeAlias = Suppressed | Ended | Ignored | Void | Damage | EpochRaised
+Effect: TypeAlias = Suppressed | TransactionEnded | Ignored | Void | Damage | EpochRaised

@@ -2,21 +2,53 @@
 
 A record at or before the max read position is visible if its transaction is not aborted and its
 position not suppressed; a marker never is. Nothing else is needed, from whatever position one reads.
+
+What decides whether a record is visible: asked of a transaction buffer, or of a copy that no longer changes.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import PlacedBatch
 from broker_io.position import NO_INDEX, Int64s, Position
-from txnbuffer.buffer.verdicts import Verdicts
+from txnbuffer.buffer.sets import AbortedSet, SuppressedRanges
 from txnbuffer.columns import numbers, present, transaction_codes
 from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, TXN
 
 
-def visible_mask(placed: PlacedBatch, buffer: Verdicts) -> NDArray[np.bool_]:
+class Visibility(Protocol):
+    """All up to `max_read_position` is decided, None: nothing is."""
+
+    @property
+    def aborted(self) -> AbortedSet: ...
+
+    @property
+    def suppressed(self) -> SuppressedRanges: ...
+
+    @property
+    def max_read_position(self) -> Position | None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedVisibility:
+    """The verdicts of one moment, which can be sent to other processes."""
+
+    aborted: AbortedSet
+    suppressed: SuppressedRanges
+    max_read_position: Position | None
+
+    @classmethod
+    def of(cls, verdicts: Visibility) -> PinnedVisibility:
+        """Shares the sets of a buffer that is not to be applied any further."""
+        return cls(verdicts.aborted, verdicts.suppressed, verdicts.max_read_position)
+
+
+def visible_mask(placed: PlacedBatch, buffer: Visibility) -> NDArray[np.bool_]:
     """bool[n]: which of the messages are visible, at least in part.
 
     Of a record set some records may be suppressed: once it is unpacked, the positions of its records
@@ -25,7 +57,7 @@ def visible_mask(placed: PlacedBatch, buffer: Verdicts) -> NDArray[np.bool_]:
     return visible_counts(placed, buffer) > 0
 
 
-def visible_counts(placed: PlacedBatch, buffer: Verdicts) -> Int64s:
+def visible_counts(placed: PlacedBatch, buffer: Visibility) -> Int64s:
     """int64[n]: how many visible records each message holds."""
     count = len(placed)
     properties = placed.messages.properties
@@ -44,7 +76,7 @@ def visible_counts(placed: PlacedBatch, buffer: Verdicts) -> Int64s:
     return counts
 
 
-def decided_rows(placed: PlacedBatch, buffer: Verdicts) -> int:
+def decided_rows(placed: PlacedBatch, buffer: Visibility) -> int:
     """How many of the messages, from the first, stand at or before the max read position."""
     limit = buffer.max_read_position
     if limit is None or not len(placed):
@@ -52,7 +84,7 @@ def decided_rows(placed: PlacedBatch, buffer: Verdicts) -> int:
     return len(placed) if placed.positions.last <= limit else placed.positions.search(limit, right=True)
 
 
-def _unsuppressed(placed: PlacedBatch, buffer: Verdicts, sets: NDArray[np.intp], sizes: Int64s) -> Int64s:
+def _unsuppressed(placed: PlacedBatch, buffer: Visibility, sets: NDArray[np.intp], sizes: Int64s) -> Int64s:
     """How many records of each record set, given by row and size, are not suppressed."""
     positions = placed.positions
     if not len(sets) or not buffer.suppressed.touch(positions.first, positions.last._replace(batch=MAX_SET_RECORDS)):

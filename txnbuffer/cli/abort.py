@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_owner, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record
 
 
@@ -12,7 +12,7 @@ from txnbuffer.cli.output import output_option, show_record
 @click.argument("txn", metavar="MOST:LEAST")
 @service_option
 @output_option
-def command(txn: str, service: Service, output: str) -> None:
+def command(txn: str, service: ServiceAddress, output: str) -> None:
     """Abort the transaction MOST:LEAST, whoever has it open, and tell its outcome.
 
     One that has committed stays committed: then the outcome is COMMIT.

@@ -4,6 +4,8 @@ Results go to stdout, narration and progress to stderr. Exit codes: 0 done; 1 do
 wrong with what was looked at; 2 the request can't be; 3 another process; 4 storage; 5 this machine;
 130 interrupted; 141 whoever read our output left, as `head` does: then nothing is said. An error that is
 no `broker_io.errors.Error` is a defect and shows its traceback.
+
+Errors of the command line alone; the tree's root is `broker_io.errors`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
+
+from broker_io.errors import EnvironmentFault
 
 COMMANDS = {
     "serve": "Serve transactions on a log until SIGTERM.",
@@ -51,7 +55,7 @@ OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF
 """What a write to stdout can fail with; anything else of the operating system is not about our output."""
 
 
-class ReaderLeft(Exception):
+class OutputClosed(Exception):
     """Nobody reads our output any more."""
 
 
@@ -62,11 +66,10 @@ def output_told() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        raise ReaderLeft from None
+        raise OutputClosed from None
     except OSError as error:
         if error.errno not in OUTPUT_ERRORS or error.filename is not None:
             raise
-        from txnbuffer.cli.errors import OutputFailed
 
         raise OutputFailed(f"the output can't be written: {error.strerror}; send it somewhere else") from error
 
@@ -125,7 +128,7 @@ def main() -> NoReturn:
     except Error as error:
         click.echo(f"txnbuf: {error}", err=True)
         code = error.exit_code
-    except ReaderLeft:
+    except OutputClosed:
         code = READER_LEFT
     try:
         sys.stdout.flush()
@@ -133,3 +136,7 @@ def main() -> NoReturn:
         # That was told; a second failure at exit would only be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code if isinstance(code, int) else 0)
+
+
+class OutputFailed(EnvironmentFault):
+    """What a command prints could not be written."""

@@ -12,13 +12,13 @@ import click
 from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
 from txnbuffer.cli.opening import tls_option
 from txnbuffer.errors import ForeignTopic, ForeignTransaction
-from txnbuffer.rpc.ca_file import read_ca_file
+from txnbuffer.rpc.discovery import read_ca_file
 
 TIMEOUT = 30.0
 DEFAULT = "127.0.0.1:7711"
 
 
-class Service(NamedTuple):
+class ServiceAddress(NamedTuple):
     """A running service, or that of each shard with commas between.
 
     `tls_ca` is the file of the certificate that signs its own, None where it has no TLS.
@@ -28,10 +28,12 @@ class Service(NamedTuple):
     tls_ca: str | None = None
 
     @property
-    def each(self) -> list[Service]:
+    def each(self) -> list[ServiceAddress]:
         """Each once: who is named twice has one answer."""
         addresses = [address.strip() for address in self.address.split(",")]
-        return [Service(one, self.tls_ca) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()]
+        return [
+            ServiceAddress(one, self.tls_ca) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()
+        ]
 
 
 def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +41,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_service(*arguments: Any, service: str, tls_ca: str | None, **named: Any) -> Any:
-        return function(*arguments, service=Service(service, tls_ca), **named)
+        return function(*arguments, service=ServiceAddress(service, tls_ca), **named)
 
     decorated = tls_option(with_service)
     return click.option(
@@ -53,7 +55,7 @@ def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(decorated)
 
 
-class Answers(NamedTuple):
+class ServiceAnswers(NamedTuple):
     """What the services said, and by address why some did not."""
 
     each: list[Any]
@@ -74,7 +76,7 @@ class Answers(NamedTuple):
             raise ServiceUnavailable(f"{len(self.missing)} of {asked} services told nothing, this is without it: {who}")
 
 
-def ask_owner(service: Service, method: str, **question: Any) -> Any:
+def ask_owner(service: ServiceAddress, method: str, **question: Any) -> Any:
     """The answer of the shard that a question is for, whoever else is away.
 
     Raises what that one answered, or that a service is away which may be the one.
@@ -93,9 +95,9 @@ def ask_owner(service: Service, method: str, **question: Any) -> Any:
     raise away or refused or AssertionError("there is no service without an address")
 
 
-def ask_all(service: Service, method: str, **question: Any) -> Answers:
+def ask_all(service: ServiceAddress, method: str, **question: Any) -> ServiceAnswers:
     """The answers of all shards. Raises ServiceUnavailable if there is none: show what there is, and `check` it."""
-    found = Answers([], {})
+    found = ServiceAnswers([], {})
     for one in service.each:
         try:
             found.each.append(ask(one, method, **question))
@@ -106,11 +108,11 @@ def ask_all(service: Service, method: str, **question: Any) -> Answers:
     return found
 
 
-def ask(service: Service, method: str, *, timeout: float = TIMEOUT, **question: Any) -> Any:
+def ask(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **question: Any) -> Any:
     """The answer of a service to one question of an operator. Raises what the service answered, or that it is away."""
     import grpc
 
-    from txnbuffer.client.admin_link import SERVICE, named
+    from txnbuffer.client.links import SERVICE, named
 
     target = service.address.removeprefix("txnbuf://")
     host, _, port = target.rpartition(":")

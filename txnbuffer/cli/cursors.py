@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_all, ask_owner, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_all, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -22,7 +22,7 @@ def command() -> None:
 @command.command("list")
 @service_option
 @output_option
-def list_(service: Service, output: str) -> None:
+def list_(service: ServiceAddress, output: str) -> None:
     """Show all cursors, where they stand and what they hold.
 
     `items_remaining`: mutations behind it; `first_ledger`: the first one that it holds.
@@ -39,7 +39,7 @@ def list_(service: Service, output: str) -> None:
               help="beginning, now, a seqno or a resume token.")  # fmt: skip
 @service_option
 @output_option
-def add(topic: str, cursor: str, at: str, service: Service, output: str) -> None:
+def add(topic: str, cursor: str, at: str, service: ServiceAddress, output: str) -> None:
     """Make CURSOR at TOPIC; one that is there stays where it is."""
     _show(ask_owner(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
 
@@ -50,7 +50,7 @@ def add(topic: str, cursor: str, at: str, service: Service, output: str) -> None
 @click.argument("place")
 @service_option
 @output_option
-def advance(topic: str, cursor: str, place: str, service: Service, output: str) -> None:
+def advance(topic: str, cursor: str, place: str, service: ServiceAddress, output: str) -> None:
     """Move CURSOR of TOPIC to PLACE, the seqno or resume token up to which its reader has everything.
 
     It never moves back.
@@ -63,7 +63,7 @@ def advance(topic: str, cursor: str, place: str, service: Service, output: str) 
 @click.argument("cursor")
 @service_option
 @output_option
-def remove(topic: str, cursor: str, service: Service, output: str) -> None:
+def remove(topic: str, cursor: str, service: ServiceAddress, output: str) -> None:
     """Remove CURSOR of TOPIC: what it held may go."""
     _show(ask_owner(service, "RemoveCursor", topic=topic, cursor=cursor), output)
 

@@ -55,7 +55,7 @@ def command(
     broker is killed too, and another service stands by and takes over from one that is killed.
     """
     from txnbuffer.demo.conductor import Conductor
-    from txnbuffer.demo.sites import BesideBroker, Embedded, Site
+    from txnbuffer.demo.sites import ClusterSite, EmbeddedSite, Site
 
     beside = broker == "pulsar"
     if directory is not None:
@@ -71,7 +71,7 @@ def command(
         place = scratch if beside else directory or os.path.join(scratch, "log")
         narrate(f"{'broker and its log' if beside else 'log'} in {place}; the kills come from --seed {seed}")
         chance = random.Random(seed)  # noqa: S311 - moments, no secrets
-        site: Site = BesideBroker(home, place) if beside else Embedded(place, scratch)
+        site: Site = ClusterSite(home, place) if beside else EmbeddedSite(place, scratch)
         report = Conductor(site, kills, broker_kills if beside else 0, chance, narrate, transactions).run()
     summary = _summary(report, time.monotonic() - started)
     if output == "json":

@@ -7,7 +7,7 @@ import re
 import click
 
 from broker_io.errors import TopicNotFound
-from txnbuffer.cli.asking import Service, ask_owner, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -15,7 +15,7 @@ from txnbuffer.cli.output import output_option, show_record, show_rows
 @click.argument("topic")
 @service_option
 @output_option
-def command(topic: str, service: Service, output: str) -> None:
+def command(topic: str, service: ServiceAddress, output: str) -> None:
     """Tell all about a TOPIC, and in words what its readers wait for.
 
     Says which transaction holds max_read_position back, since when, and whose it is.

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_all, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
@@ -15,7 +15,7 @@ from txnbuffer.cli.output import output_option, show_rows
               help="Seconds since the first record.")  # fmt: skip
 @service_option
 @output_option
-def command(seconds: float, service: Service, output: str) -> None:
+def command(seconds: float, service: ServiceAddress, output: str) -> None:
     """Find open transactions that wrote their first record long ago, the oldest first.
 
     Each holds back the readers of all topics it wrote to. It is aborted by itself when its time is up;

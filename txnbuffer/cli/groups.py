@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_all, ask_owner, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_all, ask_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 
@@ -15,7 +15,7 @@ from txnbuffer.errors import InvalidRequest
 @click.option("--topic", metavar="TOPIC", help="With --forget: on this topic only, and its partitions.")
 @service_option
 @output_option
-def command(group: str | None, forget: bool, topic: str | None, service: Service, output: str) -> None:
+def command(group: str | None, forget: bool, topic: str | None, service: ServiceAddress, output: str) -> None:
     """Show consumer groups, or GROUP: who holds which topic or partition, how far each has come, and what is left.
 
     `generation` grows whenever something gets another holder; whoever lost it can't commit there any more. `stage` is

@@ -11,11 +11,11 @@ import click
 from broker_io.batch import PlacedBatch, PlacedMessage
 from broker_io.errors import TopicNotFound
 from broker_io.port import Broker
-from snapshots.entries import decode_end
 from snapshots.errors import SnapshotError
+from snapshots.format import decode_end
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
-from snapshots.table import TopicEntries, scan
 from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
@@ -24,7 +24,7 @@ from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, decode_marker
-from txnbuffer.recovery.loading import Loaded, load
+from txnbuffer.recovery.load import LoadedTopic, load
 
 SHOWN_OPEN = 20
 """Open transactions shown one by one, oldest first."""
@@ -135,13 +135,13 @@ def _txn(text: str) -> TxnId:
         raise InvalidRequest(str(error)) from None
 
 
-def _apply_rest(broker: Broker, loaded: Loaded) -> None:
+def _apply_rest(broker: Broker, loaded: LoadedTopic) -> None:
     with broker.reader(loaded.topic, loaded.resume, inclusive=False) as reader:
         while (placed := reader.read()) is not None:
             loaded.buffer.apply_batch(placed)
 
 
-def _buffer_record(broker: Broker, loaded: Loaded) -> Row:
+def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
     buffer = loaded.buffer
     state = buffer.snapshot_state()
     return {
@@ -175,7 +175,7 @@ def _buffer_record(broker: Broker, loaded: Loaded) -> Row:
     }
 
 
-def _txn_state(loaded: Loaded, txn: TxnId) -> str:
+def _txn_state(loaded: LoadedTopic, txn: TxnId) -> str:
     buffer = loaded.buffer
     if txn in buffer.ongoing:
         return "OPEN"

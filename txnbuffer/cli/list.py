@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_all, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
 @click.command("list")
 @service_option
 @output_option
-def command(service: Service, output: str) -> None:
+def command(service: ServiceAddress, output: str) -> None:
     """List the topics that a running service has open.
 
     `max_read_position`: readers of committed records see all up to it; `open`: transactions with

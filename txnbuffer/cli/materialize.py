@@ -14,7 +14,7 @@ from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.sinks.filling import Filled
+    from txnbuffer.sinks.runner import SinkProgress
 
 SCHEME = "sqlite:"
 
@@ -31,7 +31,7 @@ TELL_EVERY = 5.0
 @click.option("--binary", is_flag=True, help="Keep all keys and values as blobs, also those that are text.")
 @click.option("--anew", is_flag=True, help="Replace the tables of these topics by new ones.")
 @click.option("--cursor", metavar="NAME", help="Keep in the log what is not in FILE yet, with a durable cursor.")
-@click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
+@click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
               help="Give up after so long without a service.")  # fmt: skip
 @tls_option
 @with_config
@@ -40,7 +40,7 @@ def command(
     address: str,
     target: str,
     to: str | None,
-    patience: float,
+    max_unavailable: float,
     tls_ca: str | None,
     config: Config,
     output: str,
@@ -59,8 +59,8 @@ def command(
 
     if not target.startswith(SCHEME) or target == SCHEME:
         raise InvalidAddress(f"{target!r} is nothing to fill: write sqlite:FILE")
-    wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "tell": Narrator().tell}
-    options = connect_options(address, config, tls_ca, patience)
+    wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "tell": ProgressPrinter().tell}
+    options = connect_options(address, config, tls_ca, max_unavailable)
     filled = asyncio.run(_run(address, options, wanted))
     show_rows([_row(one) for one in filled], output, empty="stopped before anything was read")
 
@@ -73,12 +73,12 @@ def _end(to: str | None) -> int | str | None:
     return int(to)
 
 
-async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) -> list[Filled]:
+async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) -> list[SinkProgress]:
     import asyncio
     import signal
 
-    from txnbuffer.client.connecting import connect
-    from txnbuffer.sinks.materialize import materialize
+    from txnbuffer.client.connection import connect
+    from txnbuffer.sinks.runner import materialize
 
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     opening = asyncio.ensure_future(connect(address, **options).open())
@@ -99,14 +99,14 @@ async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) ->
         await client.close()
 
 
-class Narrator:
+class ProgressPrinter:
     """Says how far each topic has come: when it has caught up, at a rollback, and now and then."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._told: dict[str, tuple[float, bool, int]] = {}
 
-    def tell(self, filled: Filled) -> None:
+    def tell(self, filled: SinkProgress) -> None:
         """Of every write."""
         if filled.token is None:
             return
@@ -123,7 +123,7 @@ class Narrator:
         self._told[topic] = now, caught_up or filled.caught_up, filled.rollbacks
 
 
-def _row(filled: Filled) -> dict[str, Any]:
+def _row(filled: SinkProgress) -> dict[str, Any]:
     token = filled.token
     return {
         "topic": filled.topic,

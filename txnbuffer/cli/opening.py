@@ -58,18 +58,20 @@ def open_for_reading(address: str, config: Config, tls_ca: str | None = None) ->
     if is_cluster(address):
         return open_broker(address, **config.pulsar.options())
     if address.startswith("txnbuf:") and tls_ca is not None:
-        from txnbuffer.rpc.ca_file import read_ca_file
+        from txnbuffer.rpc.discovery import read_ca_file
 
         return open_broker(address, root_certificates=read_ca_file(tls_ca))
     return open_broker(address)
 
 
-def connect_options(address: str, config: Config, tls_ca: str | None, patience: float | None = None) -> dict[str, Any]:
+def connect_options(
+    address: str, config: Config, tls_ca: str | None, max_unavailable: float | None = None
+) -> dict[str, Any]:
     """What `connect` takes besides the address; `tls_ca`: the file that says whom to trust as a service.
 
-    `patience`: seconds to wait without a connection; None: what is configured for clusters, else that of `connect`.
+    `max_unavailable`: seconds to wait without a connection; None: as configured for clusters, else as for `connect`.
     """
-    given = {} if patience is None else {"patience": patience}
+    given = {} if max_unavailable is None else {"max_unavailable": max_unavailable}
     cluster = {"broker_options": config.pulsar.options() | given} if is_cluster(address) else {}
     return {"tls_ca": tls_ca, **given, **cluster}
 

@@ -15,9 +15,9 @@ import click
 from txnbuffer.cli.opening import address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline.exports import LATEST, VERSIONS, Run
-from txnbuffer.pipeline.targets import DELTA, PARQUET, check_apart, find
-from txnbuffer.pipeline.targets import target as target_of
+from txnbuffer.pipeline.delta import DELTA, PARQUET, check_apart, find
+from txnbuffer.pipeline.delta import target as target_of
+from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportRun
 
 
 @click.group("pipeline")
@@ -104,7 +104,7 @@ def export(
     --format delta DIR is a Delta table, and each run one commit. Keys that were deleted, and records without a key, are
     not among the latest values.
     """
-    from txnbuffer.pipeline.jobs.exporting import COLUMNS, Export, columns_of
+    from txnbuffer.pipeline.jobs.export import COLUMNS, Export, columns_of
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)
@@ -127,7 +127,7 @@ def export(
     show_rows(_reached(run or target.last()), output, title=target.table, empty="nothing is exported")
 
 
-def _reached(run: Run | None) -> list[dict[str, Any]]:
+def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
     if run is None:
         return []
     return [
@@ -148,8 +148,8 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
     Exit code 1 if they differ: then the first keys are named; also if exported topics were deleted since. What is
     trimmed from the log is not compared.
     """
-    from txnbuffer.pipeline.jobs.audit_report import as_json, as_page
-    from txnbuffer.pipeline.jobs.auditing import audit as compare
+    from txnbuffer.pipeline.jobs.audit import as_json, as_page
+    from txnbuffer.pipeline.jobs.audit import audit as compare
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     _check_page(html)
@@ -202,8 +202,8 @@ def profile(
     address: str, topics: tuple[str, ...], pattern: str | None, html: str | None, job: Job, output: str
 ) -> None:
     """Show where the bytes of ADDRESS are, its aborts, late records, long transactions and hot keys."""
-    from txnbuffer.pipeline.jobs.profile_report import as_json, as_page
-    from txnbuffer.pipeline.jobs.profiling import profile as look
+    from txnbuffer.pipeline.jobs.profile import as_json, as_page
+    from txnbuffer.pipeline.jobs.profile import profile as look
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     _check_page(html)
@@ -237,8 +237,8 @@ def recover(
     that knows it is left alone unless it is wrong. Without --write exit code 1 if anything would be replaced. No
     service may own the log meanwhile.
     """
-    from txnbuffer.pipeline.jobs.recovering import TRIMMED
-    from txnbuffer.pipeline.jobs.recovering import recover as rebuild
+    from txnbuffer.pipeline.jobs.recover import TRIMMED
+    from txnbuffer.pipeline.jobs.recover import recover as rebuild
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     options = reading_options(address, topics, pattern, job.source)

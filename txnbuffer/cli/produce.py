@@ -16,7 +16,7 @@ from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.client.plain_transaction import PlainTransaction
+    from txnbuffer.client.sync_client import SyncTransaction
 
 FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_key", "topic", "delete"}
 
@@ -54,7 +54,7 @@ def command(
     "topic" (instead of TOPIC) and "delete": true (delete the key). A line that can't be a record ends the
     command; the transaction that it stands in is aborted, those before it stay.
     """
-    from txnbuffer.client.connecting import connect
+    from txnbuffer.client.connection import connect
 
     records = transactions = skipped = 0
     with connect(address, **connect_options(address, config, tls_ca)) as client:
@@ -85,7 +85,7 @@ def _groups(source: IO[bytes], size: int) -> Iterator[list[tuple[bytes, int]]]:
         yield group
 
 
-def _send(txn: PlainTransaction, topic: str, line: bytes, at: int, as_json: bool, key_separator: str | None) -> None:
+def _send(txn: SyncTransaction, topic: str, line: bytes, at: int, as_json: bool, key_separator: str | None) -> None:
     if as_json:
         _send_json(txn, topic, line, at)
     elif key_separator is None:
@@ -97,7 +97,7 @@ def _send(txn: PlainTransaction, topic: str, line: bytes, at: int, as_json: bool
         txn.send(topic, value, key=key)
 
 
-def _send_json(txn: PlainTransaction, topic: str, line: bytes, at: int) -> None:
+def _send_json(txn: SyncTransaction, topic: str, line: bytes, at: int) -> None:
     try:
         row = json.loads(line)
     except ValueError as error:

@@ -13,8 +13,8 @@ from snapshots.shards import Shard
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
-from txnbuffer.recovery.decisions import Decisions, begin_anew, hold, look
-from txnbuffer.recovery.rebuilding import compared
+from txnbuffer.recovery.decision_log import Decisions, begin_anew, hold, look
+from txnbuffer.recovery.rebuild import compared
 
 OWNER = "txnbuf recover"
 
@@ -84,9 +84,9 @@ def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None,
 
 
 def _write(broker: Broker, topic: str) -> None:
-    from txnbuffer.recovery.keeper import BufferKeeper
+    from txnbuffer.recovery.manager import SnapshotManager
 
-    with BufferKeeper(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as keeper:
+    with SnapshotManager(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as keeper:
         keeper.recover()
         keeper.rebuild(topic)
 

@@ -15,15 +15,14 @@ import click
 from broker_io import check_address, is_cluster
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
-from txnbuffer.cli.asking import Service, ask
+from txnbuffer.cli.asking import ServiceAddress, ask
 from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.sinks.relay import Relay, Relayed, Target
-    from txnbuffer.sinks.relay_cursor import RelayCursor
+    from txnbuffer.sinks.relay import Relay, RelayCursor, Relayed, Target
 
 TOLD = 10_000
 """Records between two lines of progress."""
@@ -42,7 +41,7 @@ ASKING = 5.0
               "txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE.")  # fmt: skip
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end.")
 @click.option("--resend", is_flag=True, help="After the source's history branched: append the new history.")
-@click.option("--patience", default=60.0, show_default=True, type=click.FloatRange(0),
+@click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0),
               help="Seconds without progress after which an error ends it that may pass.")  # fmt: skip
 @click.option("--cursor", metavar="NAME", help="A durable cursor keeps in SOURCE's log what is not in TARGET yet.")
 @click.option("--service", metavar="HOST:PORT", help="The one that keeps it, if that is not ADDRESS, or of a cluster.")
@@ -56,7 +55,7 @@ def command(
     destination: str | None,
     follow: bool,
     resend: bool,
-    patience: float,
+    max_unavailable: float,
     cursor: str | None,
     service: str | None,
     tls_ca: str | None,
@@ -83,9 +82,9 @@ def command(
     relay = Relay(
         lambda: open_for_reading(address, config, tls_ca),
         source,
-        _target(where, target, config, patience, tls_ca),
+        _target(where, target, config, max_unavailable, tls_ca),
         resend=resend,
-        patience=patience,
+        max_unavailable=max_unavailable,
         tell=_progress(),
         cursor=None if cursor is None else _cursor(address, source, cursor, service, tls_ca),
     )
@@ -154,7 +153,7 @@ def _run(relay: Relay, follow: bool, stopping: threading.Event) -> bool:
 
 def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: str | None) -> RelayCursor:
     from txnbuffer.rpc.discovery import owner_address_of
-    from txnbuffer.sinks.relay_cursor import RelayCursor
+    from txnbuffer.sinks.relay import RelayCursor
 
     if address.startswith("txnbuf://"):
         service = service or address
@@ -163,17 +162,17 @@ def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: st
 
     def ask_owner(broker: Broker, method: str, question: dict[str, Any]) -> Any:
         owner = service or owner_address_of(broker, address, topic)
-        return ask(Service(owner, tls_ca), method, timeout=ASKING, **question)
+        return ask(ServiceAddress(owner, tls_ca), method, timeout=ASKING, **question)
 
     return RelayCursor(ask_owner, topic, name)
 
 
-def _target(address: str, topic: str, config: Config, patience: float, tls_ca: str | None) -> Target:
-    from txnbuffer.client.connecting import connect
+def _target(address: str, topic: str, config: Config, max_unavailable: float, tls_ca: str | None) -> Target:
+    from txnbuffer.client.connection import connect
     from txnbuffer.sinks.relay_targets import OwnedTarget, ServiceTarget
 
     if address.startswith("txnbuf://"):
-        opening = connect(address, patience=patience, tls_ca=tls_ca)
+        opening = connect(address, max_unavailable=max_unavailable, tls_ca=tls_ca)
         return ServiceTarget(opening.open_plain, topic)
     return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
 

@@ -80,8 +80,7 @@ def run(address: str, config: Config) -> int:
     import socket
 
     from broker_io import check_address, is_cluster
-    from txnbuffer.service.leaving import Leaving
-    from txnbuffer.service.serving import check, serve
+    from txnbuffer.service.process import Shutdown, check, serve
 
     check_address(address)
     shared = is_cluster(address)
@@ -89,7 +88,7 @@ def run(address: str, config: Config) -> int:
     gc.set_threshold(50_000, 20, 100)  # many objects live shortly and few are cycles
     owner = f"{socket.gethostname()}:{address}"
     log = _log()
-    leaving = Leaving(config.service.drain_seconds + LEAVING, lambda: _leave(log)) if shared else None
+    leaving = Shutdown(config.service.drain_seconds + LEAVING, lambda: _leave(log)) if shared else None
     serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, leaving=leaving)
     try:
         error = asyncio.run(serving)

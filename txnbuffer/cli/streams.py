@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import Service, ask_all, service_option
+from txnbuffer.cli.asking import ServiceAddress, ask_all, service_option
 from txnbuffer.cli.output import output_option, show_line, show_rows
 
 SHOWN = (
@@ -18,7 +18,7 @@ SHOWN = (
 @click.command("streams")
 @service_option
 @output_option
-def command(service: Service, output: str) -> None:
+def command(service: ServiceAddress, output: str) -> None:
     """Show the change streams that are open, and how far each has come.
 
     In JSON it is one object: connections with their streams, for each topic its mutation manager with its cursors,

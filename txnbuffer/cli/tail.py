@@ -1,17 +1,24 @@
-"""`txnbuf tail`: records as they become visible."""
+"""`txnbuf tail`: records as they become visible.
+
+What `txnbuf tail --stream` does: a change stream, printed.
+"""
 
 from __future__ import annotations
 
 import itertools
 from datetime import datetime
+from typing import Any
 
 import click
 
 from txnbuffer.cli.opening import address_argument, connect_options, open_for_reading, tls_option, with_config
-from txnbuffer.cli.output import escaped, output_option, plain, show_line
-from txnbuffer.client.read_topics import Start
+from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_line
+from txnbuffer.client.connection import connect
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
 from txnbuffer.client.records import Record
+from txnbuffer.client.routing import Start
+from txnbuffer.client.streams import Rollback
+from txnbuffer.client.tokens import FileTokens
 from txnbuffer.config import Config
 from txnbuffer.model import Position
 
@@ -58,12 +65,10 @@ def command(
     resume token.
     """
     if stream:
-        from txnbuffer.cli import stream_tail
-
-        stream_tail.check(topics, isolation, limit, tokens)
+        check(topics, isolation, limit, tokens)
         json = output == "json"
         options = connect_options(address, config, tls_ca)
-        batches = stream_tail.records(address, options, topics[0], start, tokens, follow=follow, json=json)
+        batches = records(address, options, topics[0], start, tokens, follow=follow, json=json)
         for record in itertools.islice(itertools.chain.from_iterable(batches), limit):
             _show(record, output)
         batches.close()
@@ -109,3 +114,51 @@ def _show(record: Record, output: str) -> None:
     key = NO_KEY if record.key is None else escaped(record.key, NO_KEY)
     value = DELETED if record.value is None else escaped(record.value, DELETED)
     click.echo(f"{record.topic}\t{record.position}\t{plain(record.seqno) or '-'}\t{record.txn or '-'}\t{key}\t{value}")
+
+
+def records(
+    address: str, options: dict[str, Any], topic: str, start: str, tokens: str | None, *, follow: bool, json: bool
+) -> Any:
+    """Lists of records as they come, without end if `follow`; asking for the next says that one is done with.
+
+    `options` are those of `connect`.
+    A rollback is told on stderr, and in JSON on stdout.
+    """
+    from_ = "now" if start == "end" else start
+    store = None if tokens is None else FileTokens(tokens)
+    to = None if follow else "now"
+    with (
+        connect(address, **options) as client,
+        client.stream(topic, from_=from_, to=to, store=store) as stream,
+    ):
+        for item in stream:
+            if isinstance(item, Rollback):
+                narrate(f"history branched: what was printed of {topic} behind seqno {item.seqno} is void")
+                if json:
+                    show_line({"topic": topic, "rollback": item.seqno})
+                continue
+            yield [
+                Record(
+                    topic,
+                    row.position,
+                    row.seqno,
+                    row.key,
+                    row.value,
+                    row.properties,
+                    row.event_time,
+                    row.publish_time,
+                    None,
+                )
+                for row in item
+            ]
+
+
+def check(topics: tuple[str, ...], isolation: str, limit: int | None, tokens: str | None) -> None:
+    """Raises a usage error for what a change stream can't be."""
+    if len(topics) != 1:
+        raise click.BadParameter("a change stream is of one topic; run one command for each", param_hint="TOPIC…")
+    if isolation != "read_committed":
+        raise click.BadParameter("a change stream has what committed", param_hint="--isolation")
+    if limit is not None and tokens is not None:
+        text = "it would cut a batch, and resume tokens stand between batches: give one of --limit and --tokens"
+        raise click.BadParameter(text, param_hint="--limit")

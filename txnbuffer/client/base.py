@@ -1,29 +1,70 @@
-"""What transactions, shares and consumer groups need of a client: sessions, producer names, rules for sends."""
+"""What transactions, shares and consumer groups need of a client: sessions, producer names, rules for sends.
+
+The names of producers that a client holds: each is opened once, however many of its tasks use it at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from broker_io.batch import Batch
 from broker_io.port import Broker, check_topic_name
 from txnbuffer.checks import check_name, check_txn
-from txnbuffer.client import forking
-from txnbuffer.client.names import Names
-from txnbuffer.client.ordinary import OrdinarySends
-from txnbuffer.client.outbox import Rows
-from txnbuffer.client.read_topics import Start
-from txnbuffer.client.requests import Field
-from txnbuffer.client.routing import NoRoutes, Routes
-from txnbuffer.client.rows import BATCHINGS, Batching
+from txnbuffer.client import lifecycle
+from txnbuffer.client.open_transactions import Field
+from txnbuffer.client.outbox import BATCHINGS, Batching, SendColumns
+from txnbuffer.client.reader import AsyncReader
+from txnbuffer.client.routing import NoRoutes, Routes, Start
 from txnbuffer.client.serializers import Serializers
-from txnbuffer.client.session import Session
-from txnbuffer.client.sessions import Sessions
-from txnbuffer.client.threaded import AsyncReader
-from txnbuffer.coordinator.messages import NameOpened, Naming, Shares, TakePart
-from txnbuffer.errors import InvalidRequest
+from txnbuffer.client.session import ClientSession, ShardSessions
+from txnbuffer.client.writers import PlainSends
+from txnbuffer.coordinator.messages import GroupHeartbeat, MemberAssignments, NameOpened, ProducerSequence
+from txnbuffer.errors import AlreadyCommitted, InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recordset import SET_BYTES
+
+
+class ProducerNames:
+    """Opening a name fences whoever had it, this client too."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NameOpened] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def naming(self, name: str, number: int, opening: Callable[[str], Awaitable[object]]) -> ProducerSequence:
+        """The name as it is held; where it isn't, `opening` has it held. Raises AlreadyCommitted."""
+        held = self._held.get(name)
+        if held is None:
+            async with self._turns.setdefault(name, asyncio.Lock()):
+                if name not in self._held:
+                    await opening(name)
+                held = self._held[name]
+        if number <= held.committed:
+            raise AlreadyCommitted(name, number, held.committed)
+        return ProducerSequence(name, number, held.opening)
+
+    def opened(self, name: str, opened: NameOpened) -> None:
+        """It is held from now on."""
+        self._held[name] = opened
+
+    def committed(self, naming: ProducerSequence) -> None:
+        """A transaction of a name has committed."""
+        held = self._held.get(naming.name)
+        if held is not None and held.opening == naming.opening:
+            self._held[naming.name] = held._replace(committed=naming.number)
+
+    def lost(self, naming: ProducerSequence) -> None:
+        """Another producer opened the name after this one did; its next use opens it anew."""
+        held = self._held.get(naming.name)
+        if held is not None and held.opening == naming.opening:
+            del self._held[naming.name]
+
+    def forget(self, name: str) -> None:
+        """Its next use opens it anew."""
+        self._held.pop(name, None)
 
 
 class BaseClient:
@@ -31,19 +72,19 @@ class BaseClient:
 
     def __init__(
         self,
-        session: Session,
+        session: ClientSession,
         broker: Callable[[], Broker],
         serializers: Serializers | None,
-        ordinary: OrdinarySends | None = None,
+        ordinary: PlainSends | None = None,
     ) -> None:
         """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
         self.session = session
-        self.sessions = Sessions(session)
+        self.sessions = ShardSessions(session)
         self.serializers = serializers or Serializers()
         self.batching: Batching = "messages"
         self.routes: Routes | NoRoutes = NoRoutes()
         self.open_broker = broker
-        self.names = Names()
+        self.names = ProducerNames()
         self._ordinary = ordinary
         self._topics: set[str] = set()
 
@@ -71,7 +112,7 @@ class BaseClient:
         self.check()
         return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
-    async def naming(self, name: str, number: int) -> Naming:
+    async def naming(self, name: str, number: int) -> ProducerSequence:
         """The name as this client holds it, opened at its first use. Raises AlreadyCommitted."""
         return await self.names.naming(name, number, self.committed_number)
 
@@ -80,7 +121,7 @@ class BaseClient:
         if self._ordinary is None:
             self.session.check()
         else:
-            forking.check(self.session.forked_from)
+            lifecycle.check(self.session.forked_from)
 
     def check_topic(self, topic: str) -> None:
         """Raises InvalidTopicName."""
@@ -96,7 +137,7 @@ class BaseClient:
         own = self._ordinary.max_message_bytes
         return min(known, own) if known else own
 
-    def batched(self, topic: str, rows: Rows, batching: Batching | None) -> Rows:
+    def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
         """The rows with what they are to become in the log. Raises InvalidRequest."""
         set_bytes = self.set_bytes(topic, batching)
         return rows._replace(set_bytes=set_bytes) if set_bytes else rows
@@ -111,12 +152,12 @@ class BaseClient:
         self.serializers.check_sets(topic)
         return min(SET_BYTES, self.max_message_bytes)
 
-    async def room(self, session: Session) -> None:
+    async def room(self, session: ClientSession) -> None:
         """Wait until the service of a session takes more records."""
         while not session.core.has_room:
             await session.result(session.core.wait_for_room)
 
-    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
+    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
         """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
         return await self.routes.parts(topic, rows, partition)
 
@@ -124,9 +165,11 @@ class BaseClient:
         """As `parts`, of columns."""
         return await self.routes.split(topic, records, partition)
 
-    async def take_part(self, part: TakePart) -> Shares:
+    async def take_part(self, part: GroupHeartbeat) -> MemberAssignments:
         """A member of a consumer group comes, is still there, or goes; what it holds."""
-        shares: Shares = await self.sessions.ask(part.group, lambda core, future: core.take_part(part, future))
+        shares: MemberAssignments = await self.sessions.ask(
+            part.group, lambda core, future: core.take_part(part, future)
+        )
         return shares
 
     async def ask(self, field: Field, name: str) -> Any:

@@ -10,34 +10,32 @@ from typing import Any, TypeVar
 
 from broker_io.port import Broker
 from txnbuffer.checks import check_name, check_number, check_timeout
-from txnbuffer.client.admin_link import Questions
 from txnbuffer.client.base import BaseClient
-from txnbuffer.client.changes import ChangeStream
-from txnbuffer.client.closing import close_all, to_the_end
-from txnbuffer.client.cursors import DurableCursors, Hold
-from txnbuffer.client.handling import BatchHandler, Handler, OnError, Processed, Task
-from txnbuffer.client.ordinary import OrdinarySends
-from txnbuffer.client.outbox import Rows
-from txnbuffer.client.processing import Source, process
-from txnbuffer.client.read_topics import Start
-from txnbuffer.client.rows import (
+from txnbuffer.client.cursors import CursorLease, DurableCursors
+from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
+from txnbuffer.client.lifecycle import close_all, to_the_end
+from txnbuffer.client.links import AdminClients, StreamDial
+from txnbuffer.client.outbox import (
     Batching,
     EventTime,
     Key,
     Properties,
+    SendColumns,
     check_size,
     deletion,
     many_rows,
     one_row,
     pieces,
 )
+from txnbuffer.client.processing import GroupSource, process
+from txnbuffer.client.routing import Start
 from txnbuffer.client.serializers import Serializer, Serializers
-from txnbuffer.client.session import Session
-from txnbuffer.client.shard_streams import ShardStreams
-from txnbuffer.client.stream_link import StreamDial
-from txnbuffer.client.streaming import Streaming
+from txnbuffer.client.session import ClientSession
+from txnbuffer.client.stream_connection import ShardStreams, StreamSession
+from txnbuffer.client.streams import ChangeStream
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
+from txnbuffer.client.writers import PlainSends
 from txnbuffer.coordinator.messages import Joined
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.streams.token import ResumeToken
@@ -54,18 +52,18 @@ class Client(BaseClient):
 
     def __init__(
         self,
-        session: Session,
+        session: ClientSession,
         broker: Callable[[], Broker],
         serializers: Serializers | None,
-        ordinary: OrdinarySends | None = None,
+        ordinary: PlainSends | None = None,
     ) -> None:
         """Make a client as BaseClient; `connect` sets what else it needs."""
         super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
         self.dial_streams: StreamDial | None = None
-        self.questions = Questions((), 0.0)
+        self.questions = AdminClients((), 0.0)
         self.shard_streams: ShardStreams | None = None  # where there are several shards
-        self._streaming: Streaming | None = None
+        self._streaming: StreamSession | None = None
 
     async def close(self) -> None:
         """End the session and all change streams; transactions that are open abort. A cancel waits for that."""
@@ -189,8 +187,8 @@ class Client(BaseClient):
         `dead_letter(topic)`. It may also be called again for the records before that one. Ends when cancelled, or
         without a record for `idle_timeout` seconds. Raises TopicNotFound.
         """
-        task = Task(handler, None, on_error, retries)
-        return await process(self, Source(source, group, start, batch, idle_timeout), task)
+        task = HandlerTask(handler, None, on_error, retries)
+        return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
 
     async def process_batches(
         self,
@@ -208,8 +206,8 @@ class Client(BaseClient):
 
         Where it fails on several they are halved until the one is found that it fails on.
         """
-        task = Task(None, handler, on_error, retries)
-        return await process(self, Source(source, group, start, batch, idle_timeout), task)
+        task = HandlerTask(None, handler, on_error, retries)
+        return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
 
     def stream(
         self,
@@ -229,7 +227,7 @@ class Client(BaseClient):
         UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
-        hold = None if cursor is None else Hold(self.cursors, topic, cursor)
+        hold = None if cursor is None else CursorLease(self.cursors, topic, cursor)
         return ChangeStream(self._streams(topic), topic, from_, to, store, hold)
 
     @property
@@ -240,7 +238,7 @@ class Client(BaseClient):
     async def forget_group(self, group: str, topic: str | None = None) -> None:
         """Let a group without members begin anew on a topic and its partitions, or on all. Raises InvalidRequest."""
         question = {"group": check_name(group, "a group"), "topic": topic}
-        await self.questions.ask(group, "ForgetGroup", question, self.questions.patience)
+        await self.questions.ask(group, "ForgetGroup", question, self.questions.max_unavailable)
 
     async def join(self, group: str) -> Joined:
         """Begin a new generation of a consumer group without members; those that it had join it anew."""
@@ -248,7 +246,7 @@ class Client(BaseClient):
         return joined
 
     async def _send(
-        self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
+        self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
         core = self.session.core
         self.check()
@@ -267,11 +265,11 @@ class Client(BaseClient):
             await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))
 
-    def _streams(self, topic: str) -> Streaming:
+    def _streams(self, topic: str) -> StreamSession:
         if self.shard_streams is not None:
             return self.shard_streams.of(topic)
         if self._streaming is None:
             if self.dial_streams is None:
                 raise InvalidRequest("this client was made without a way to change streams: use connect")
-            self._streaming = Streaming(self.dial_streams, self.session.patience)
+            self._streaming = StreamSession(self.dial_streams, self.session.max_unavailable)
         return self._streaming

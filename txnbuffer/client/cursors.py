@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import time
 
-from txnbuffer.client.admin_link import Questions
-from txnbuffer.errors import Error
-from txnbuffer.streams.errors import ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
+from txnbuffer.client.links import AdminClients
+from txnbuffer.errors import Error, ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
 from txnbuffer.streams.token import ResumeToken
 
 REST = 1.0
@@ -24,7 +23,7 @@ At = int | str | ResumeToken
 class DurableCursors:
     """Cursors of topics, by name; made by `Client.cursors`."""
 
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: AdminClients) -> None:
         self._questions = questions
 
     async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
@@ -49,11 +48,11 @@ class DurableCursors:
     async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
         place = at if isinstance(at, int) else str(at)
         question = {"topic": topic, "cursor": cursor, "at": place}
-        answer = await self._questions.ask(topic, method, question, self._questions.patience)
+        answer = await self._questions.ask(topic, method, question, self._questions.max_unavailable)
         return int(answer["seqno"])
 
 
-class Hold:
+class CursorLease:
     """The cursor of a reader, which follows it; one of that name is made if the topic has none."""
 
     def __init__(self, cursors: DurableCursors, topic: str, name: str) -> None:

@@ -2,7 +2,7 @@
 
 A `DirectLink` stands around the link to the service. It takes the sends out of the frames that go out,
 appends them, and says to the session's core what a service would have said of them: what is settled, what
-failed, how much may be under way. The `Carrier` outlives the links: a send that is under way when a link is
+failed, how much may be under way. The `SendRouter` outlives the links: a send that is under way when a link is
 lost and comes again over the next one is not appended a second time.
 """
 
@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
-from txnbuffer.client.link import Link
+from txnbuffer.client.links import Link
 from txnbuffer.client.writers import Writers
 from txnbuffer.errors import Error
-from txnbuffer.frames import ClientFrame, Failure, Send, ServerFrame
+from txnbuffer.rpc.frames import ClientFrame, Failure, Send, ServerFrame
 
 CREDITS = 8 * 1024 * 1024
 """Bytes of transactions that may be unacknowledged."""
@@ -24,7 +24,7 @@ CREDITS = 8 * 1024 * 1024
 NOTHING = ClientFrame()
 
 
-class Carried:
+class RoutedSend:
     """A send in the writers: the link that took it last, and its number there."""
 
     __slots__ = ("done", "error", "link", "number", "send")
@@ -37,13 +37,13 @@ class Carried:
         self.error: Error | None = None
 
 
-class Carrier:
+class SendRouter:
     """Carries the sends of a session, whatever link they came over. `max_message_bytes`: the cluster's limit."""
 
     def __init__(self, writers: Writers, max_message_bytes: int) -> None:
         self.max_message_bytes = max_message_bytes
         self._writers = writers
-        self._carried: dict[int, Carried] = {}
+        self._carried: dict[int, RoutedSend] = {}
 
     def over(self, link: Link) -> DirectLink:
         """A link of this session to its service."""
@@ -57,19 +57,19 @@ class Carrier:
                 # A session sends first what it sends again; what did not come by now was given up.
                 link.resumes = False
                 self._carried = {key: known for key, known in self._carried.items() if known.link is link}
-            carried = self._carried[id(send)] = Carried(send, link, number)
+            carried = self._carried[id(send)] = RoutedSend(send, link, number)
             self._writers.append(send.topic, send.batch, partial(self._settled, carried))
             return
         carried.link, carried.number = link, number
         if carried.done:
             link.settled(carried)
 
-    def forget(self, carried: Carried) -> None:
+    def forget(self, carried: RoutedSend) -> None:
         """The session knows how it ended."""
         if self._carried.get(id(carried.send)) is carried:
             del self._carried[id(carried.send)]
 
-    def _settled(self, carried: Carried, error: Error | None) -> None:
+    def _settled(self, carried: RoutedSend, error: Error | None) -> None:
         carried.done, carried.error = True, error
         carried.link.settled(carried)
 
@@ -77,12 +77,12 @@ class Carrier:
 class DirectLink:
     """`resumes`: nothing came over it yet that was not sent before."""
 
-    def __init__(self, link: Link, carrier: Carrier) -> None:
+    def __init__(self, link: Link, carrier: SendRouter) -> None:
         self.resumes = True
         self._link = link
         self._carrier = carrier
         self._number = 0
-        self._settled: list[Carried] = []
+        self._settled: list[RoutedSend] = []
         self._frames: deque[ServerFrame] = deque()
         self._ended = False
         self._gone: Exception | None = None
@@ -120,7 +120,7 @@ class DirectLink:
         await asyncio.wait([self._pump])
         await self._link.close()
 
-    def settled(self, carried: Carried) -> None:
+    def settled(self, carried: RoutedSend) -> None:
         """A send is durable, or failed."""
         self._settled.append(carried)
         self._something.set()

@@ -18,18 +18,18 @@ from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, Reader
 from broker_io.position import NO_INDEX, Int64s
 from snapshots.errors import SnapshotMissing
-from snapshots.layout import reaches
+from snapshots.records import reaches
 from txnbuffer.buffer import reader_floor
 from txnbuffer.buffer.visibility import visible_counts, visible_mask
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.columns import any_transactional
-from txnbuffer.errors import ProtocolStopped, TailStalled, UndecodableRecordSet
+from txnbuffer.errors import ProtocolStopped, ReplayStalled, UndecodableRecordSet
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.recordset import expand, rows_within
-from txnbuffer.recovery.loading import load
-from txnbuffer.recovery.losing import LOST
+from txnbuffer.recovery.load import load
+from txnbuffer.recovery.restore import LOST
 
-PATIENCE = 10.0
+MAX_WAIT = 10.0
 """Seconds in which a message that was read before must be read again."""
 
 ATTEMPTS = 5
@@ -39,7 +39,7 @@ HOLD_BYTES = 64 * 1024 * 1024
 """Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
 
 
-class Beginning(NamedTuple):
+class StartPoint(NamedTuple):
     """The first record wanted: at or behind `position`, published at or after `not_before` (milliseconds)."""
 
     position: Position
@@ -60,7 +60,7 @@ class Beginning(NamedTuple):
         return first
 
 
-class Follower(Protocol):
+class TopicFollower(Protocol):
     """One topic of a reader."""
 
     topic: str
@@ -89,7 +89,7 @@ class Follower(Protocol):
 class CommittedFollower:
     """Hands out what committed, in log order, each record with its seqno."""
 
-    def __init__(self, broker: Broker, topic: str, beginning: Beginning) -> None:
+    def __init__(self, broker: Broker, topic: str, beginning: StartPoint) -> None:
         self.topic = topic
         self._broker = broker
         self._beginning = beginning
@@ -226,7 +226,7 @@ class CommittedFollower:
         wanted = slice(self._beginning.first_of(visible), None)
         if len(visible) > wanted.start:
             self._rest = visible.take(wanted), None if seqnos is None else seqnos[wanted]
-            self._beginning = Beginning(EARLIEST)
+            self._beginning = StartPoint(EARLIEST)
 
     def _visible(self, decided: PlacedBatch) -> PlacedBatch:
         """The visible records, up to a record set that can't be unpacked: that one stops the topic."""
@@ -249,9 +249,9 @@ class CommittedFollower:
         seqno, at = loaded.anchor(Position(self._at.ledger, self._at.entry + 1))
         with self._broker.reader(self.topic, at, inclusive=False) as reader:
             while seqno is not None and at < self._at and not reaches(at, self._at):
-                placed = reader.read(timeout=PATIENCE)
+                placed = reader.read(timeout=MAX_WAIT)
                 if placed is None:
-                    raise TailStalled(
+                    raise ReplayStalled(
                         f"topic {self.topic!r}: nothing comes behind {at}, but {self._at} was read: try again"
                     )
                 passed = placed.take(slice(placed.positions.search(self._at, right=True)))
@@ -312,7 +312,7 @@ class CommittedFollower:
         target = self._buffer.applied
         with self._broker.reader(self.topic, loaded.resume, inclusive=False) as reader:
             while not reaches(loaded.buffer.applied, target):
-                placed = reader.read(timeout=PATIENCE)
+                placed = reader.read(timeout=MAX_WAIT)
                 if placed is None or target is None:
                     return
                 loaded.buffer.apply_batch(placed.take(slice(placed.positions.search(target, right=True))))

@@ -4,36 +4,96 @@ A handler that fails is called again, `retries` times, each time after a longer 
 still fails it gets what stands before the record that it fails on, which commits, and the record is skipped or put
 aside, which commits with the group's position too; or all ends there. A handler of batches does not tell which record
 it fails on, so the batch is halved until that is known. One that takes too long for a record alone has failed as well.
+
+What becomes of a record that a group's handler fails on, where such records are put aside: a dead letter.
+
+It has the record's key, value, properties and event time, and says in properties of its own where the record stood and
+why it is here. A transaction's record has at most 997 properties, and records of others may have any number: of one
+that has too many, those which come last by name stand in one property, as a JSON object.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from txnbuffer.checks import check_awaitable
 from txnbuffer.client.base import BaseClient
-from txnbuffer.client.dead_letters import DeadLetter, letter_of
-from txnbuffer.client.membership import Membership
-from txnbuffer.client.pace import BLOCKED, LEAST_CALLS, Pace, Turns
+from txnbuffer.client.membership import BLOCKED, LEAST_CALLS, AdaptiveBatch, LoopStalls, Membership
+from txnbuffer.client.outbox import SendColumns, many_rows
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.coordinator.messages import ConsumerPosition, Share
+from txnbuffer.coordinator.messages import ConsumerPosition, PartitionAssignment
 from txnbuffer.errors import (
     CallerError,
     Error,
     Fenced,
     HandlerTooSlow,
+    InvalidHandler,
     OutcomeUnknown,
     StaleGeneration,
     TransactionAborted,
-    UnfitHandler,
 )
 from txnbuffer.model import Outcome, Position
+
+PACKED = "dead_letter_properties"
+MAX_PROPERTIES, KEPT_PROPERTIES = 950, 900
+"""Properties of a record that stay as they are; where it has more fewer do, so that a letter of its letter has room."""
+ERROR_LENGTH = 1000
+"""Characters of an error that a dead letter tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Records that the handler fails on go to this topic."""
+
+    topic: str
+
+
+def dead_letter(topic: str) -> DeadLetter:
+    """For `on_error`: put records that the handler fails on into a topic, and go on.
+
+    Each keeps its key, value, properties and event time, and gets the properties `dead_letter_topic`,
+    `dead_letter_position`, `dead_letter_group`, `dead_letter_attempts` and `dead_letter_error`. Of a record with more
+    than 950 properties some stand in `dead_letter_properties`, as a JSON object.
+    """
+    return DeadLetter(topic)
+
+
+def letter_of(record: Record, group: str, attempts: int, error: Exception) -> SendColumns:
+    """The dead letter of a record, after so many calls of the handler, the last of which raised `error`."""
+    row = {
+        **_bounded(record.properties),
+        "dead_letter_topic": record.topic,
+        "dead_letter_position": str(record.position),
+        "dead_letter_group": group,
+        "dead_letter_attempts": str(attempts),
+        "dead_letter_error": _told(error),
+    }
+    rows = many_rows([record.value or b""], [record.key], [record.event_time], [row], None)
+    return rows._replace(values=(None,)) if record.value is None else rows
+
+
+def _bounded(properties: Mapping[str, str]) -> Mapping[str, str]:
+    if len(properties) <= MAX_PROPERTIES:
+        return properties
+    kept = {name: properties[name] for name in sorted(properties.keys() - {PACKED})[:KEPT_PROPERTIES]}
+    packed = {name: properties[name] for name in sorted(properties.keys() - kept.keys())}
+    return kept | {PACKED: json.dumps(packed, separators=(",", ":"), ensure_ascii=False)}
+
+
+def _told(error: Exception) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__}, which can't be told as text"
+    return text[:ERROR_LENGTH].encode(errors="replace").decode()
+
 
 Handler: TypeAlias = Callable[[Transaction, Record], Awaitable[None]]
 BatchHandler: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[None]]
@@ -48,7 +108,7 @@ FIRST_RETRY = 0.1
 LONGEST_RETRY = 10.0
 AWAY = 1.0
 """Seconds that a commit may take: more than that, and than its handler, are time that its transaction had to wait."""
-TOLD, MOST = 3, 20
+ABORTS_LOGGED, MAX_ABORTS = 3, 20
 """Aborts in a row from which on they are told in the log, and at which that is the end: after two minutes."""
 LONG = 60.0
 """Seconds of one call of the handler after which that is told in the log."""
@@ -71,7 +131,7 @@ class Processed:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class HandlerTask:
     """What to do with each record, or with each batch if that is `batch_handler`, and where it fails."""
 
     handler: Handler | None
@@ -89,18 +149,18 @@ class _Failed(Exception):
         self.error = error
 
 
-class Handling:
+class HandlerRunner:
     """`turn`: the handler is called for one partition at a time, while others commit."""
 
     def __init__(
         self,
         client: BaseClient,
         member: Membership,
-        share: Share,
-        task: Task,
+        share: PartitionAssignment,
+        task: HandlerTask,
         done: Processed,
         turn: asyncio.Lock,
-        pace: Pace,
+        pace: AdaptiveBatch,
     ) -> None:
         self.end = share.end
         """The last position that the group has consumed."""
@@ -162,7 +222,7 @@ class Handling:
         txn = Transaction(self._client, group=group)
         began = self._last_at = done = clock()
         self._tried = len(records)
-        turns = Turns()
+        turns = LoopStalls()
         try:
             async with AsyncExitStack() as turn:
                 await turn.enter_async_context(self._turn)
@@ -217,7 +277,7 @@ class Handling:
                         self._tried = index + 1
                         return index + 1
                     self._last_at = now
-        except UnfitHandler:
+        except InvalidHandler:
             raise
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is None or task.cancelling():
@@ -266,9 +326,9 @@ class Handling:
     async def _pause(self, aborted: TransactionAborted) -> None:
         """Before what was aborted is done again, for a reason that is none of the handler's. Raises it at last."""
         self._aborts += 1
-        if self._aborts >= MOST:
+        if self._aborts >= MAX_ABORTS:
             raise aborted
-        if self._aborts >= TOLD:
+        if self._aborts >= ABORTS_LOGGED:
             LOG.warning("group %r does %r again: %s", self._member.group, self._share.partition, aborted)
         await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))
 

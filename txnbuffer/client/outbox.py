@@ -1,18 +1,28 @@
-"""Records on their way: collected in columns a topic, over many transactions, until a frame takes them."""
+"""Records on their way: collected in columns a topic, over many transactions, until a frame takes them.
+
+Records that come as columns already: checked and cut into sends without a step per record.
+
+What applications send, checked and brought into columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from broker_io.batch import Batch, Blobs, Labels, Numbers, PropertyColumn, property_column
+from broker_io.errors import InvalidMessage, MessageTooLarge
+from txnbuffer.client.serializers import Serializer
 from txnbuffer.errors import Error
-from txnbuffer.frames import SEND_BYTES, Send
 from txnbuffer.model import PROTOCOL_VERSION, TxnId
-from txnbuffer.protocol import SEQ, TXN, VERSION
-from txnbuffer.recordset import Stretch, pack_all
+from txnbuffer.protocol import SEQ, TXN, VERSION, transactional
+from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, BatchSlice, pack_all
+from txnbuffer.rpc.frames import SEND_BYTES, Send
 
 ROW_BYTES = 64
 """What a record costs in memory besides its bytes, about."""
@@ -27,7 +37,7 @@ Waiter = Any
 """Whatever the caller wants back with a result."""
 
 
-class Rows(NamedTuple):
+class SendColumns(NamedTuple):
     """Records for one topic as columns of one length; `properties` and `times` are None where no record has any.
 
     `values` None: the key is deleted. `size` in bytes: keys, values and properties. `set_bytes`: they go into record
@@ -42,7 +52,7 @@ class Rows(NamedTuple):
     set_bytes: int = 0
 
 
-def weight(rows: Rows) -> int:
+def weight(rows: SendColumns) -> int:
     """About the bytes that rows hold in memory."""
     return rows.size + ROW_BYTES * len(rows.values)
 
@@ -89,18 +99,18 @@ class OpenTransaction:
         self.then: Any = None
 
 
-class Run(NamedTuple):
+class TransactionRun(NamedTuple):
     """Records that follow one another and are of one transaction."""
 
     transaction: OpenTransaction
     records: int
 
 
-class Flight(NamedTuple):
+class SendInFlight(NamedTuple):
     """A send, and who is to hear of it: transactions, or the waiters of ordinary sends."""
 
     send: Send
-    runs: list[Run]
+    runs: list[TransactionRun]
     waiters: list[Waiter]
     size: int
 
@@ -133,7 +143,7 @@ class Outbox:
         self._properties: list[Mapping[str, str] | None] | None = None
         self._times: list[int] | None = None
         self._names: set[str] = set()
-        self._runs: list[Run] = []
+        self._runs: list[TransactionRun] = []
         self._seqs: list[int] = []
         self._waiters: list[Waiter] = []
         self._set_bytes = 0
@@ -143,7 +153,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._values)
 
-    def add(self, rows: Rows, transaction: OpenTransaction | None, waiter: Waiter) -> None:
+    def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
         """Records of a transaction, or ordinary ones with somebody who waits for them."""
         before, count = len(self._values), len(rows.values)
         self._set_bytes = rows.set_bytes
@@ -153,7 +163,7 @@ class Outbox:
             seq = transaction.counts.get(self._topic, 0) + 1
             transaction.counts[self._topic] = seq + count - 1
             transaction.pending += count
-            self._runs.append(Run(transaction, count))
+            self._runs.append(TransactionRun(transaction, count))
             if count == 1:
                 self._seqs.append(seq)
             else:
@@ -168,7 +178,7 @@ class Outbox:
             times += [0] * count if rows.times is None else rows.times
         self.size = self._weight + width(len(self._names), len(self._values))
 
-    def fits(self, rows: Rows) -> bool:
+    def fits(self, rows: SendColumns) -> bool:
         """Whether the records can go into the same send as those before."""
         if not self._values:
             return True
@@ -178,7 +188,7 @@ class Outbox:
         size = self._weight + weight(rows) + width(len(names), len(self._values) + len(rows.values))
         return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
 
-    def take(self) -> Flight:
+    def take(self) -> SendInFlight:
         """All records, as one send."""
         properties: dict[str, PropertyColumn] = {}
         if self._properties is not None:
@@ -191,7 +201,7 @@ class Outbox:
         batch = Batch(keys, Blobs.of(self._values), properties, times)
         if self._set_bytes:
             batch = self._packed(batch)
-        flight = Flight(Send(self._topic, batch), self._runs, self._waiters, self.size)
+        flight = SendInFlight(Send(self._topic, batch), self._runs, self._waiters, self.size)
         self._clear()
         return flight
 
@@ -212,7 +222,7 @@ class Outbox:
     def _packed(self, records: Batch) -> Batch:
         """The records in record sets: those of a transaction together, whatever was sent between them."""
         if not self._runs:
-            return pack_all(records, [Stretch(None, 1, len(records))], self._set_bytes)
+            return pack_all(records, [BatchSlice(None, 1, len(records))], self._set_bytes)
         rows: dict[OpenTransaction, list[int]] = {}
         at = 0
         for transaction, count in self._runs:
@@ -220,7 +230,7 @@ class Outbox:
             at += count
         if 1 < len(rows) < len(self._runs):
             records = records.take(np.array([row for chosen in rows.values() for row in chosen], np.intp))
-        stretches = [Stretch(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
+        stretches = [BatchSlice(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
         return pack_all(records, stretches, self._set_bytes)
 
     def _transaction_columns(self) -> dict[str, PropertyColumn]:
@@ -234,3 +244,229 @@ class Outbox:
             TXN: Labels(column, tuple(seen)),
             SEQ: Numbers(np.array(self._seqs, np.int64)),
         }
+
+
+Key: TypeAlias = "bytes | str | None"
+Properties: TypeAlias = "Mapping[str, str] | None"
+EventTime: TypeAlias = "int | datetime | None"
+
+Batching: TypeAlias = Literal["messages", "records"]
+"""What a record becomes on a cluster: a message, or a member of a record set, which is one message of many."""
+BATCHINGS = ("messages", "records")
+
+PROPERTY_BYTES = 80
+"""The most that the properties which make a record part of a transaction add to it."""
+RESERVED = "tb."
+ORDERING_KEY = "ordering_key"
+"""The property under which an ordering key is kept."""
+
+
+def one_row(
+    value: Any,
+    key: Key,
+    ordering_key: str | None,
+    event_time: EventTime,
+    properties: Properties,
+    serializer: Serializer | None,
+) -> SendColumns:
+    """One record. Raises InvalidMessage, or what the serializer raises."""
+    data = value if type(value) is bytes else value_bytes(value, serializer)
+    key = key if key is None or type(key) is bytes else key_bytes(key)
+    size = len(data) + (0 if key is None else len(key))
+    if properties is None and ordering_key is None and event_time is None:
+        return SendColumns((key,), (data,), None, None, size)
+    row = checked_properties(properties, ordering_key)
+    size += _text_bytes(row)
+    times = None if event_time is None else (milliseconds(event_time),)
+    return SendColumns((key,), (data,), (row,) if row else None, times, size)
+
+
+def deletion(key: Key) -> SendColumns:
+    """The record that deletes a key."""
+    data = key_bytes(key)
+    if data is None:
+        raise InvalidMessage("a deletion needs the key that it deletes")
+    return SendColumns((data,), (None,), None, None, len(data))
+
+
+def many_rows(
+    values: Sequence[Any],
+    keys: Sequence[Key] | None,
+    event_times: Sequence[EventTime] | None,
+    properties: Sequence[Properties] | None,
+    serializer: Serializer | None,
+) -> SendColumns:
+    """Records as columns of one length. Raises InvalidMessage."""
+    count = _check_column("values", values)
+    for name, column in (("keys", keys), ("event_times", event_times), ("properties", properties)):
+        if column is not None and _check_column(name, column) != count:
+            raise InvalidMessage(f"{name} has {len(column)} rows for {count} values")
+    data = [value if type(value) is bytes else value_bytes(value, serializer) for value in values]
+    size = sum(map(len, data))
+    all_keys: list[bytes | None] = [None] * count
+    if keys is not None:
+        all_keys = [key if type(key) is bytes else key_bytes(key) for key in keys]
+        size += sum(len(key) for key in all_keys if key is not None)
+    rows = None if properties is None else [checked_properties(row, None) for row in properties]
+    size += sum(map(_text_bytes, rows or ()))
+    times = None if event_times is None else [0 if time is None else milliseconds(time) for time in event_times]
+    return SendColumns(all_keys, data, rows, times, size)
+
+
+def _check_column(name: str, column: Any) -> int:
+    """The length of a column. Raises InvalidMessage for what is none: a text would pass for one of its characters."""
+    if isinstance(column, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(column, Collection):
+        raise InvalidMessage(f"{name} is a list with an item for each record, not {type(column).__name__}")
+    return len(column)
+
+
+def pieces(rows: SendColumns, records: int = sys.maxsize) -> Iterator[SendColumns]:
+    """The rows in pieces that fit into a send each, of at most so many records."""
+    count = len(rows.values)
+    names = set[str]().union(*filter(None, rows.properties or ()))
+    if count <= records and len(names) <= MAX_PROPERTIES and weight(rows) + width(len(names), count) <= SEND_BYTES:
+        yield rows
+        return
+    start, size, names = 0, 0, set()
+    for row in range(count):
+        one, named = _bytes_of(rows, row) + ROW_BYTES, names.union(_row(rows, row))
+        fits = size + one + width(len(named), row - start + 1) <= SEND_BYTES and len(named) <= MAX_PROPERTIES
+        if row > start and (not fits or row - start == records):
+            yield _part(rows, start, row, size)
+            start, size, named = row, 0, set(_row(rows, row))
+        size, names = size + one, named
+    yield _part(rows, start, count, size)
+
+
+def _part(rows: SendColumns, start: int, end: int, size: int) -> SendColumns:
+    which = slice(start, end)
+    properties = None if rows.properties is None else rows.properties[which]
+    times = None if rows.times is None else rows.times[which]
+    size -= ROW_BYTES * (end - start)
+    return SendColumns(rows.keys[which], rows.values[which], properties, times, size, rows.set_bytes)
+
+
+def _bytes_of(rows: SendColumns, index: int) -> int:
+    size = len(rows.values[index] or b"") + len(rows.keys[index] or b"")
+    return size + _text_bytes(_row(rows, index))
+
+
+def _text_bytes(properties: Mapping[str, str]) -> int:
+    """Bytes of names and texts."""
+    size = 0
+    for name, text in properties.items():
+        size += len(name) if name.isascii() else len(name.encode())
+        size += len(text) if text.isascii() else len(text.encode())
+    return size
+
+
+def pick(rows: SendColumns, which: Sequence[int]) -> SendColumns:
+    """The rows of these numbers."""
+    keys, values = [rows.keys[row] for row in which], [rows.values[row] for row in which]
+    properties = None if rows.properties is None else [rows.properties[row] for row in which]
+    times = None if rows.times is None else [rows.times[row] for row in which]
+    size = sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys)))
+    size += sum(_text_bytes(row) for row in properties or () if row)
+    return SendColumns(keys, values, properties, times, size, rows.set_bytes)
+
+
+def check_size(rows: SendColumns, limit: int, extra: int = 0) -> None:
+    """Raises MessageTooLarge for a record that with `extra` bytes is above the limit; 0 is not known yet."""
+    if rows.set_bytes:
+        extra += SET_ROOM + PROPERTY_ROOM * max(map(len, filter(None, rows.properties or ())), default=0)
+    if not limit or rows.size + extra <= limit:
+        return
+    for index in range(len(rows.values)):
+        size = _bytes_of(rows, index)
+        if size + extra > limit:
+            raise MessageTooLarge(f"a record of {size} bytes is over the limit of {limit - extra}: split it")
+
+
+def _row(rows: SendColumns, index: int) -> Mapping[str, str]:
+    return {} if rows.properties is None else rows.properties[index] or {}
+
+
+def value_bytes(value: Any, serializer: Serializer | None) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if serializer is not None and value is not None:
+        return serializer.dumps(value)
+    if isinstance(value, str):
+        return utf8(value, "a value")
+    hint = "to delete a key call delete" if value is None else "give a serializer to connect"
+    raise InvalidMessage(f"a value is bytes or text, not {type(value).__name__}: {hint}")
+
+
+def key_bytes(key: Key) -> bytes | None:
+    if key is None or isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return utf8(key, "a key")
+    raise InvalidMessage(f"a key is bytes or text, not {type(key).__name__}")
+
+
+def checked_properties(properties: Properties, ordering_key: str | None) -> dict[str, str]:
+    if not isinstance(properties, (Mapping, NoneType)):
+        raise InvalidMessage(f"the properties of a record are a mapping of texts, not {type(properties).__name__}")
+    row = dict(properties or {})
+    if ordering_key is not None:
+        row[ORDERING_KEY] = ordering_key
+    for name, text in row.items():
+        if not (isinstance(name, str) and isinstance(text, str)):
+            raise InvalidMessage(f"property {name!r} is {text!r}: names and values of properties are texts")
+        utf8(name + text, "a property")
+        if name.startswith(RESERVED):
+            raise InvalidMessage(f"property {name!r} is under {RESERVED!r}, which is the log's own: use another name")
+    return row
+
+
+def utf8(text: str, what: str) -> bytes:
+    """Raises InvalidMessage for half a surrogate pair, the one thing that no UTF-8 can say."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{what} can't be written as UTF-8: {error}") from None
+
+
+def milliseconds(time: int | datetime) -> int:
+    """Since 1970. Raises InvalidMessage for a time without a zone: it would mean another one elsewhere."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise InvalidMessage(f"event time {time} has no time zone: give one, such as datetime.UTC")
+        time = round(time.timestamp() * 1000)
+    if type(time) is not int or not 0 <= time < 2**63:
+        raise InvalidMessage(f"an event time is a datetime, or milliseconds since 1970, not {time!r}")
+    return time
+
+
+def check_batch(records: Batch, limit: int, *, in_sets: bool) -> None:
+    """Raises MessageTooLarge for a record that is above the limit of a message; 0 is not known yet."""
+    extra = PROPERTY_BYTES + (SET_ROOM + PROPERTY_ROOM * len(records.properties) if in_sets else 0)
+    largest = int(records.sizes().max(initial=0))
+    if limit and largest + extra > limit:
+        raise MessageTooLarge(f"a record of {largest} bytes is over the limit of {limit - extra}: split it")
+
+
+def split(records: Batch) -> Iterator[Batch]:
+    """The records in pieces that fit into a send each."""
+    ends = np.cumsum(records.sizes() + ROW_BYTES + CELL_BYTES * len(records.properties))
+    start = 0
+    while start < len(records):
+        base = 0 if start == 0 else int(ends[start - 1])
+        stop = max(int(np.searchsorted(ends, base + SEND_BYTES, side="right")), start + 1)
+        yield records if stop - start == len(records) else records.take(slice(start, stop))
+        start = stop
+
+
+def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
+    """A send of records of a transaction, the next ones that it has there; `set_bytes` as in Rows."""
+    count = len(records)
+    first = transaction.counts.get(topic, 0) + 1
+    transaction.counts[topic] = first + count - 1
+    transaction.pending += count
+    size = int(records.sizes().sum()) + ROW_BYTES * count + width(len(records.properties), count)
+    if set_bytes:
+        messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
+    else:
+        messages = transactional(records, transaction.txn, first)
+    return SendInFlight(Send(topic, messages), [TransactionRun(transaction, count)], [], size)

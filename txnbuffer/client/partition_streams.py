@@ -8,9 +8,9 @@ from typing import Literal, Self
 
 from broker_io.partitions import partition_name
 from broker_io.port import PartitionedBroker
-from txnbuffer.client.changes import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.client import Client
-from txnbuffer.client.closing import ClosedOnExit
+from txnbuffer.client.lifecycle import ClosedOnExit
+from txnbuffer.client.streams import ChangeBatch, ChangeStream, Rollback
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.streams.token import ResumeToken

@@ -20,12 +20,10 @@ from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
 from txnbuffer.checks import check_callable, check_topics
 from txnbuffer.client.base import BaseClient
-from txnbuffer.client.dead_letters import DeadLetter
-from txnbuffer.client.handling import PAUSE, Handling, OnError, Processed, Task
-from txnbuffer.client.membership import Membership
-from txnbuffer.client.pace import Pace
-from txnbuffer.client.read_topics import Start
-from txnbuffer.coordinator.messages import Share
+from txnbuffer.client.handling import PAUSE, DeadLetter, HandlerRunner, HandlerTask, OnError, Processed
+from txnbuffer.client.membership import AdaptiveBatch, Membership
+from txnbuffer.client.routing import Start
+from txnbuffer.coordinator.messages import PartitionAssignment
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import EARLIEST, Position
 
@@ -33,7 +31,7 @@ WAIT = 1.0
 """Seconds of one wait for records."""
 
 
-class Source(NamedTuple):
+class GroupSource(NamedTuple):
     """What is read: topics, for a group, which begins at `start` on those that it never was on.
 
     `batch` records at most are handled in a transaction; nothing for `idle_timeout` seconds is the end.
@@ -46,7 +44,7 @@ class Source(NamedTuple):
     idle_timeout: float | None = None
 
 
-async def process(client: BaseClient, source: Source, task: Task) -> Processed:
+async def process(client: BaseClient, source: GroupSource, task: HandlerTask) -> Processed:
     """Be a member of the group and handle what it holds, until cancelled or idle. Raises what a handler does."""
     topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
@@ -60,7 +58,7 @@ async def process(client: BaseClient, source: Source, task: Task) -> Processed:
     return work.done
 
 
-def _check(source: Source, task: Task) -> Sequence[str]:
+def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
     """The topics. Raises InvalidRequest, InvalidTopicName of what can't be done."""
     if type(task.retries) is not int or task.retries < 0:
         raise InvalidRequest(f"retries is a number from 0 on, not {task.retries!r}")
@@ -107,7 +105,7 @@ class _Process:
     """One task reads and handles each partition that is held."""
 
     def __init__(
-        self, client: BaseClient, source: Source, topics: Sequence[str], task: Task, member: Membership
+        self, client: BaseClient, source: GroupSource, topics: Sequence[str], task: HandlerTask, member: Membership
     ) -> None:
         self.done = Processed()
         self._client = client
@@ -117,8 +115,8 @@ class _Process:
         self._member = member
         self._turn = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._followed: dict[str, Share] = {}
-        self._paces: dict[str, Pace] = {}
+        self._followed: dict[str, PartitionAssignment] = {}
+        self._paces: dict[str, AdaptiveBatch] = {}
         self._beginning: set[str] = set()
         self._busy = 0
         self._idle_since = math.inf
@@ -166,10 +164,10 @@ class _Process:
                 self._beginning.add(name)  # until its task has a turn, which may take longer than `idle_timeout`
                 self._tasks[name] = asyncio.create_task(self._follow(share))
 
-    async def _follow(self, share: Share) -> None:
+    async def _follow(self, share: PartitionAssignment) -> None:
         """Handle a partition until somebody else has it."""
-        pace = self._paces.setdefault(share.partition, Pace())
-        handling = Handling(self._client, self._member, share, self._task, self.done, self._turn, pace)
+        pace = self._paces.setdefault(share.partition, AdaptiveBatch())
+        handling = HandlerRunner(self._client, self._member, share, self._task, self.done, self._turn, pace)
         try:
             with self._working():
                 self._beginning.discard(share.partition)
@@ -200,7 +198,7 @@ class _Process:
             self._member.doubt(share)
             await asyncio.sleep(PAUSE)
 
-    def _start(self, share: Share) -> Start:
+    def _start(self, share: PartitionAssignment) -> Start:
         """Where to read on."""
         start = self._source.start
         if share.end != EARLIEST:

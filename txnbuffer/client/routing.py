@@ -3,30 +3,36 @@
 A record with a key goes where Pulsar's clients put that key. Records without one go to one partition after the other:
 all that one call hands over together go to the same, so that they stay together in batches and record sets. Topics
 may get more partitions while they are written to, and keys go to others from then on, as they do for Pulsar's clients.
+
+What a reader is asked for: topics, of which those with partitions are all their partitions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.batch import Batch, Blobs
-from broker_io.partitions import choose, partition_name
-from broker_io.port import PartitionedBroker
+from broker_io.errors import TopicNotFound
+from broker_io.partitions import choose, partition_name, partition_of
+from broker_io.port import Broker, PartitionedBroker
 from broker_io.position import Int64s
-from txnbuffer.client.outbox import Rows
-from txnbuffer.client.rows import pick
+from txnbuffer.checks import check_topics
+from txnbuffer.client.outbox import SendColumns, pick
 from txnbuffer.errors import Error, InvalidRequest
+from txnbuffer.model import Position
 
 REFRESH = 10.0
 """Seconds after which it is asked again how many partitions a topic has."""
 
 
-class Known:
+class TopicRoute:
     """What is known of a topic: `count` partitions, 0 for none; it is asked again at `until`. `turn`: for no key."""
 
     __slots__ = ("asking", "count", "turn", "until")
@@ -41,7 +47,7 @@ class Known:
 class NoRoutes:
     """Where no topic has partitions."""
 
-    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
+    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
         """Raises InvalidRequest for a `partition`."""
         _check_none(topic, partition)
         return ((topic, rows),)
@@ -63,9 +69,9 @@ class Routes:
     def __init__(self, broker: PartitionedBroker) -> None:
         self._broker = broker
         self._loop = asyncio.get_running_loop()
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, TopicRoute] = {}
 
-    async def parts(self, topic: str, rows: Rows, partition: int | None) -> Sequence[tuple[str, Rows]]:
+    async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
         """The same rows by the topics to send them to: one that has no partitions, or partitions.
 
         Raises InvalidRequest for a `partition` that there is not, and what asking the cluster raises.
@@ -100,7 +106,7 @@ class Routes:
         numbers = np.unique(chosen).tolist()
         return [(partition_name(topic, number), np.flatnonzero(chosen == number)) for number in numbers]
 
-    async def _named(self, topic: str, known: Known, partition: int) -> str:
+    async def _named(self, topic: str, known: TopicRoute, partition: int) -> str:
         if type(partition) is not int or partition < 0:
             raise InvalidRequest(f"partitions are 0, 1, 2 …, not {partition!r}")
         if partition >= known.count:
@@ -110,13 +116,13 @@ class Routes:
             raise InvalidRequest(f"topic {topic!r} has {there}: it can't take a record for partition {partition}")
         return partition_name(topic, partition)
 
-    async def _ask(self, topic: str) -> Known:
+    async def _ask(self, topic: str) -> TopicRoute:
         count = await self._loop.run_in_executor(None, self._broker.partitions, topic)
-        known = self._known.setdefault(topic, Known())
+        known = self._known.setdefault(topic, TopicRoute())
         known.count, known.until = count, self._loop.time() + REFRESH
         return known
 
-    def _ask_beside(self, topic: str, known: Known) -> None:
+    def _ask_beside(self, topic: str, known: TopicRoute) -> None:
         """Ask again while sends go on as before."""
         if known.asking is None or known.asking.done():
             known.asking = asyncio.ensure_future(self._ask_again(topic))
@@ -138,3 +144,73 @@ def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int,
     chosen = np.full(len(keys), turn, np.int64)
     chosen[places] = choose([key for key in keys if key is not None], count, broker.hashing)
     return chosen
+
+
+Start: TypeAlias = "Position | datetime | str"
+"""Where to begin: a position, a time, "beginning" or "end"."""
+
+
+class ReadTopics:
+    """`partitioned`: topics with partitions, of which more may come. Raises InvalidRequest, TopicNotFound."""
+
+    def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
+        self._broker = broker
+        self._start = start
+        self._names = check_topics(topics)
+        known = set(broker.topics())
+        self.partitioned = [name for name in self._names if name not in known and _count(broker, name)]
+        self._read = {name: name for name in self._names if name in known}
+        self._taken: set[str] = set()
+        for name in self._names:
+            if name not in known and name not in self.partitioned:
+                raise TopicNotFound(f"there is no topic {name!r} to read")
+        self._add(known)
+        if isinstance(start, Mapping):
+            unread = sorted(start.keys() - {*self._names, *self._read})
+            strange = [name for name in unread if not _is_of(name, self.partitioned)]
+            if strange:
+                raise InvalidRequest(f"a start is given for {', '.join(strange)}, which is not read")
+
+    def first(self) -> list[tuple[str, Start]]:
+        """Each topic and partition that there is, and where to begin with it."""
+        self._taken = set(self._read)
+        return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
+
+    def parts(self) -> list[tuple[str, str]]:
+        """Each topic and partition that there is, and the topic that it is of."""
+        return list(self._read.items())
+
+    def came(self) -> list[tuple[str, Start]]:
+        """The partitions that were not `taken` yet, and where to begin with them: they came since."""
+        self._add(set(self._broker.topics()))
+        new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in self._taken]
+        return [(name, "beginning" if start == "end" else start) for name, start in new]
+
+    def taken(self, name: str) -> None:
+        """A partition that came is read."""
+        self._taken.add(name)
+
+    def _add(self, known: set[str]) -> None:
+        for topic in self.partitioned:
+            names = (partition_name(topic, number) for number in range(_count(self._broker, topic)))
+            self._read |= {name: topic for name in names if name in known}
+
+    def _start_of(self, name: str, topic: str) -> Start:
+        if not isinstance(self._start, Mapping):
+            found = self._start
+        elif name in self._start:
+            return self._start[name]
+        else:
+            found = self._start.get(topic, "beginning")
+        if isinstance(found, Position) and name != topic:
+            raise InvalidRequest(f"{found} is a position in one partition of {topic!r}: give a start for each of them")
+        return found
+
+
+def _is_of(name: str, topics: Iterable[str]) -> bool:
+    partition = partition_of(name)
+    return partition is not None and partition.topic in topics
+
+
+def _count(broker: Broker, topic: str) -> int:
+    return broker.partitions(topic) if isinstance(broker, PartitionedBroker) else 0

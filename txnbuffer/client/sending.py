@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from broker_io.batch import Batch
-from txnbuffer.client.batches import flight_of
-from txnbuffer.client.outbox import Flight, OpenTransaction, Outbox, Rows, Waiter
-from txnbuffer.frames import FRAME_BYTES, Send
+from txnbuffer.client.outbox import OpenTransaction, Outbox, SendColumns, SendInFlight, Waiter, flight_of
+from txnbuffer.rpc.frames import FRAME_BYTES, Send
 
 MAX_UNDER_WAY = 3
 """Frames with sends that are not acknowledged, or sends of one topic where topics do not wait for one another: what
@@ -16,7 +15,7 @@ comes meanwhile goes together into the next one."""
 FIRST_CREDITS = 1024 * 1024
 
 
-class Topic:
+class SendTopic:
     """`registered`: transactional records may be sent; `asked`: its registration is under way.
 
     `under_way` counts sends.
@@ -31,7 +30,7 @@ class Topic:
         self.under_way = 0
         self.transactional = Outbox(name)
         self.ordinary = Outbox(name)
-        self.sealed: deque[Flight] = deque()
+        self.sealed: deque[SendInFlight] = deque()
 
     @property
     def has_transactional(self) -> bool:
@@ -43,13 +42,13 @@ class Sending:
     """`unacknowledged` counts bytes, queued ones too. `apart`: topics do not wait for one another."""
 
     def __init__(self, *, apart: bool) -> None:
-        self.topics: dict[str, Topic] = {}
+        self.topics: dict[str, SendTopic] = {}
         self.credits = FIRST_CREDITS
         self.unacknowledged = 0
         self._apart = apart
-        self._ready: dict[str, Topic] = {}
-        self._again: deque[Flight] = deque()
-        self._under_way: dict[int, Flight] = {}
+        self._ready: dict[str, SendTopic] = {}
+        self._again: deque[SendInFlight] = deque()
+        self._under_way: dict[int, SendInFlight] = {}
         self._frames: deque[int] = deque()
         self._number = 0
 
@@ -57,13 +56,13 @@ class Sending:
     def has_room(self) -> bool:
         return self.unacknowledged < self.credits
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> SendTopic:
         topic = self.topics.get(name)
         if topic is None:
-            topic = self.topics[name] = Topic(name)
+            topic = self.topics[name] = SendTopic(name)
         return topic
 
-    def add(self, topic: Topic, rows: Rows, transaction: OpenTransaction | None, waiter: Waiter) -> None:
+    def add(self, topic: SendTopic, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
         outbox = topic.ordinary if transaction is None else topic.transactional
         before = outbox.size
         if not outbox.fits(rows):
@@ -74,7 +73,7 @@ class Sending:
         if transaction is None or topic.registered:
             self._ready[topic.name] = topic
 
-    def add_batch(self, topic: Topic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
+    def add_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
         """Records as a send of their own."""
         if topic.transactional.size:
             topic.sealed.append(topic.transactional.take())
@@ -84,11 +83,11 @@ class Sending:
         if topic.registered:
             self._ready[topic.name] = topic
 
-    def registered(self, topic: Topic) -> None:
+    def registered(self, topic: SendTopic) -> None:
         topic.asked, topic.registered = False, True
         self._ready[topic.name] = topic
 
-    def not_registered(self, topic: Topic) -> list[Flight]:
+    def not_registered(self, topic: SendTopic) -> list[SendInFlight]:
         """Drop what waited for the registration of a topic."""
         topic.asked = topic.registered = False
         dropped = [flight for flight in topic.sealed if flight.runs]
@@ -114,17 +113,17 @@ class Sending:
             self._frames.append(self._number)
         return tuple(taken)
 
-    def failed(self, number: int) -> Flight | None:
+    def failed(self, number: int) -> SendInFlight | None:
         """The send of this number, if it is under way."""
         return self._under_way.get(number)
 
-    def acknowledged(self, number: int) -> list[Flight]:
+    def acknowledged(self, number: int) -> list[SendInFlight]:
         """All sends up to this number are settled."""
         while self._frames and self._frames[0] <= number:
             self._frames.popleft()
         return self.settled([one for one in self._under_way if one <= number])
 
-    def settled(self, numbers: Iterable[int]) -> list[Flight]:
+    def settled(self, numbers: Iterable[int]) -> list[SendInFlight]:
         """These sends are settled, whatever became of others."""
         flights = []
         for number in numbers:
@@ -136,7 +135,7 @@ class Sending:
             self._ready[topic.name] = topic
         return flights
 
-    def lost(self) -> list[Flight]:
+    def lost(self) -> list[SendInFlight]:
         """The connection is gone: transactional sends go again; ordinary ones, which are returned, don't."""
         unknown = [flight for flight in self._under_way.values() if not flight.runs]
         again = [flight for flight in self._under_way.values() if flight.runs]
@@ -165,7 +164,7 @@ class Sending:
         self.unacknowledged = 0
         return [waiter for flight in flights for waiter in flight.waiters] + waiters
 
-    def _next(self) -> Flight | None:
+    def _next(self) -> SendInFlight | None:
         if self._again:
             return self._again.popleft()
         while self._ready:

@@ -1,20 +1,27 @@
 """Keeps a session connected: carries frames between its core and the service, and wakes who waits.
 
 All that tasks ask for in one turn of the loop goes out in one frame.
+
+The sessions of a client: one with each shard's service that it needs, opened when it does.
+
+Most transactions begin at the shard that the client calls home; where that one is away for long, new ones begin
+elsewhere. A named producer and a consumer group have the shard of their names, wherever their topics are. Each session
+stays connected by itself, so a service that is away stops only what it has to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from snapshots.shards import ONLY, Shard, shard_of
-from txnbuffer.client import forking
-from txnbuffer.client.core import SessionCore
-from txnbuffer.client.link import Dial, Link
+from txnbuffer.client import lifecycle
+from txnbuffer.client.links import Dial, Link
+from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
-from txnbuffer.frames import ClientFrame
+from txnbuffer.rpc.frames import ClientFrame
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""
@@ -25,29 +32,29 @@ GOODBYE = 5.0
 """Seconds that a closing client waits for the service to end the connection."""
 
 
-class Session:
-    """`patience`: seconds without a connection after which whoever waits is told so. `apart` as of its core.
+class ClientSession:
+    """`max_unavailable`: seconds without a connection after which whoever waits is told so. `apart` as of its core.
 
     Where that is so records go to a cluster, which may be away while the service is there; then seconds without an
     answer or an acknowledgement count as well. `shard`: whose service it is with.
     """
 
-    def __init__(self, dial: Dial, patience: float, *, apart: bool = False, shard: Shard = ONLY) -> None:
+    def __init__(self, dial: Dial, max_unavailable: float, *, apart: bool = False, shard: Shard = ONLY) -> None:
         self.core = SessionCore(apart=apart)
         self._apart = apart
         self._seen = 0
         self._still = 0.0
-        self.forked_from = forking.generation()
+        self.forked_from = lifecycle.generation()
         self._dial = dial
         self._shard = shard
-        self.patience = patience
+        self.max_unavailable = max_unavailable
         self._news = asyncio.Event()
         self._first = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._link: Link | None = None
         self._unreachable: Error | None = None
         self._reason: Error | None = None
-        self._impatience: asyncio.TimerHandle | None = None
+        self._unavailable_timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._lost_at = 0.0
 
@@ -63,7 +70,7 @@ class Session:
         self._start(link)
         if link is None:
             self._lost_at = began
-            self._lose_patience_later(self._reason)
+            self._report_unavailable_later(self._reason)
         try:
             await self._first.wait()
         except asyncio.CancelledError:
@@ -81,7 +88,7 @@ class Session:
 
     def check(self) -> None:
         """Raises what makes any request vain: UsedAfterFork, Closed, or that no service can be reached."""
-        forking.check(self.forked_from)
+        lifecycle.check(self.forked_from)
         if self._unreachable is not None:
             raise self._unreachable
 
@@ -117,8 +124,8 @@ class Session:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._impatience is not None:
-            self._impatience.cancel()
+        if self._unavailable_timer is not None:
+            self._unavailable_timer.cancel()
         self._give_up(self._unreachable or ServiceUnavailable("the client was closed"))
 
     # Staying connected
@@ -147,7 +154,7 @@ class Session:
                 self._give_up(error)
                 return
             pause = FIRST_PAUSE if was_welcomed else min(pause * 2, LONGEST_PAUSE)
-            self._lose_patience_later(error)
+            self._report_unavailable_later(error)
             await asyncio.sleep(pause)
 
     async def _talk(self, link: Link) -> None:
@@ -206,8 +213,10 @@ class Session:
             self._seen, self._still = core.progress, 0.0
             return
         self._still += TICK
-        if self._still >= self.patience:
-            core.stop_waiting(ServiceUnavailable(self._standstill()), visible=self._still >= self.patience + VISIBLE)
+        if self._still >= self.max_unavailable:
+            core.stop_waiting(
+                ServiceUnavailable(self._standstill()), visible=self._still >= self.max_unavailable + VISIBLE
+            )
             self._deliver()
 
     def _standstill(self) -> str:
@@ -215,34 +224,35 @@ class Session:
         foreign = next((topic for topic in self.core.unregistered if not self._shard.owns(topic)), None)
         if foreign is None:
             return (
-                f"the cluster acknowledged nothing for {self.patience:g} s, nor did its service answer: are they well?"
+                f"the cluster acknowledged nothing for {self.max_unavailable:g} s, nor did its service answer: "
+                "check that both are up"
             )
         return (
-            f"topic {foreign!r} was not registered for {self.patience:g} s: the service of shard "
+            f"topic {foreign!r} was not registered for {self.max_unavailable:g} s: the service of shard "
             f"{shard_of(foreign, self._shard.of)}, which owns it, does not answer, or the cluster acknowledges nothing"
         )
 
     def _connected(self) -> None:
         self._unreachable = None
-        if self._impatience is not None:
-            self._impatience.cancel()
-            self._impatience = None
+        if self._unavailable_timer is not None:
+            self._unavailable_timer.cancel()
+            self._unavailable_timer = None
         self._first.set()
 
-    def _lose_patience_later(self, error: Error | None) -> None:
+    def _report_unavailable_later(self, error: Error | None) -> None:
         self._reason = error
-        if self._impatience is None and self._unreachable is None:
+        if self._unavailable_timer is None and self._unreachable is None:
             # The first attempt took a while too: from its beginning on there was no connection.
-            left = self._lost_at + self.patience - self._loop.time()
-            self._impatience = self._loop.call_later(max(left, 0.0), self._lose_patience)
+            left = self._lost_at + self.max_unavailable - self._loop.time()
+            self._unavailable_timer = self._loop.call_later(max(left, 0.0), self._report_unavailable)
 
-    def _lose_patience(self) -> None:
+    def _report_unavailable(self) -> None:
         of = "" if self._shard.of == 1 else f" of shard {self._shard.number}"
-        text = f"no service{of} for {self.patience:g} s: {self._reason or 'it ended the connection'}"
+        text = f"no service{of} for {self.max_unavailable:g} s: {self._reason or 'it ended the connection'}"
         self._give_up(ServiceUnavailable(text))
 
     def _give_up(self, error: Error) -> None:
-        self._impatience = None
+        self._unavailable_timer = None
         self._unreachable = error
         self.core.give_up(error)
         self._deliver()
@@ -256,3 +266,63 @@ class Session:
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+AWAY = 2.0
+"""Seconds without a connection after which transactions begin at another shard."""
+
+
+class ShardSessions:
+    """`home` is the session of shard `number` of `shards`; `make` makes that of another."""
+
+    def __init__(
+        self, home: ClientSession, number: int = 0, shards: int = 1, make: Callable[[int], ClientSession] | None = None
+    ) -> None:
+        self.shards = shards
+        self._home = number
+        self._make = make
+        self._open = {number: home}
+
+    def at(self, number: int) -> ClientSession:
+        """The session of a shard; of one that there isn't, home."""
+        found = self._open.get(number)
+        if found is None:
+            if self._make is None or number >= self.shards:
+                return self._open[self._home]
+            found = self._open[number] = self._make(number)
+        return found
+
+    def of(self, name: str) -> ClientSession:
+        """The session of a named producer, or a consumer group."""
+        return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
+
+    async def ready(self, name: str | None = None) -> ClientSession:
+        """A session by which a transaction can begin at once: that of a name, or any. Raises ServiceUnavailable."""
+        while True:
+            session = self.any() if name is None else self.of(name)
+            session.check()
+            if session.core.can_begin:
+                return session
+            with contextlib.suppress(TimeoutError):  # by then another shard may be the one
+                async with asyncio.timeout(AWAY if name is None and self.shards > 1 else None):
+                    await session.result(session.core.wait_to_begin)
+
+    async def ask(self, name: str, put: Callable[[SessionCore, asyncio.Future[Any]], None]) -> Any:
+        """What the service of a producer or a group answers to what `put` asks. Raises the error that is the answer."""
+        session = self.of(name)
+        return await session.result(lambda future: put(session.core, future))
+
+    def any(self) -> ClientSession:
+        """The session for a transaction that can begin anywhere."""
+        home = self._open[self._home]
+        if self.shards == 1 or not home.away_for(AWAY):
+            return home
+        for session in self._open.values():
+            if session.core.welcomed:
+                return session
+        others = [self.at((self._home + step) % self.shards) for step in range(1, self.shards)]
+        return next((other for other in others if not other.away_for(AWAY)), home)
+
+    async def close(self) -> None:
+        """End all."""
+        await asyncio.gather(*(session.close() for session in self._open.values()))

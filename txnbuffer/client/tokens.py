@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from txnbuffer.streams.errors import TokensFailed, UnreadableToken
+from txnbuffer.errors import TokensFailed, UnreadableToken
 
 
 class TokenStore(Protocol):

@@ -9,13 +9,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from txnbuffer.client.base import BaseClient
-from txnbuffer.client.outbox import OpenTransaction, Rows
-from txnbuffer.client.rows import (
+from txnbuffer.client.open_transactions import EndPlan
+from txnbuffer.client.outbox import (
     PROPERTY_BYTES,
     Batching,
     EventTime,
     Key,
+    OpenTransaction,
     Properties,
+    SendColumns,
     check_size,
     deletion,
     many_rows,
@@ -23,9 +25,8 @@ from txnbuffer.client.rows import (
     pieces,
 )
 from txnbuffer.client.serializers import Serializer
-from txnbuffer.client.session import Session
-from txnbuffer.client.transactions import Plan
-from txnbuffer.coordinator.messages import Branch, ConsumerPosition, Naming
+from txnbuffer.client.session import ClientSession
+from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSequence
 from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
 
@@ -55,7 +56,9 @@ class Transaction:
     ) -> None:
         """`naming`: the name and number of a producer; `group`: whose positions it is to move."""
         self._client = client
-        self._session: Session  # from `begin` on: sessions are opened on the loop, where a transaction need not be made
+        self._session: (
+            ClientSession  # from `begin` on: sessions are opened on the loop, where a transaction need not be made
+        )
         self._home = naming[0] if naming is not None else group
         self._naming = naming
         self._timeout = timeout
@@ -95,7 +98,7 @@ class Transaction:
         client.check()
         if self._open is not None:
             raise InvalidRequest(f"transaction {self._open.txn} was begun before: make another one")
-        naming: Naming | None = None
+        naming: ProducerSequence | None = None
         if self._naming is not None:
             naming = await client.naming(*self._naming)
         session = self._session = await client.sessions.ready(self._home)
@@ -148,7 +151,7 @@ class Transaction:
         await self.send_rows(topic, deletion(key))
 
     async def send_rows(
-        self, topic: str, rows: Rows, batching: Batching | None = None, partition: int | None = None
+        self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
         """Send records that are checked columns already."""
         opened = self._usable()
@@ -197,9 +200,9 @@ class Transaction:
     async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
         """Commit; returns when that is durable, or visible to every reader, for which it waits two minutes at most.
 
-        `winners`: what others wrote for it, see `txnbuffer.client.shares`. Cancelling it does not take it back: it may
-        have committed, and the exception says so. Raises TransactionAborted, OutcomeUnknown, Fenced, AlreadyCommitted,
-        and NotVisible of a commit that stands.
+        `winners`: what others wrote for it, see `txnbuffer.client.branches`. Cancelling does not undo the commit: it
+        may have happened, and the exception says so. Raises TransactionAborted, OutcomeUnknown, Fenced,
+        AlreadyCommitted, and NotVisible of a transaction that is committed.
         """
         self.check_own()
         opened = self._begun()
@@ -208,7 +211,7 @@ class Transaction:
         if opened.ending:
             raise self._over(opened)
         future = session.future()
-        session.core.end(opened, Plan(True, future, wait_visible, self._positions, tuple(winners)))
+        session.core.end(opened, EndPlan(True, future, wait_visible, self._positions, tuple(winners)))
         session.poke()
         try:
             await future
@@ -231,7 +234,7 @@ class Transaction:
         session = self._session
         session.check()
         if not opened.ending:
-            await session.result(lambda future: session.core.end(opened, Plan(False, future)))
+            await session.result(lambda future: session.core.end(opened, EndPlan(False, future)))
 
     async def __aenter__(self) -> Self:
         return await self.begin()
@@ -246,7 +249,7 @@ class Transaction:
         if error is None:
             await self.commit()
         else:
-            self._session.core.end(opened, Plan(False, None))
+            self._session.core.end(opened, EndPlan(False, None))
             self._session.poke()
 
     def _begun(self) -> OpenTransaction:

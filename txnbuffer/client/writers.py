@@ -4,6 +4,8 @@ Record sets go to a second one, which batches nothing; whichever is not writing 
 appends of a topic come there in the order in which they came here. Their futures are done in other
 threads; the loop is woken once for many. A writer whose append failed is given up: what it had under way is
 told as failed, and only when all of it is settled does another one go on, so that nothing overtakes.
+
+Ordinary sends straight to a cluster: no service has a part in them, and they go on without one.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from broker_io.batch import Batch
-from broker_io.errors import EntryTooLarge, Error, MessageTooLarge, TopicNotFound, as_error
+from broker_io.errors import EntryTooLarge, Error, InvalidTopicName, MessageTooLarge, TopicNotFound, as_error
 from broker_io.port import MAX_MESSAGE_BYTES, Broker, Writer
 from broker_io.position import Positions
+from snapshots.keys import INTERNAL_PREFIX, is_internal
+from txnbuffer.client.outbox import Outbox, SendColumns, SendInFlight
+from txnbuffer.errors import SendUnknown
 from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
 
@@ -36,7 +41,7 @@ GOODBYE = 5.0
 Settled = Callable[[Error | None], None]
 
 
-class Append:
+class TopicAppend:
     """Messages for one topic. `settled` is called on the loop once: with None when they are durable, else why not."""
 
     __slots__ = ("alone", "at", "batch", "creates", "error", "settled", "slices")
@@ -100,7 +105,7 @@ class TopicWriter:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiting: deque[Append] = deque()
+        self.waiting: deque[TopicAppend] = deque()
         self.alone = False
         self.writer: Writer | None = None
         self.other: Writer | None = None
@@ -119,16 +124,16 @@ class TopicWriter:
 
 
 class Writers:
-    """`patience`: seconds for which a topic that can't be opened is tried again before its appends fail."""
+    """`max_unavailable`: seconds for which a topic that can't be opened is tried again before its appends fail."""
 
-    def __init__(self, broker: Broker, patience: float) -> None:
+    def __init__(self, broker: Broker, max_unavailable: float) -> None:
         self._broker = broker
-        self._patience = patience
+        self._max_unavailable = max_unavailable
         self._loop = asyncio.get_running_loop()
         self._executor = ThreadPoolExecutor(THREADS, "txnbuffer-writers")
         self._topics: dict[str, TopicWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._done: deque[tuple[TopicWriter, Append, Batch, Future[Positions]]] = deque()
+        self._done: deque[tuple[TopicWriter, TopicAppend, Batch, Future[Positions]]] = deque()
         self._woken = False
         self._idle = asyncio.Event()
         self._unsettled = 0
@@ -142,7 +147,7 @@ class Writers:
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = TopicWriter(name)
-        topic.waiting.append(Append(batch, self._counted(settled), creates))
+        topic.waiting.append(TopicAppend(batch, self._counted(settled), creates))
         if not topic.scheduled:
             self._hand_over(topic)
 
@@ -208,7 +213,7 @@ class Writers:
                 topic.waiting.popleft()
                 append.settle()
 
-    def _tell(self, topic: TopicWriter, append: Append, batch: Batch, future: Future[Positions]) -> None:
+    def _tell(self, topic: TopicWriter, append: TopicAppend, batch: Batch, future: Future[Positions]) -> None:
         """In whichever thread the future was done."""
         self._done.append((topic, append, batch, future))
         if not self._woken:
@@ -260,7 +265,7 @@ class Writers:
             task.add_done_callback(self._tasks.discard)
 
     async def _open(self, topic: TopicWriter) -> None:
-        give_up_at = self._loop.time() + self._patience
+        give_up_at = self._loop.time() + self._max_unavailable
         try:
             while topic.writer is None:
                 await asyncio.sleep(topic.not_before - self._loop.time())
@@ -304,3 +309,81 @@ def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, a
 def _close(writer: Writer) -> None:
     with contextlib.suppress(Error):  # whatever it had under way was told by its appends
         writer.close()
+
+
+ROOM = 8 * 1024 * 1024
+"""Bytes of ordinary records that may be unacknowledged."""
+
+
+class PlainSends:
+    """All that tasks send to a topic in one turn of the loop is appended together."""
+
+    def __init__(self, writers: Writers, broker: Broker) -> None:
+        self._writers = writers
+        self._broker = broker
+        self._loop = asyncio.get_running_loop()
+        self._outboxes: dict[str, Outbox] = {}
+        self._scheduled = False
+        self._unacknowledged = 0
+        self._for_room: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The cluster's limit of one message, as far as it is known."""
+        return self._broker.max_message_bytes
+
+    async def send(self, topic: str, rows: SendColumns) -> None:
+        """Return when the records are durable. Raises SendUnknown where they may stand in the log or not."""
+        if is_internal(topic):
+            text = f"topic {topic!r}: names that begin with {INTERNAL_PREFIX} are the service's own: use another"
+            raise InvalidTopicName(text)
+        while self._unacknowledged >= ROOM:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._for_room.append(waiter)
+            await waiter
+        outbox = self._outboxes.get(topic)
+        if outbox is None:
+            outbox = self._outboxes[topic] = Outbox(topic)
+        if not outbox.fits(rows):
+            self._append(topic, outbox)
+        before = outbox.size
+        done: asyncio.Future[None] = self._loop.create_future()
+        outbox.add(rows, None, done)
+        self._unacknowledged += outbox.size - before
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        await done
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        for topic, outbox in self._outboxes.items():
+            if outbox.size:
+                self._append(topic, outbox)
+
+    def _append(self, topic: str, outbox: Outbox) -> None:
+        flight = outbox.take()
+        self._writers.append(topic, flight.send.batch, partial(self._settled, flight), creates=True)
+
+    def _settled(self, flight: SendInFlight, error: Error | None) -> None:
+        self._unacknowledged -= flight.size
+        for waiter in flight.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(_told(flight.send.topic, error))
+        while self._for_room and self._unacknowledged < ROOM:
+            waiter = self._for_room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _told(topic: str, error: Error) -> Error:
+    """Where sending again can help, it has to be known that the records may then stand there twice."""
+    if not error.retryable:
+        return error
+    unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may be there or not ({error})")
+    unknown.__cause__ = error
+    return unknown

@@ -15,23 +15,19 @@ from functools import partial
 from pyroaring import BitMap64
 
 from broker_io.errors import Error
-from txnbuffer.coordinator.asking import Asking
-from txnbuffer.coordinator.committing import Committing
-from txnbuffer.coordinator.config import Config
-from txnbuffer.coordinator.consumers import ConsumerGroups
+from txnbuffer.coordinator.commit import CommitRequests
+from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.ending import Ending
+from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.messages import Begin, Commit, Done, Effect, TakePart
-from txnbuffer.coordinator.names import Names
-from txnbuffer.coordinator.opening import Opening
-from txnbuffer.coordinator.registration import Registration
-from txnbuffer.coordinator.retention import Retention
-from txnbuffer.coordinator.sessions import Sessions
-from txnbuffer.coordinator.states import State
+from txnbuffer.coordinator.messages import Begin, Commit, CoordinatorConfig, Done, Effect, GroupHeartbeat, State
+from txnbuffer.coordinator.producers import NamedProducers
+from txnbuffer.coordinator.requests import TransactionRequests
+from txnbuffer.coordinator.retention import OutcomeRetention
+from txnbuffer.coordinator.sessions import Sessions, WritePermission
 from txnbuffer.coordinator.takeover import TakeOver
-from txnbuffer.coordinator.transaction import Session, Transaction
-from txnbuffer.coordinator.writing import Writing
+from txnbuffer.coordinator.topics import OutcomeQueries, Registration
+from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import TIME_UP, ProducerFenced, UnknownSession
 from txnbuffer.model import Marker, Outcome, TxnId
 
@@ -39,22 +35,22 @@ from txnbuffer.model import Marker, Outcome, TxnId
 class Coordinator:
     """Owner of shard `shard` in epoch `epoch`; `history` is the decision log up to its own `owner` entry."""
 
-    def __init__(self, shard: int, epoch: int, config: Config, history: History, now: float) -> None:
+    def __init__(self, shard: int, epoch: int, config: CoordinatorConfig, history: History, now: float) -> None:
         self.config = config
         self._core = core = Core(shard, epoch, config, history, self._group_durable, now)
-        self._names = Names(core, history.names)
+        self._names = NamedProducers(core, history.names)
         self._consumers = ConsumerGroups(core, history.consumers)
-        self._retention = Retention(core, self._names, self._consumers, history)
+        self._retention = OutcomeRetention(core, self._names, self._consumers, history)
         next_id = history.next_id(epoch)
         self._sessions = Sessions(core, next_id, lambda *of: self._ending.abort(*of), self._retention.leased)
-        self._ending = Ending(core, self._sessions, self._names, self._consumers, self._retention)
+        self._ending = TransactionCompletion(core, self._sessions, self._names, self._consumers, self._retention)
         self._takeover = TakeOver(core, self._sessions, self._ending, self._retention, history)
         horizon = self._takeover.horizon
-        self._committing = Committing(core, self._sessions, self._names, self._ending, horizon)
-        self._opening = Opening(core, self._sessions, self._names, self._ending)
-        self._asking = Asking(core, self._sessions, self._ending, self._takeover)
+        self._committing = CommitRequests(core, self._sessions, self._names, self._ending, horizon)
+        self._opening = TransactionRequests(core, self._sessions, self._names, self._ending)
+        self._asking = OutcomeQueries(core, self._sessions, self._ending, self._takeover)
         self._registration = Registration(core)
-        self.refusal = Writing(core, self._sessions).refusal
+        self.refusal = WritePermission(core, self._sessions).refusal
         """`refusal(session, txn)`: why a session may not write to a transaction; None if it may."""
 
     @property
@@ -80,11 +76,11 @@ class Coordinator:
         """The durable one: buffers have to ask about what is ongoing at or below it."""
         return self._core.progress.low_water_mark
 
-    def transactions(self) -> Iterator[Transaction]:
+    def transactions(self) -> Iterator[TransactionState]:
         """Those that were begun or are not settled; to be read only."""
         return iter(self._core.live.values())
 
-    def transaction(self, txn: TxnId) -> Transaction | None:
+    def transaction(self, txn: TxnId) -> TransactionState | None:
         """One of `transactions`."""
         return self._core.live.get(txn.least) if txn.most == self._core.shard else None
 
@@ -294,7 +290,7 @@ class Coordinator:
         if self._enter(now):
             self._consumers.forget(request, group, topic)
 
-    def take_part(self, session: str, part: TakePart, now: float) -> None:
+    def take_part(self, session: str, part: GroupHeartbeat, now: float) -> None:
         """A member of a consumer group comes, is still there, or goes. Answered with Shares."""
         if self._session(session, part.request, now) is not None:
             self._consumers.take_part(session, part.request, part)
@@ -326,7 +322,7 @@ class Coordinator:
             self._ending.ended(topic, ends)
 
     def border_applied(self, topic: str, committed: BitMap64, aborted: BitMap64, now: float) -> None:
-        """Answers WriteBorder: which ids of this coordinator above the low-water mark have ended there."""
+        """Answers WriteEpochMarker: which ids of this coordinator above the low-water mark have ended there."""
         if self._enter(now):
             self._takeover.border_applied(topic, committed, aborted)
 

@@ -1,19 +1,121 @@
-"""What the parts of a coordinator share: its transactions, its logs, its answers."""
+"""What the parts of a coordinator share: its transactions, its logs, its answers.
+
+Markers on their way to the topics, many transactions in each.
+"""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterable, Iterator
 
-from txnbuffer.coordinator.config import Config
+from pyroaring import BitMap64
+
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.journal import GroupDurable, Journal
-from txnbuffer.coordinator.markers import Markers
-from txnbuffer.coordinator.messages import Answers, Effect, Result, StopAnswering
-from txnbuffer.coordinator.outcomes import Outcomes
-from txnbuffer.coordinator.progress import Progress
-from txnbuffer.coordinator.transaction import Transaction, Waiter
+from txnbuffer.coordinator.journal import DecisionJournal, GroupDurable
+from txnbuffer.coordinator.messages import (
+    AppendMarker,
+    CoordinatorConfig,
+    Effect,
+    Result,
+    SessionResults,
+    StopAnswering,
+)
+from txnbuffer.coordinator.progress import Outcomes, Progress
+from txnbuffer.coordinator.sizes import marker_items
+from txnbuffer.coordinator.transaction import TransactionState, Waiter
 from txnbuffer.errors import TIME_UP, OutcomeForgotten, TransactionAborted, UnknownTransaction
-from txnbuffer.model import Outcome, TxnId
+from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
+
+MAX_ITEMS = 10_000
+"""Transactions in one marker, if the topics take messages as large as that."""
+
+Queue = tuple[str, bool]
+"""A topic, and whether the decisions stand in the decision log."""
+
+
+class Markers:
+    """Every marker carries the epoch, and the low-water mark that is durable by then; none has over `max_bytes`."""
+
+    def __init__(self, shard: int, epoch: int, progress: Progress, max_bytes: int) -> None:
+        self._shard = shard
+        self._epoch = epoch
+        self._progress = progress
+        self._most = min(MAX_ITEMS, marker_items(max_bytes))
+        self._waiting: dict[Queue, list[MarkerItem]] = {}
+        self._failed: dict[Queue, list[MarkerItem]] = {}
+        self._under_way: dict[int, tuple[Queue, tuple[MarkerItem, ...]]] = {}
+        self._told: dict[str, BitMap64] = {}
+        self._token = 0
+
+    def add(self, topic: str, decided: bool, item: MarkerItem) -> None:
+        queue = (topic, decided)
+        items = self._waiting.get(queue)
+        if items is None:
+            self._waiting[queue] = [item]
+        else:
+            items.append(item)
+
+    def tell(self, topic: str, item: MarkerItem) -> None:
+        """Answer a question about what is ongoing in a topic: once, however often it is asked until that is read."""
+        told = self._told.setdefault(topic, BitMap64())
+        if item.txn.least not in told:
+            told.add(item.txn.least)
+            self.add(topic, True, item)
+
+    def seen(self, topic: str, ids: Iterable[int]) -> None:
+        """The topic's buffer has read how these ended: nobody asks about them any more."""
+        told = self._told.get(topic)
+        if told is not None:
+            told.difference_update(BitMap64(ids))
+            if not told:
+                del self._told[topic]
+
+    def border(self) -> Marker:
+        return Marker(self._shard, self._epoch, self._progress.low_water_mark, True, ())
+
+    def take(self) -> Iterator[AppendMarker]:
+        """What is to be appended now."""
+        waiting, self._waiting = self._waiting, {}
+        mark = self._progress.low_water_mark
+        for queue, items in waiting.items():
+            topic, decided = queue
+            for start in range(0, len(items), self._most):
+                some = tuple(items[start : start + self._most])
+                self._token += 1
+                self._under_way[self._token] = (queue, some)
+                yield AppendMarker(self._token, topic, Marker(self._shard, self._epoch, mark, decided, some))
+
+    def durable(self, token: int) -> tuple[Queue, tuple[MarkerItem, ...]] | None:
+        """What a marker said that is durable now; None if that is known already."""
+        return self._under_way.pop(token, None)
+
+    def failed(self, token: int) -> None:
+        """A marker's fate is unknown: it is written again at the next `retry`, which changes nothing if it landed."""
+        lost = self._under_way.pop(token, None)
+        if lost is not None:
+            queue, items = lost
+            self._failed.setdefault(queue, []).extend(items)
+
+    def retry(self, wanted: Callable[[str, bool, MarkerItem], bool]) -> None:
+        """Queue again what failed and is still wanted."""
+        failed, self._failed = self._failed, {}
+        for (topic, decided), items in failed.items():
+            for item in items:
+                if wanted(topic, decided, item):
+                    self.add(topic, decided, item)
+                else:
+                    self.seen(topic, (item.txn.least,))  # who still asks is answered again
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone, and what was to be written to it."""
+        self.tell_again(topic)
+        for queues in (self._waiting, self._failed):
+            for decided in (False, True):
+                queues.pop((topic, decided), None)
+
+    def tell_again(self, topic: str) -> None:
+        """The topic is another one: what was told there is gone."""
+        self._told.pop(topic, None)
 
 
 class Core:
@@ -24,19 +126,27 @@ class Core:
     """
 
     def __init__(
-        self, shard: int, epoch: int, config: Config, history: History, group_durable: GroupDurable, now: float
+        self,
+        shard: int,
+        epoch: int,
+        config: CoordinatorConfig,
+        history: History,
+        group_durable: GroupDurable,
+        now: float,
     ) -> None:
         self.shard = shard
         self.epoch = epoch
         self.config = config
         self.now = now
         self.stopped: str | None = None
-        self.live: dict[int, Transaction] = {}
+        self.live: dict[int, TransactionState] = {}
         self.topics: dict[str, bool] = dict(history.topics)
         self.progress = Progress(history.low_water_mark, gaps=history.gaps(history.next_id(epoch)))
         self._skipped = [(one.skipped, one.first) for one in history.owners.values()]
         self.outcomes = Outcomes(config.remember)
-        self.journal = Journal(epoch, history.next_group, config.max_group, config.max_message_bytes, group_durable)
+        self.journal = DecisionJournal(
+            epoch, history.next_group, config.max_group, config.max_message_bytes, group_durable
+        )
         self.journal.now = now
         self.markers = Markers(shard, epoch, self.progress, config.max_message_bytes)
         self.effects: list[Effect] = []
@@ -82,7 +192,7 @@ class Core:
         """As far as that is remembered."""
         return TIME_UP if self.outcomes.timed_out(txn.least) else "it had ended before"
 
-    def watch(self, transaction: Transaction, deadline: float) -> None:
+    def watch(self, transaction: TransactionState, deadline: float) -> None:
         """End a transaction that is still open then."""
         transaction.deadline = deadline
         heapq.heappush(self._deadlines, (deadline, transaction.txn.least))
@@ -93,7 +203,7 @@ class Core:
             ]
             heapq.heapify(self._deadlines)
 
-    def overdue(self) -> list[Transaction]:
+    def overdue(self) -> list[TransactionState]:
         """Transactions whose time is up, each told once."""
         found = []
         while self._deadlines and self._deadlines[0][0] <= self.now:
@@ -111,7 +221,7 @@ class Core:
                 effects.append(append)
             effects += self.markers.take()
         answers, self._answers = self._answers, {}
-        effects += [Answers(session, tuple(items)) for session, items in answers.items()]
+        effects += [SessionResults(session, tuple(items)) for session, items in answers.items()]
         return effects
 
 

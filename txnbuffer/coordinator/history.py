@@ -9,17 +9,17 @@ from pyroaring import BitMap64
 
 from broker_io.batch import Message
 from broker_io.position import Position
-from txnbuffer.coordinator.entries import (
+from txnbuffer.coordinator.decisions import (
     Consumers,
     EndedIds,
     Entry,
     Group,
     Lease,
-    Mark,
+    LowWaterMark,
     Name,
     Owner,
-    Ownership,
-    Topic,
+    OwnerEpoch,
+    RegisteredTopic,
     decode,
 )
 from txnbuffer.errors import UnreadableDecision
@@ -56,12 +56,12 @@ class History:
 
     epoch: int = 0
     owned: bool = False
-    owners: dict[int, Ownership] = field(default_factory=dict)
+    owners: dict[int, OwnerEpoch] = field(default_factory=dict)
     next_group: int = 1
     next_mark: int = 1
     low_water_mark: int = 0
     groups: dict[int, Group] = field(default_factory=dict)
-    marks: dict[int, Mark] = field(default_factory=dict)
+    marks: dict[int, LowWaterMark] = field(default_factory=dict)
     ended: BitMap64 = field(default_factory=BitMap64)
     leases: dict[int, Lease] = field(default_factory=dict)
     topics: dict[str, bool] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class History:
                 self.owners.update({one.epoch: one for one in owners})
             case Group():
                 self._take_group(entry)
-            case Mark():
+            case LowWaterMark():
                 self.marks[entry.number] = entry
                 self.next_mark = max(self.next_mark, entry.number + 1)
                 self.low_water_mark = max(self.low_water_mark, entry.low_water_mark)
@@ -123,7 +123,7 @@ class History:
                 self.ended = ids
             case Lease():
                 self.leases[entry.first] = entry
-            case Topic(topic=topic, one_phase=one_phase):
+            case RegisteredTopic(topic=topic, one_phase=one_phase):
                 self.topics[topic] = one_phase
             case Name():
                 self._take_name(entry)

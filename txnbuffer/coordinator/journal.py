@@ -8,30 +8,31 @@ from collections.abc import Callable, Sequence
 from pyroaring import BitMap64
 
 from broker_io.batch import Message
-from txnbuffer.coordinator.entries import (
+from txnbuffer.coordinator.decisions import (
     PROOF_KEY,
     Consumers,
+    DecisionRows,
     Entry,
     Group,
     Name,
     NamedCommit,
     PositionCommit,
     Retired,
+    Row,
     encode,
     tombstone,
 )
-from txnbuffer.coordinator.ids import bitmap_of
 from txnbuffer.coordinator.messages import AppendDecisions
-from txnbuffer.coordinator.rows import Row, Rows
+from txnbuffer.coordinator.progress import bitmap_of
 from txnbuffer.coordinator.sizes import FIXED, RETIRED, names_bytes, positions_bytes, rows_bytes, size_of
-from txnbuffer.coordinator.transaction import GroupRecord, Retirement, Transaction
+from txnbuffer.coordinator.transaction import GroupRecord, Retirement, TransactionState
 
 Then = Callable[[], None]
-Decisions = Sequence[tuple[Row, Transaction]]
-GroupDurable = Callable[[GroupRecord, list[Transaction], list[Retirement]], None]
+Decisions = Sequence[tuple[Row, TransactionState]]
+GroupDurable = Callable[[GroupRecord, list[TransactionState], list[Retirement]], None]
 
 
-class Journal:
+class DecisionJournal:
     """Entries land in the order in which they were put; what an entry says may rely on all before it.
 
     A group has at most `max_group` rows with all their topics, and `max_bytes`, what a message of the log may have.
@@ -142,7 +143,7 @@ class Journal:
         self._size, self._bytes = 0, FIXED
         self._topics: set[str] = set()
         self._rows: list[Row] = []
-        self._transactions: list[Transaction] = []
+        self._transactions: list[TransactionState] = []
         self._names: list[NamedCommit] = []
         self._positions: list[PositionCommit] = []
         self._retired: list[Retired] = []
@@ -193,7 +194,7 @@ class TooLarge(Exception):
 
 def ids_of(group: Group) -> BitMap64:
     """All ids that a group decides."""
-    ids = bitmap_of(Rows.of(group.rows).least)
+    ids = bitmap_of(DecisionRows.of(group.rows).least)
     for first, count in group.retired:
         ids.add_range(first, first + count)
     return ids

@@ -6,17 +6,17 @@ from collections import deque
 
 from pyroaring import BitMap64
 
-from txnbuffer.coordinator.consumers import ConsumerGroups
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.entries import ENDED_KEY, EndedIds, Mark, to_bytes
+from txnbuffer.coordinator.decisions import ENDED_KEY, EndedIds, LowWaterMark, to_bytes
+from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.names import Names
+from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sizes import FIXED
 from txnbuffer.coordinator.transaction import GroupRecord
 
 
-class Retention:
-    def __init__(self, core: Core, names: Names, consumers: ConsumerGroups, history: History) -> None:
+class OutcomeRetention:
+    def __init__(self, core: Core, names: NamedProducers, consumers: ConsumerGroups, history: History) -> None:
         self._core = core
         self._names = names
         self._consumers = consumers
@@ -57,7 +57,7 @@ class Retention:
             mark -= (mark - core.progress.low_water_mark) // 2
             aborted, committed = core.progress.passed(mark)
         number, self._next_mark = self._next_mark, self._next_mark + 1
-        entry = Mark(number, mark, int(core.now * 1000), committed, aborted)
+        entry = LowWaterMark(number, mark, int(core.now * 1000), committed, aborted)
         core.journal.put(entry, lambda: self._mark_durable(number, mark))
 
     def _mark_durable(self, number: int, mark: int) -> None:

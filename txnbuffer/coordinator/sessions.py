@@ -2,6 +2,8 @@
 
 Leases are durable before they are answered, and grow for ever. An id that is given back, or left unused
 when its session ends, is said ABORT of in the log, and never leased again.
+
+Who may write to a transaction: its session, while it is open.
 """
 
 from __future__ import annotations
@@ -15,16 +17,22 @@ import numpy as np
 from pyroaring import BitMap64
 
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.entries import Lease, Retired
-from txnbuffer.coordinator.ids import block as block_of
-from txnbuffer.coordinator.messages import Leased
+from txnbuffer.coordinator.decisions import Lease, Retired
+from txnbuffer.coordinator.messages import Leased, State
+from txnbuffer.coordinator.progress import block as block_of
 from txnbuffer.coordinator.sizes import retired_blocks
-from txnbuffer.coordinator.states import State
-from txnbuffer.coordinator.transaction import Block, Retirement, Session, Transaction
-from txnbuffer.errors import ForeignTransaction, InvalidRequest, TooManyTransactions, UnknownTransaction
+from txnbuffer.coordinator.transaction import Block, Retirement, Session, TransactionState
+from txnbuffer.errors import (
+    Error,
+    ForeignTransaction,
+    InvalidRequest,
+    TooManyTransactions,
+    TransactionAborted,
+    UnknownTransaction,
+)
 from txnbuffer.model import Outcome, TxnId
 
-Abort = Callable[[Transaction, str], None]
+Abort = Callable[[TransactionState, str], None]
 
 
 class Sessions:
@@ -117,7 +125,9 @@ class Sessions:
 
     # Transactions
 
-    def find(self, name: str, request: int, txn: TxnId, *, commit: bool, operator: bool = False) -> Transaction | None:
+    def find(
+        self, name: str, request: int, txn: TxnId, *, commit: bool, operator: bool = False
+    ) -> TransactionState | None:
         """The transaction, live, of a session, or of any if an operator asks.
 
         None if the request is answered, or waits for a durable end.
@@ -148,14 +158,14 @@ class Sessions:
             return self.start(txn, block, core.config.transaction_timeout)
         return None
 
-    def start(self, txn: TxnId, block: Block | None, timeout: float) -> Transaction:
+    def start(self, txn: TxnId, block: Block | None, timeout: float) -> TransactionState:
         """Begin to know a transaction; an open one is ended after `timeout` seconds."""
-        transaction = Transaction(txn, None if block is None else block.session, block)
+        transaction = TransactionState(txn, None if block is None else block.session, block)
         self._core.live[txn.least] = transaction
         self._core.watch(transaction, self._core.now + timeout)
         return transaction
 
-    def ended(self, transaction: Transaction) -> None:
+    def ended(self, transaction: TransactionState) -> None:
         """A transaction is settled."""
         if transaction.block is not None:
             self.reduce(transaction.block, 1)
@@ -289,3 +299,46 @@ def blocks_of(ids: BitMap64) -> list[Retired]:
 
 def _first(block: Block) -> int:
     return block.first
+
+
+class WritePermission:
+    def __init__(self, core: Core, sessions: Sessions) -> None:
+        self._core = core
+        self._sessions = sessions
+
+    def refusal(self, name: str, txn: TxnId) -> Error | None:
+        """Why a session may not write to a transaction; None if it may."""
+        core, least = self._core, txn.least
+        if txn.most != core.shard:
+            return ForeignTransaction(
+                f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+            )
+        transaction = core.live.get(least)
+        if transaction is not None:
+            if transaction.session is None or transaction.session.name != name:
+                return _foreign(txn)
+            if transaction.state is State.OPEN and transaction.plan is None:
+                return None
+            if transaction.state in (State.ABORTING, State.ABORTED):
+                return transaction.refusal or TransactionAborted(txn, transaction.reason or "it had ended before")
+            return _ended(txn)
+        if core.progress.has_ended(least):
+            if core.outcomes.find(least) is Outcome.ABORT:
+                return TransactionAborted(txn, core.why_aborted(txn))
+            return _ended(txn)
+        block = self._sessions.locate(least)
+        if block is None:
+            return UnknownTransaction(f"transaction {txn} was never leased: begin transactions with ids of a lease")
+        if block.session.name != name:
+            return _foreign(txn)
+        if self._sessions.retirement(least) is not None:
+            return TransactionAborted(txn, "its id was given back")
+        return None
+
+
+def _foreign(txn: TxnId) -> Error:
+    return ForeignTransaction(f"transaction {txn} belongs to another session: write with the one that leased it")
+
+
+def _ended(txn: TxnId) -> Error:
+    return InvalidRequest(f"transaction {txn} has ended or is about to: begin another one")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from broker_io.batch import Batch, Message
-from txnbuffer.coordinator.rows import Row
+from txnbuffer.coordinator.decisions import Row
 
 LARGEST_LIMIT = 5 * 1024 * 1024
 SMALLEST_LIMIT = 4096

@@ -6,33 +6,57 @@ Three things come before anything is said of an id that an older owner leased:
 - the markers of all decisions that stand in the log, but for those of topics that have stopped: they wait for these;
 - the one-phase outcomes found are made our own.
 What is asked meanwhile about older ids waits; ids of new leases are served at once.
+
+How an owner of the decision log finds its epoch.
+
+Opening the log's exclusive writer fences the older owners, but what one of them had under way may still land
+before the new owner's first message, an `owner` entry too. So the new owner writes its entry, reads up to
+it, and writes another one, higher, if an epoch as high stands there; nothing else is written before.
+
+Whether a decision log lacks what it once held: topics then tell of ends, or of epochs, that it does not.
+
+A decision, and the epoch of who takes it, are durable in the log before any marker tells of them. Where markers tell
+of more, entries of the log are gone, and an owner would lease ids a second time: what commits under them is seen by
+nobody.
+Records are no such sign, for whoever writes to a topic can name any id in them; unless the log knows of nothing at all,
+where its topics were registered before the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 
 from pyroaring import BitMap64
 
+from broker_io.batch import Message
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.sets import CoordinatorState
+from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.ending import Ending
-from txnbuffer.coordinator.entries import Group
+from txnbuffer.coordinator.decisions import DecisionRows, Group, LowWaterMark, Owner, OwnerEpoch, encode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.ids import bitmap_of, within
 from txnbuffer.coordinator.journal import ids_of
-from txnbuffer.coordinator.messages import WriteBorder
-from txnbuffer.coordinator.retention import Retention
-from txnbuffer.coordinator.rows import Rows
+from txnbuffer.coordinator.messages import ENDED, State, WriteEpochMarker
+from txnbuffer.coordinator.progress import bitmap_of, within
+from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
-from txnbuffer.coordinator.states import ENDED, State
-from txnbuffer.coordinator.transaction import GroupRecord, Transaction
-from txnbuffer.model import Outcome, TxnId
+from txnbuffer.coordinator.sizes import LARGEST_LIMIT
+from txnbuffer.coordinator.transaction import GroupRecord, TransactionState
+from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 
 
 class TakeOver:
     """`horizon`: the highest id that an older owner leased. `ready`: all that comes first is done."""
 
-    def __init__(self, core: Core, sessions: Sessions, ending: Ending, retention: Retention, history: History) -> None:
+    def __init__(
+        self,
+        core: Core,
+        sessions: Sessions,
+        ending: TransactionCompletion,
+        retention: OutcomeRetention,
+        history: History,
+    ) -> None:
         self._core = core
         self._sessions = sessions
         self._ending = ending
@@ -43,7 +67,7 @@ class TakeOver:
         self._waiting: list[Callable[[], None]] = []
         self._borders = {topic for topic, one_phase in history.topics.items() if one_phase}
         self._load(history)
-        core.effects += [WriteBorder(topic, core.markers.border()) for topic in sorted(self._borders)]
+        core.effects += [WriteEpochMarker(topic, core.markers.border()) for topic in sorted(self._borders)]
         self.ready = False
         self.advance()
 
@@ -112,7 +136,7 @@ class TakeOver:
         taken = self._sessions.taken = core.progress.settled.bitmap() | bitmap_of(core.live)
         taken.remove_range(0, self.horizon + 1)
 
-    def _load_group(self, group: Group) -> list[tuple[GroupRecord, Transaction]]:
+    def _load_group(self, group: Group) -> list[tuple[GroupRecord, TransactionState]]:
         """Remember what a group decided; returns those of its transactions that are not settled."""
         core, undone = self._core, []
         decided_at = group.decided_at / 1000
@@ -120,9 +144,9 @@ class TakeOver:
         record.names = tuple(name for name, _ in group.names)
         record.consumers = tuple({commit.group: None for commit in group.positions})
         self._retention.add(record)
-        aborted, committed, rows = Rows.of(group.rows).split(core.progress)
+        aborted, committed, rows = DecisionRows.of(group.rows).split(core.progress)
         for least, outcome, topics, records in rows:
-            transaction = Transaction(TxnId(core.shard, least), None, None)
+            transaction = TransactionState(TxnId(core.shard, least), None, None)
             transaction.topics, transaction.records = topics, records
             transaction.state = ENDED[outcome]
             undone.append((record, transaction))
@@ -137,7 +161,7 @@ class TakeOver:
         core.progress.settled.drop_up_to(core.progress.low_water_mark)
         return undone
 
-    def _load_undone(self, record: GroupRecord, transaction: Transaction) -> None:
+    def _load_undone(self, record: GroupRecord, transaction: TransactionState) -> None:
         transaction.block = self._sessions.locate(transaction.txn.least)
         transaction.group = record
         record.unsettled += 1
@@ -146,3 +170,160 @@ class TakeOver:
         if transaction.state is State.ABORTED:
             transaction.reason = "it had ended before"
         self._ending.publish(transaction)
+
+
+KEPT = 1000
+"""So many owners an entry tells of, if it may be as large as that."""
+REST_BYTES = 2048
+"""What an entry takes besides them, with an address and the name of its owner."""
+SHARE_BITS = 24
+"""An owner skips up to one part in 2**24 of the ids that are left: after as many owners three fifths are."""
+
+
+class Acquisition:
+    """The steps of one owner: append `entry()`, read up to it, tell `read` what stood before, until it is True.
+
+    `seen` is the highest epoch in the log so far, 0 if there is none; `address` is where clients find the owner.
+    `drawn` is its random id, `owners` are those that the log tells of, by epoch; the entry has the newest of them too,
+    as many as a message of `max_bytes` has room for. `last` is the highest id of a transaction that they leased, as far
+    as is known, where owners that are gone may have leased higher ones; None: none has.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        seen: int,
+        address: str = "",
+        drawn: str = "",
+        owners: Mapping[int, OwnerEpoch] | None = None,
+        max_bytes: int = LARGEST_LIMIT,
+        last: int | None = None,
+    ) -> None:
+        self._owner = owner
+        self._address = address
+        self.epoch = seen + 1
+        self._id = drawn
+        self._owners = dict(owners or {})
+        self._max_bytes = max_bytes
+        self._last = last
+
+    def entry(self) -> Message:
+        return encode(Owner(self.epoch, self._owner, self._address, self.owners))
+
+    @property
+    def owners(self) -> tuple[OwnerEpoch, ...]:
+        """Those up to this one, which is the last."""
+        if not self._id:
+            return ()
+        own = OwnerEpoch(self.epoch, self._id)
+        if self._last is not None:
+            own = own._replace(skipped=self._last + 1, first=first_id(self._last, self._id))
+        older = sorted(one for one in self._owners.values() if one.epoch < self.epoch)
+        kept = [*older[1 - KEPT :], own]
+        while len(kept) > 1 and len(json.dumps(kept)) > self._max_bytes - REST_BYTES:
+            del kept[: len(kept) // 8 + 1]
+        return tuple(kept)
+
+    def read(self, highest: int, owners: Mapping[int, OwnerEpoch] | None = None, last: int | None = None) -> bool:
+        """What stands before our entry: the highest epoch of other owners, those, and `last`.
+
+        False: append another entry.
+        """
+        others = {at: one for at, one in (owners or {}).items() if one.id != self._id and self._owners.get(at) != one}
+        if highest < self.epoch and not others and last == self._last:
+            return True
+        self._last = last
+        self._owners |= others
+        self.epoch = max(highest, self.epoch) + 1
+        return False
+
+
+def first_id(last: int, drawn: str) -> int:
+    """Where the ids of an owner begin that drew this id, behind `last`.
+
+    Where an older copy of a log was put back, those of owners that are gone lie anywhere above `last`: the range is so
+    wide that hardly one is leased again, and each owner takes a share of what is left, so ids never run out.
+    """
+    return last + 1 + int(drawn, 16) % (((MAX_LEAST - last) >> SHARE_BITS) + 1)
+
+
+Buffers = Mapping[str, TransactionBuffer]
+"""Topics, each with what its log tells up to its end."""
+
+AHEAD = 2**32
+"""More ids than are under way: leased and not used yet, or used and not ended."""
+A_SECOND = 2**20
+"""More ids than any log uses in a second."""
+
+
+def no_owner(history: History) -> str | None:
+    """What shows that a log was not begun by an owner, whose own entry is the first; None if it was.
+
+    Where a log is deleted and made anew, what an owner of the older one had under way may come to stand in the newer
+    one: its ids say nothing of how far those of the older one went. To be asked before another owner writes its entry.
+    """
+    if history.owned or is_blank(history):
+        return None
+    return "it has entries and no owner's, as where one of an older log of that name wrote them, which was deleted"
+
+
+def what_is_lost(history: History, epoch: int, shard: int, topics: Buffers) -> str | None:
+    """What shows that the log lacks something; None if nothing does. `epoch` is that of the next owner."""
+    known = _ids(history)
+    blank = is_blank(history)
+    for topic, buffer in topics.items():
+        if blank and any(opened.txn.most == shard for opened in buffer.ongoing):
+            return f"topic {topic} has transactions of this coordinator, and the log has nothing"
+        state = buffer.coordinators.get(shard)
+        if state is None:
+            continue
+        if state.epoch >= epoch:
+            return f"topic {topic} has markers of epoch {state.epoch}, and the log's next one is {epoch}"
+        mark = history.low_water_mark
+        if state.low_water_mark > mark:
+            return f"topic {topic} has low-water mark {shard}:{state.low_water_mark}, and the log {shard}:{mark}"
+        ended = state.committed | state.aborted
+        ended.remove_range(0, mark + 1)
+        if unknown := ended - known:
+            return f"transaction {shard}:{unknown.min()} ended on topic {topic}, and the log knows no such id"
+    return None
+
+
+def begun_anew(history: History, shard: int, topics: Buffers, owner: str) -> list[Message]:
+    """Entries that let a log go on above all that it and the topics know.
+
+    What is undecided on a topic under an id up to there has then ended without a decision, and aborts.
+    """
+    epoch, highest = history.epoch, history.highest_id
+    for buffer in topics.values():
+        state = buffer.coordinators.get(shard, CoordinatorState())
+        ended = state.committed | state.aborted
+        epoch, highest = max(epoch, state.epoch), max(highest, state.low_water_mark, ended.max() if ended else 0)
+    mark = LowWaterMark(history.next_mark, highest + AHEAD, 0, BitMap64(), BitMap64())
+    return [encode(Owner(epoch + 1, owner, "", tuple(sorted(history.owners.values())))), encode(mark)]
+
+
+def first_ids(history: History, now_ms: int) -> Message | None:
+    """The entry by which the ids of a log that is begun now lie above those of any that had its name before.
+
+    None for one that was begun before. What is still under way to topics of the older log, in a namespace that was
+    deleted, may reach those of the newer one: under ids that were used again it would pass for part of a transaction.
+    """
+    if not is_blank(history):
+        return None
+    return encode(LowWaterMark(history.next_mark, now_ms // 1000 * A_SECOND, 0, BitMap64(), BitMap64()))
+
+
+def is_blank(history: History) -> bool:
+    """Whether the log tells of nothing but owners."""
+    return not (history.leases or history.groups or history.marks or history.topics)
+
+
+def _ids(history: History) -> BitMap64:
+    """All ids above the low-water mark that the log has heard of."""
+    ids = history.ended.copy()
+    for lease in history.leases.values():
+        ids.add_range(lease.first, lease.first + lease.size)
+    for group in history.groups.values():
+        ids |= ids_of(group)
+    return ids

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pyroaring import BitMap64
 
-from txnbuffer.coordinator.messages import Commit
-from txnbuffer.coordinator.states import NEXT, State
+from txnbuffer.coordinator.messages import NEXT, Commit, State
 from txnbuffer.errors import Error
 from txnbuffer.model import TxnId
 
@@ -52,7 +51,7 @@ class GroupRecord:
         self.consumers: tuple[str, ...] = ()
 
 
-class Transaction:
+class TransactionState:
     """One TxnId that was begun, or that has ended and is not settled.
 
     - `plan`: the commit that was asked for, kept while its counts are checked; `checks` of them are missing.
@@ -101,8 +100,8 @@ class Transaction:
         self.one_phase = False
         self.plan: Commit | None = None
         self.checks = 0
-        self.lead: Transaction | None = None
-        self.branches: list[Transaction] | None = None
+        self.lead: TransactionState | None = None
+        self.branches: list[TransactionState] | None = None
         self.name: str | None = None
         self.shared: tuple[str, int] | None = None
         self.finished = False

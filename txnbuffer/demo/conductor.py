@@ -10,9 +10,8 @@ from multiprocessing.connection import wait
 
 from broker_io.testing.standalone import end_of
 from txnbuffer.demo.flights import Hour, load_hours
-from txnbuffer.demo.processes import PATIENCE, Child, DemoFailed
-from txnbuffer.demo.producer import produce
-from txnbuffer.demo.reader import follow
+from txnbuffer.demo.lanes import follow, produce
+from txnbuffer.demo.processes import MAX_WAIT, Child, DemoFailed
 from txnbuffer.demo.sites import Site
 
 PRODUCERS = 2
@@ -124,11 +123,11 @@ class Conductor:
     def _listen(self) -> None:
         """Take what the producers say."""
         pipes = {child.pipe: share for share, child in self.children.items()}
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + MAX_WAIT
         while not (heard := wait(list(pipes), timeout=LOOK)):
             self._heed_services()
             if time.monotonic() > deadline:
-                raise DemoFailed(f"no producer said anything for {PATIENCE:.0f} s")
+                raise DemoFailed(f"no producer said anything for {MAX_WAIT:.0f} s")
         for pipe in heard:
             share = pipes[pipe]  # type: ignore[index]  # wait() gives back what it got
             event, value = self.children[share].hear()
@@ -208,6 +207,6 @@ class Conductor:
         if self.reader is None:
             raise DemoFailed("the year was over before the reader began: choose more transactions")
         self.reader.tell(self.ended)
-        _, verdict = self.reader.hear(timeout=2 * PATIENCE)
+        _, verdict = self.reader.hear(timeout=2 * MAX_WAIT)
         for name, number in verdict.items():
             setattr(self.report, name, number)

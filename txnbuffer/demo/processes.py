@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from broker_io.errors import Error
 
-PATIENCE = 120.0
+MAX_WAIT = 120.0
 """Seconds without a word from a process after which the demo gives up."""
 
 Word: TypeAlias = tuple[str, Any]
@@ -30,7 +30,7 @@ class Child:
         self._process.start()
         theirs.close()
 
-    def hear(self, timeout: float = PATIENCE) -> Word:
+    def hear(self, timeout: float = MAX_WAIT) -> Word:
         """The next word of the child. Raises DemoFailed if it died, failed or is silent."""
         try:
             if not self.pipe.poll(timeout):

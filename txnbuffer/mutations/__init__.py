@@ -1,24 +1,22 @@
 """What became visible in a topic, for everybody who wants it: snapshots in memory, cursors, backfills; pure."""
 
-from txnbuffer.mutations.account import Account
 from txnbuffer.mutations.batch import Mutation, MutationBatch
-from txnbuffer.mutations.cursor import Cursor, Item, Slice, SnapshotEnd, SnapshotStart
-from txnbuffer.mutations.effects import Effect, ReadLog, StopReading, Wake
-from txnbuffer.mutations.index import Anchor, IndexColumns, IndexEntry, SnapshotIndex
-from txnbuffer.mutations.manager import MutationManager
+from txnbuffer.mutations.cursor import Cursor, CursorSnapshotEnd, Item, Slice, SnapshotStart
+from txnbuffer.mutations.index import IndexColumns, SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
+from txnbuffer.mutations.manager import Effect, MutationManager, ReadLog, StopReading, Wake
 from txnbuffer.mutations.memory import MemoryBudget, Recovery
+from txnbuffer.mutations.snapshot import MemoryAccount
 from txnbuffer.mutations.statistics import CursorStatistics, ManagerStatistics
 
 __all__ = [
-    "Account",
-    "Anchor",
     "Cursor",
+    "CursorSnapshotEnd",
     "CursorStatistics",
     "Effect",
     "IndexColumns",
-    "IndexEntry",
     "Item",
     "ManagerStatistics",
+    "MemoryAccount",
     "MemoryBudget",
     "Mutation",
     "MutationBatch",
@@ -26,8 +24,9 @@ __all__ = [
     "ReadLog",
     "Recovery",
     "Slice",
-    "SnapshotEnd",
+    "SnapshotAnchor",
     "SnapshotIndex",
+    "SnapshotIndexEntry",
     "SnapshotStart",
     "StopReading",
     "Wake",

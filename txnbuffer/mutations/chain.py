@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from txnbuffer.mutations.account import Account
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.mutations.snapshot import Snapshot
+from txnbuffer.mutations.snapshot import MemoryAccount, MutationSnapshot
 
 
 @dataclass(slots=True)
@@ -41,15 +40,15 @@ class Chain:
 
     __slots__ = ("account", "counters", "leaving", "limit", "oldest", "open")
 
-    def __init__(self, high: int, limit: int, account: Account, leaving: Account) -> None:
+    def __init__(self, high: int, limit: int, account: MemoryAccount, leaving: MemoryAccount) -> None:
         self.account = account
         self.leaving = leaving
         self.limit = limit
         self.counters = ChainCounters()
-        self.open = self.oldest = Snapshot(high + 1, account, leaving)
+        self.open = self.oldest = MutationSnapshot(high + 1, account, leaving)
 
-    def __iter__(self) -> Iterator[Snapshot]:
-        snapshot: Snapshot | None = self.oldest
+    def __iter__(self) -> Iterator[MutationSnapshot]:
+        snapshot: MutationSnapshot | None = self.oldest
         while snapshot is not None:
             yield snapshot
             snapshot = snapshot.newer
@@ -69,19 +68,19 @@ class Chain:
             self.close()
         return waited_for
 
-    def close(self) -> Snapshot:
+    def close(self) -> MutationSnapshot:
         """Close the open snapshot, which has mutations, and open another one; the closed one."""
         closed = self.open
         closed.seal()
         closed.closed = True
-        self.open = Snapshot(closed.end + 1, self.account, self.leaving)
+        self.open = MutationSnapshot(closed.end + 1, self.account, self.leaving)
         self.open.older = closed
         closed.newer = self.open
         return closed
 
     # Cursors
 
-    def pin(self, snapshot: Snapshot) -> None:
+    def pin(self, snapshot: MutationSnapshot) -> None:
         """A cursor enters a snapshot: nothing more is taken into it."""
         if snapshot is self.open and snapshot.rows:
             self.close()
@@ -89,12 +88,12 @@ class Chain:
             snapshot.seal()
         snapshot.pins += 1
 
-    def unpin(self, snapshot: Snapshot) -> None:
+    def unpin(self, snapshot: MutationSnapshot) -> None:
         """A cursor leaves a snapshot."""
         snapshot.pins -= 1
         self.settle(snapshot)
 
-    def find(self, seqno: int) -> Snapshot | None:
+    def find(self, seqno: int) -> MutationSnapshot | None:
         """The snapshot in whose range a seqno lies, or None if it lies before the oldest one; the open one if above."""
         if seqno < self.oldest.start:
             return None
@@ -103,7 +102,7 @@ class Chain:
             snapshot = snapshot.older
         return snapshot
 
-    def place(self, after: int, floor: int) -> tuple[int, Snapshot]:
+    def place(self, after: int, floor: int) -> tuple[int, MutationSnapshot]:
         """The snapshot where a cursor goes on in memory that has all up to `after`, and up to which seqno it has
         to read the log before, `after` if it need not. What it reads first must not end below `floor`.
         """
@@ -122,7 +121,7 @@ class Chain:
 
     # What becomes of snapshots without cursors
 
-    def settle(self, snapshot: Snapshot) -> None:
+    def settle(self, snapshot: MutationSnapshot) -> None:
         """A snapshot was closed or lost a cursor: free what nobody needs, take neighbours together."""
         self.free()
         if not snapshot.linked or snapshot is self.open:
@@ -179,7 +178,7 @@ class Chain:
             self._evict(self.close())
             self.free()
 
-    def _evict(self, snapshot: Snapshot) -> None:
+    def _evict(self, snapshot: MutationSnapshot) -> None:
         if snapshot.pins or snapshot.evicted:
             return
         self.counters.snapshots_evicted += 1
@@ -189,7 +188,9 @@ class Chain:
         if snapshot.older is not None:
             self._collapse(snapshot.older, snapshot, self.limit)
 
-    def _collapse(self, older: Snapshot, newer: Snapshot, limit: int, *, try_overlap: bool = False) -> bool:
+    def _collapse(
+        self, older: MutationSnapshot, newer: MutationSnapshot, limit: int, *, try_overlap: bool = False
+    ) -> bool:
         if not (_free_to_collapse(older) and _free_to_collapse(newer)) or older.evicted != newer.evicted:
             return False
         if older.evicted:
@@ -207,5 +208,5 @@ class Chain:
         return True
 
 
-def _free_to_collapse(snapshot: Snapshot) -> bool:
+def _free_to_collapse(snapshot: MutationSnapshot) -> bool:
     return snapshot.closed and not snapshot.pins and not snapshot.persistence

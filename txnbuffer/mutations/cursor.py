@@ -4,17 +4,106 @@ Where they come from is not for its reader to see. Inside, a cursor stands in a 
 from a backfill of its own, or both: while it is behind memory it holds its place there and reads the log up to
 that place. If the place was lost meanwhile, to win back memory, it looks for another one when the backfill
 ends, and reads the log again up to there, and so on until memory has all that is missing.
+
+What one cursor reads from the log: a capped queue of snapshots, made as the log's mutations come in.
+
+The range that is asked for comes as one snapshot or several. Each holds every key once, as of its end, so it
+is handed out only when its end is known: when the range ends, or when it holds half of what the queue may.
+The log is read on demand, one request at a time, and only while there is room: a queue holds at most `cap` bytes
+and one answer. Only a snapshot whose end is given (the rest of one that was begun elsewhere) is
+completed whatever it takes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple, Protocol, TypeAlias
 
-from txnbuffer.mutations.backfill import Backfill
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.chain import Chain
-from txnbuffer.mutations.chunk import Chunk
-from txnbuffer.mutations.snapshot import Snapshot
+from txnbuffer.mutations.snapshot import Chunk, MemoryAccount, MutationSnapshot
+
+
+class Backfill:
+    """Seqnos `next` to `last` are still to come; no snapshot ends below `floor`.
+
+    `ticket` is that of the request under way, None if there is none. `items` were read so far.
+    """
+
+    __slots__ = ("_account", "_building", "_leaving", "_ready", "cap", "floor", "items", "last", "next", "ticket")
+
+    def __init__(
+        self, first: int, last: int, floor: int, cap: int, account: MemoryAccount, leaving: MemoryAccount
+    ) -> None:
+        self.next = first
+        self.last = last
+        self.floor = floor
+        self.cap = cap
+        self.ticket: int | None = None
+        self.items = 0
+        self._account = account
+        self._leaving = leaving
+        self._ready: deque[MutationSnapshot] = deque()
+        self._building: MutationSnapshot | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the whole range was read and taken."""
+        return self.next > self.last and not self._ready
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._ready)
+
+    @property
+    def bytes(self) -> int:
+        """What is held and not yet taken."""
+        building = 0 if self._building is None else self._building.bytes
+        return building + sum(snapshot.bytes for snapshot in self._ready)
+
+    @property
+    def rows(self) -> int:
+        """How many mutations are held and not yet taken."""
+        building = 0 if self._building is None else self._building.rows
+        return building + sum(snapshot.rows for snapshot in self._ready)
+
+    def wanted(self) -> int:
+        """How many bytes to ask the log for now, 0 if none."""
+        if self.ticket is not None or self.next > self.last:
+            return 0
+        room = self.cap - self.bytes
+        if room > 0:
+            return room
+        return 0 if self._ready else max(1, self.cap // 2)
+
+    def feed(self, rows: MutationBatch) -> int:
+        """Take an answer: mutations from `next` on, none above `last`; how many of them were replaced."""
+        if self._building is None:
+            self._building = MutationSnapshot(self.next, self._account, self._leaving)
+        building = self._building
+        self.items += len(rows)
+        replaced = building.append(rows.owned())
+        self.next = building.end + 1
+        if self.next > self.last or (building.end >= self.floor and building.bytes * 2 >= self.cap):
+            building.seal()
+            building.closed = True
+            self._ready.append(building)
+            self._building = None
+        return replaced
+
+    def pop(self) -> MutationSnapshot | None:
+        """The next snapshot, None if there is none yet; whoever takes it frees it."""
+        return self._ready.popleft() if self._ready else None
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for snapshot in self._ready:
+            snapshot.free()
+        self._ready.clear()
+        if self._building is not None:
+            self._building.free()
+            self._building = None
+
 
 UNLIMITED = 2**62
 
@@ -26,13 +115,13 @@ class SnapshotStart(NamedTuple):
     end: int
 
 
-class SnapshotEnd(NamedTuple):
+class CursorSnapshotEnd(NamedTuple):
     """The snapshot that ends with this seqno is complete."""
 
     end: int
 
 
-Item: TypeAlias = SnapshotStart | Mutation | SnapshotEnd
+Item: TypeAlias = SnapshotStart | Mutation | CursorSnapshotEnd
 
 
 class Slice(NamedTuple):
@@ -84,14 +173,14 @@ class Cursor:
         self.after = after
         self.end = end
         self.floor = floor
-        self.pin: Snapshot | None = None
+        self.pin: MutationSnapshot | None = None
         self.backfill: Backfill | None = None
         self.error: Exception | None = None
         self.registered = True
         self.waiting = False
         self.drops = 0
         self.items_sent = 0
-        self._reading: Snapshot | None = None
+        self._reading: MutationSnapshot | None = None
         self._chunk = 0
         self._row = 0
         self._range: tuple[int, int] | None = None
@@ -135,7 +224,7 @@ class Cursor:
             return SnapshotStart(start, end)
         if not len(rows):
             self._pending = None
-            return SnapshotEnd(end)
+            return CursorSnapshotEnd(end)
         rest = rows.take(slice(1, None))
         self._pending = pending._replace(rows=rest) if len(rest) or ends else None
         return next(iter(rows.take(slice(0, 1))))
@@ -182,7 +271,7 @@ class Cursor:
             self._place()
 
     @property
-    def reading(self) -> Snapshot | None:
+    def reading(self) -> MutationSnapshot | None:
         """The snapshot in the middle of which it stands, in memory or its own."""
         return self._reading
 
@@ -243,7 +332,7 @@ class Cursor:
             return self._wait()
         return True
 
-    def _from_memory(self, pin: Snapshot, enter: bool) -> bool:
+    def _from_memory(self, pin: MutationSnapshot, enter: bool) -> bool:
         """Whether to go on, rather than stay: in an empty open snapshot, or before one that is not to be closed."""
         if self.after < pin.end:
             self._read(pin)
@@ -270,7 +359,7 @@ class Cursor:
         if last > self.after:
             self.backfill = self._manager.new_backfill(self.after + 1, last, self.floor)
 
-    def _move(self, newer: Snapshot) -> None:
+    def _move(self, newer: MutationSnapshot) -> None:
         self._manager.chain.pin(newer)
         self._leave()
         self.pin = newer
@@ -283,7 +372,7 @@ class Cursor:
                 pin.passed -= 1
             self._manager.chain.unpin(pin)
 
-    def _at_end_of(self, pin: Snapshot) -> bool:
+    def _at_end_of(self, pin: MutationSnapshot) -> bool:
         return pin.rows > 0 and self.after >= pin.end
 
     def _wait(self) -> bool:
@@ -292,17 +381,17 @@ class Cursor:
 
     # Reading
 
-    def _read(self, snapshot: Snapshot) -> None:
+    def _read(self, snapshot: MutationSnapshot) -> None:
         self._reading = snapshot
         self._chunk, self._row = snapshot.find(self.after)
 
-    def _fitting(self, snapshot: Snapshot, limit: int, max_bytes: int) -> int:
+    def _fitting(self, snapshot: MutationSnapshot, limit: int, max_bytes: int) -> int:
         """How many mutations to take from the chunk where it stands."""
         chunk = snapshot.chunks[self._chunk - snapshot.base]
         count = min(limit, len(chunk.rows) - self._row)
         return count if max_bytes >= chunk.bytes else chunk.rows.fitting(self._row, count, max_bytes)
 
-    def _slice(self, snapshot: Snapshot, count: int) -> Slice:
+    def _slice(self, snapshot: MutationSnapshot, count: int) -> Slice:
         begins = self._range is None
         if self._range is None:
             self._range = (self.after + 1, snapshot.end)
@@ -325,7 +414,7 @@ class Cursor:
                 return Slice(start, end, begins, True, rows)
         return Slice(start, end, begins, False, rows)
 
-    def _finish(self, snapshot: Snapshot) -> None:
+    def _finish(self, snapshot: MutationSnapshot) -> None:
         """The snapshot is complete: hold nothing that is not needed, and close no open snapshot for it."""
         self._reading = None
         self._range = None

@@ -19,7 +19,7 @@ from broker_io.position import Int64s, Position, Positions
 CAP = 4096
 
 
-class IndexEntry(NamedTuple):
+class SnapshotIndexEntry(NamedTuple):
     """A snapshot of the mutations `start` to `end`; `rows` of them stood in it.
 
     `first` and `last` are the positions of the mutations numbered `start` and `end`.
@@ -32,7 +32,7 @@ class IndexEntry(NamedTuple):
     rows: int
 
 
-class Anchor(NamedTuple):
+class SnapshotAnchor(NamedTuple):
     """The mutation numbered `seqno` stands at `position`."""
 
     seqno: int
@@ -62,14 +62,14 @@ class SnapshotIndex:
         if cap < 2:
             raise ValueError(f"an index of {cap} entries finds nothing: let it have 2 or more")
         self.cap = cap
-        self._entries: list[IndexEntry] = []
+        self._entries: list[SnapshotIndexEntry] = []
 
     @classmethod
     def of(cls, columns: IndexColumns, cap: int = CAP) -> SnapshotIndex:
         """The index whose `columns()` these were. Raises ValueError if they are none."""
         index = cls(cap)
         rows = (columns.starts.tolist(), columns.ends.tolist(), columns.firsts, columns.lasts, columns.rows.tolist())
-        for entry in map(IndexEntry, *rows):
+        for entry in map(SnapshotIndexEntry, *rows):
             index.add(entry)
         return index
 
@@ -83,13 +83,13 @@ class SnapshotIndex:
             np.array([entry.rows for entry in entries], np.int64),
         )
 
-    def entries(self) -> list[IndexEntry]:
+    def entries(self) -> list[SnapshotIndexEntry]:
         return list(self._entries)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: IndexEntry) -> None:
+    def add(self, entry: SnapshotIndexEntry) -> None:
         """Add an entry above all that are in. Raises ValueError if it is not, or makes no sense."""
         if self._entries and entry.start <= self._entries[-1].end:
             raise ValueError(f"snapshot {entry.start} to {entry.end} is indexed behind {self._entries[-1].end}")
@@ -101,18 +101,18 @@ class SnapshotIndex:
             pairs = zip(old[::2], old[1::2], strict=True)
             self._entries[: len(old)] = [_together(first, second) for first, second in pairs]
 
-    def anchor(self, seqno: int) -> Anchor | None:
+    def anchor(self, seqno: int) -> SnapshotAnchor | None:
         """The highest mutation at or below a seqno whose position is known, None if there is none."""
         at = bisect_right(self._entries, seqno, key=_start)
         if not at:
             return None
         entry = self._entries[at - 1]
-        return Anchor(entry.end, entry.last) if entry.end <= seqno else Anchor(entry.start, entry.first)
+        return SnapshotAnchor(entry.end, entry.last) if entry.end <= seqno else SnapshotAnchor(entry.start, entry.first)
 
     def trim(self, first_seqno: int) -> None:
         """The log begins with a seqno: forget entries that begin below it, whose first position is gone."""
         del self._entries[: bisect_right(self._entries, first_seqno - 1, key=_start)]
 
 
-def _together(first: IndexEntry, second: IndexEntry) -> IndexEntry:
-    return IndexEntry(first.start, second.end, first.first, second.last, first.rows + second.rows)
+def _together(first: SnapshotIndexEntry, second: SnapshotIndexEntry) -> SnapshotIndexEntry:
+    return SnapshotIndexEntry(first.start, second.end, first.first, second.last, first.rows + second.rows)

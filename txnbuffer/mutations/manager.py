@@ -7,25 +7,53 @@ wants (`take_effects`), and is given what they brought (`backfilled`). One threa
 The persistence cursor is part of it and never dropped: `persist` takes it through all snapshots and
 adds them to the index, by which a backfill finds its place in the log. It needs the bounds of snapshots and not their
 mutations, so however late it is it keeps no mutations in memory once these are evicted.
+
+What the manager wants done: reads of the log, and word to those who wait for mutations.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
 from txnbuffer.errors import InvalidRequest, MutationsTrimmed, SeqnoGap
-from txnbuffer.mutations.account import Account
-from txnbuffer.mutations.backfill import Backfill
 from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.mutations.chain import Chain
-from txnbuffer.mutations.cursor import Cursor
-from txnbuffer.mutations.effects import Effect, ReadLog, StopReading, Wake
-from txnbuffer.mutations.index import Anchor, IndexEntry, SnapshotIndex
-from txnbuffer.mutations.statistics import (
-    PERSISTENCE,
-    CursorStatistics,
-    ManagerStatistics,
-    of_cursor,
-    of_persistence,
-)
+from txnbuffer.mutations.cursor import Backfill, Cursor
+from txnbuffer.mutations.index import SnapshotAnchor, SnapshotIndex, SnapshotIndexEntry
+from txnbuffer.mutations.snapshot import MemoryAccount
+from txnbuffer.mutations.statistics import PERSISTENCE, CursorStatistics, ManagerStatistics, of_cursor, of_persistence
+
+
+class ReadLog(NamedTuple):
+    """Read the visible mutations from `first` on, up to `last`, and answer with `backfilled(ticket, ...)`.
+
+    The answer holds those from `first` on without a gap, at least one, with keys and values of about
+    `max_bytes` together; the rest is asked for when there is room. `anchor` is where reading can begin if
+    nothing nearer is known, None for the beginning of the log. Whoever reads may let requests wait.
+    """
+
+    ticket: int
+    cursor: str
+    first: int
+    last: int
+    anchor: SnapshotAnchor | None
+    max_bytes: int
+
+
+class StopReading(NamedTuple):
+    """Nobody wants the answer of this ticket any more."""
+
+    ticket: int
+
+
+class Wake(NamedTuple):
+    """A cursor that had nothing to give has something now, or has failed."""
+
+    cursor: str
+
+
+Effect: TypeAlias = ReadLog | StopReading | Wake
+
 
 MAX_SNAPSHOT_BYTES = 8 * 1024 * 1024
 BACKFILL_BYTES = 16 * 1024 * 1024
@@ -47,17 +75,17 @@ class MutationManager:
         index: SnapshotIndex | None = None,
         max_snapshot_bytes: int = MAX_SNAPSHOT_BYTES,
         backfill_bytes: int = BACKFILL_BYTES,
-        account: Account | None = None,
+        account: MemoryAccount | None = None,
     ) -> None:
-        self.account = Account(account)
-        self.leaving = Account(self.account)
+        self.account = MemoryAccount(account)
+        self.leaving = MemoryAccount(self.account)
         self.index = index or SnapshotIndex()
         self.first_seqno = first_seqno
         self.backfill_bytes = backfill_bytes
-        self.chain = Chain(high, max_snapshot_bytes, Account(self.account), self.leaving)
+        self.chain = Chain(high, max_snapshot_bytes, MemoryAccount(self.account), self.leaving)
         self.cursors: dict[str, Cursor] = {}
         self.cursors_dropped = 0
-        self.backfills = Account(self.account)
+        self.backfills = MemoryAccount(self.account)
         self.persistence = self.chain.open
         self.persistence.persistence = True
         self._requests: dict[int, Cursor] = {}
@@ -105,14 +133,14 @@ class MutationManager:
         self.cursors[name] = cursor
         return cursor
 
-    def persist(self) -> list[IndexEntry]:
+    def persist(self) -> list[SnapshotIndexEntry]:
         """Take the persistence cursor to the end, closing the open snapshot; what this added to the index."""
         if self.chain.open.rows:
             self.chain.close()
-        added: list[IndexEntry] = []
+        added: list[SnapshotIndexEntry] = []
         left = snapshot = self.persistence
         while snapshot.newer is not None:
-            entry = IndexEntry(
+            entry = SnapshotIndexEntry(
                 snapshot.start, snapshot.end, snapshot.first_position, snapshot.last_position, snapshot.rows
             )
             self.index.add(entry)
@@ -236,11 +264,11 @@ class MutationManager:
 
     # What is asked
 
-    def anchor(self, seqno: int) -> Anchor | None:
+    def anchor(self, seqno: int) -> SnapshotAnchor | None:
         """The highest mutation known at or below a seqno, where a read that is to reach it can begin."""
         snapshot = self.chain.find(seqno)
         if snapshot is not None and snapshot.rows:
-            return Anchor(snapshot.start, snapshot.first_position)
+            return SnapshotAnchor(snapshot.start, snapshot.first_position)
         return self.index.anchor(seqno)
 
     def statistics(self) -> ManagerStatistics:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from txnbuffer.mutations.account import Account
 from txnbuffer.mutations.manager import MAX_SNAPSHOT_BYTES, MutationManager
+from txnbuffer.mutations.snapshot import MemoryAccount
 
 UPPER_MARK = 0.9
 LOWER_MARK = 0.6
@@ -47,7 +47,7 @@ class MemoryBudget:
     def __init__(self, budget: int, *, upper: float = UPPER_MARK, lower: float = LOWER_MARK) -> None:
         if not 0 < lower <= upper <= 1:
             raise ValueError(f"marks {lower} and {upper}: the lower one is above 0, the upper one at most 1")
-        self.account = Account()
+        self.account = MemoryAccount()
         self.managers: dict[str, MutationManager] = {}
         self.upper = upper
         self.lower = lower

@@ -5,22 +5,146 @@ from it. With the first mutation it has a start, which cursors tell whoever they
 without a key are never replaced; deletions are mutations like any other.
 
 One thread owns all snapshots of a topic, so taking two neighbours into one needs no lock on either.
+
+Bytes of memory, counted where they are taken and given back, and summed up to whoever has a budget.
+
+A run of mutations of one snapshot, as it was queued; replaced ones stay in it until it is packed.
 """
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_io.position import EARLIEST
-from txnbuffer.mutations.account import Account
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.mutations.chunk import TOGETHER, Chunk, join_tiny
+
+
+class MemoryAccount:
+    """A sum of bytes; what is added here is added to `parent` too."""
+
+    __slots__ = ("bytes", "parent")
+
+    def __init__(self, parent: MemoryAccount | None = None) -> None:
+        self.bytes = 0
+        self.parent = parent
+
+    def add(self, more: int) -> None:
+        self.bytes += more
+        if self.parent is not None:
+            self.parent.add(more)
+
+
+TINY_ROWS = 64
+TINY_BYTES = 16 * 1024
+
+TOGETHER = 32
+TOGETHER_BYTES = 64 * 1024
+"""At most so many tiny chunks, with keys and values of so many bytes, become one."""
+
+
+class Chunk:
+    """`rows`, of which those that `alive` masks (None: all) stand in the snapshot: `live` of them.
+
+    `first` is a seqno at or below all of them and above those of the chunk before. `handed` cursors have given
+    rows of it to somebody who may still hold them; `leaving` counts them once the snapshot let them go.
+    """
+
+    __slots__ = ("alive", "bytes", "first", "handed", "leaving", "live", "rows")
+
+    def __init__(self, rows: MutationBatch) -> None:
+        self.rows = rows
+        self.first = rows.first
+        self.alive: NDArray[np.bool_] | None = None
+        self.live = len(rows)
+        self.bytes = rows.nbytes()
+        self.handed = 0
+        self.leaving: MemoryAccount | None = None
+
+    @property
+    def last(self) -> int:
+        """The last seqno of it, replaced ones included until it is packed."""
+        return self.rows.last
+
+    @property
+    def tiny(self) -> bool:
+        return len(self.rows) < TINY_ROWS and self.bytes < TINY_BYTES
+
+    def keep(self, alive: NDArray[np.bool_]) -> int:
+        """Of a new one, keep those that a mask says; how many that leaves out."""
+        self.live = int(alive.sum())
+        if self.live < len(self.rows):
+            self.alive = alive
+        return len(self.rows) - self.live
+
+    def replace(self, seqnos: Sequence[int]) -> None:
+        """Take mutations out that a newer one of their key replaces; they are in it, and alive."""
+        if self.alive is None:
+            self.alive = np.ones(len(self.rows), np.bool_)
+        self.alive[np.searchsorted(self.rows.seqnos, np.array(seqnos, np.int64))] = False
+        self.live -= len(seqnos)
+
+    def pack(self) -> int:
+        """Let go of replaced mutations; the bytes won. At least one is alive."""
+        if self.alive is None:
+            return 0
+        before = self.bytes
+        self.rows = self.rows.take(self.alive).owned()
+        self.alive = None
+        self.bytes = self.rows.nbytes()
+        return before - self.bytes
+
+    def living(self) -> MutationBatch:
+        return self.rows if self.alive is None else self.rows.take(self.alive)
+
+    def hand(self) -> None:
+        """A cursor gives rows of it away."""
+        self.handed += 1
+
+    def give_back(self) -> None:
+        """Whoever got them is done."""
+        self.handed -= 1
+        if self.leaving is not None and not self.handed:
+            self.leaving.add(-self.bytes)
+            self.leaving = None
+
+    def leave(self, leaving: MemoryAccount) -> None:
+        """The snapshot lets go of it: what was handed out is on its way to be freed."""
+        if self.handed:
+            self.leaving = leaving
+            leaving.add(self.bytes)
+
+
+def join_tiny(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The same mutations with runs of tiny chunks made one: little batches weigh more than what they hold."""
+    joined: list[Chunk] = []
+    run: list[Chunk] = []
+    payload = 0
+    for chunk in chunks:
+        more = chunk.rows.payload() if chunk.tiny else TOGETHER_BYTES + 1
+        if run and (len(run) == TOGETHER or payload + more > TOGETHER_BYTES):
+            joined.append(_one(run))
+            run, payload = [], 0
+        if chunk.tiny:
+            run.append(chunk)
+            payload += more
+        else:
+            joined.append(chunk)
+    return [*joined, _one(run)] if run else joined
+
+
+def _one(run: list[Chunk]) -> Chunk:
+    if len(run) == 1:
+        return run[0]
+    one = Chunk(MutationBatch.concat([part.living() for part in run]).owned())
+    one.first = run[0].first
+    return one
+
 
 SNAPSHOT_BYTES = 600
 """What a snapshot weighs besides its chunks and its index."""
@@ -31,7 +155,7 @@ ENTRY_BYTES = 33 + 32
 _first = attrgetter("first")
 
 
-class Snapshot:
+class MutationSnapshot:
     """Seqnos `start` to `end`, `start` - 1 while it is empty.
 
     `rows` mutations stand in it. It is kept in `chunks`; those up to `freed` were let go, `base` chunks in
@@ -45,7 +169,7 @@ class Snapshot:
         "persistence", "pins", "rows", "start",
     )  # fmt: skip
 
-    def __init__(self, start: int, account: Account, leaving: Account) -> None:
+    def __init__(self, start: int, account: MemoryAccount, leaving: MemoryAccount) -> None:
         self.start = start
         self.end = start - 1
         self.first_position = self.last_position = EARLIEST
@@ -56,8 +180,8 @@ class Snapshot:
         self.evicted = self.closed = self.persistence = False
         self.linked = True
         self.pins = self.passed = 0
-        self.older: Snapshot | None = None
-        self.newer: Snapshot | None = None
+        self.older: MutationSnapshot | None = None
+        self.newer: MutationSnapshot | None = None
         self.bytes = 0
         self._account = account
         self._leaving = leaving
@@ -88,7 +212,7 @@ class Snapshot:
             return replaced
         return self._put(rows)
 
-    def absorb(self, newer: Snapshot) -> int:
+    def absorb(self, newer: MutationSnapshot) -> int:
         """Take the next snapshot into this one; how many mutations were replaced. Neither is evicted."""
         self._ensure_index()
         replaced = sum(self._put(chunk.living().owned()) for chunk in newer.chunks)
@@ -96,7 +220,7 @@ class Snapshot:
         self.last_position = newer.last_position
         return replaced
 
-    def overlap(self, newer: Snapshot) -> int:
+    def overlap(self, newer: MutationSnapshot) -> int:
         """Bytes of mutations that `absorb` would let go, about: the share of the keys that are in both."""
         self._ensure_index()
         common = sum(len(self._index.keys() & set(chunk.living().messages.keys.to_list())) for chunk in newer.chunks)
@@ -129,7 +253,7 @@ class Snapshot:
         self.evicted = True
         return before - self.bytes
 
-    def absorb_evicted(self, newer: Snapshot) -> None:
+    def absorb_evicted(self, newer: MutationSnapshot) -> None:
         """Take the next snapshot into this one where both are evicted; a key of both counts twice."""
         self.end = self.freed = newer.end
         self.last_position = newer.last_position

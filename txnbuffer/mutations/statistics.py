@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from txnbuffer.mutations.cursor import Cursor
-from txnbuffer.mutations.snapshot import Snapshot
+from txnbuffer.mutations.snapshot import MutationSnapshot
 
 PERSISTENCE = "persistence"
 """The name under which statistics show the persistence cursor; no other cursor may have it."""
@@ -60,7 +60,7 @@ class ManagerStatistics(NamedTuple):
     cursors_dropped: int
 
 
-def of_persistence(place: Snapshot) -> CursorStatistics:
+def of_persistence(place: MutationSnapshot) -> CursorStatistics:
     """Of the persistence cursor: it has passed all snapshots before the one where it stands, and gives no items."""
     return CursorStatistics(PERSISTENCE, place.start, place.start - 1, None, 0, _from(place, place.start - 1))
 
@@ -92,7 +92,7 @@ def _remaining(cursor: Cursor, high: int) -> int:
     return items + (high - after if pin is None else _from(pin, after))
 
 
-def _from(snapshot: Snapshot | None, after: int) -> int:
+def _from(snapshot: MutationSnapshot | None, after: int) -> int:
     """How many mutations stand above a seqno, from a snapshot on."""
     items = 0
     while snapshot is not None:

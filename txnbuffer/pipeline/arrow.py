@@ -26,7 +26,7 @@ from broker_io.batch import NO_TIME, Blobs, Labels, Numbers, PropertyColumn
 from broker_io.position import Int64s
 from txnbuffer.client.records import RESERVED
 from txnbuffer.columns import present
-from txnbuffer.pipeline.reading import Outcome, Rows
+from txnbuffer.pipeline.reading import RecordOutcome, RecordRows
 from txnbuffer.protocol import TXN
 
 Column: TypeAlias = "pa.Array"
@@ -51,7 +51,7 @@ def schema_of(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([pa.field(name, TYPES[name]) for name in columns])
 
 
-def record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(rows: RecordRows, schema: pa.Schema) -> pa.RecordBatch:
     """The wanted ones of the records, with the columns of the schema."""
     batch = pa.RecordBatch.from_arrays([_MAKERS[name](rows) for name in schema.names], schema=schema)
     if rows.mask is None:
@@ -100,19 +100,19 @@ def _repeated(value: str, count: int) -> Column:
     return binary(Blobs(data * count, offsets, None), pa.string())
 
 
-def _position(rows: Rows) -> Column:
+def _position(rows: RecordRows) -> Column:
     positions = rows.placed.positions
     axes = [fixed(axis, pa.int64()) for axis in (positions.ledgers, positions.entries, positions.indexes)]
     return pa.StructArray.from_arrays(axes, fields=[*TYPES["position"]])
 
 
-def _seqno(rows: Rows) -> Column:
+def _seqno(rows: RecordRows) -> Column:
     if rows.seqnos is None:
         return pa.nulls(len(rows), pa.int64())
     return fixed(rows.seqnos, pa.int64(), rows.seqnos == 0)
 
 
-def _properties(rows: Rows) -> Column:
+def _properties(rows: RecordRows) -> Column:
     count = len(rows)
     columns = {
         name: column for name, column in rows.placed.messages.properties.items() if not name.startswith(RESERVED)
@@ -129,7 +129,7 @@ def _properties(rows: Rows) -> Column:
     return pa.MapArray.from_arrays(fixed(offsets, pa.int32()), names, values)
 
 
-def _txn(rows: Rows) -> Column:
+def _txn(rows: RecordRows) -> Column:
     column = rows.placed.messages.properties.get(TXN)
     return pa.nulls(len(rows), pa.string()) if column is None else text(column)
 
@@ -138,18 +138,18 @@ def _timestamp(milliseconds: Int64s, absent: NDArray[np.bool_] | None = None) ->
     return fixed(np.clip(milliseconds, -LARGEST_TIME, LARGEST_TIME) * 1000, TIMESTAMP, absent)
 
 
-def _event_time(rows: Rows) -> Column:
+def _event_time(rows: RecordRows) -> Column:
     times = rows.placed.messages.event_times
     return pa.nulls(len(rows), TIMESTAMP) if times is None else _timestamp(times, times == NO_TIME)
 
 
-def _outcome(rows: Rows) -> Column:
+def _outcome(rows: RecordRows) -> Column:
     if rows.outcomes is None:
         return pa.nulls(len(rows), pa.string())
-    return strings([outcome.name.lower() for outcome in Outcome]).take(fixed(rows.outcomes, pa.int8()))
+    return strings([outcome.name.lower() for outcome in RecordOutcome]).take(fixed(rows.outcomes, pa.int8()))
 
 
-_MAKERS: Mapping[str, Callable[[Rows], Column]] = {
+_MAKERS: Mapping[str, Callable[[RecordRows], Column]] = {
     "topic": lambda rows: _repeated(rows.topic, len(rows)),
     "position": _position,
     "seqno": _seqno,

@@ -14,6 +14,13 @@ the table.
 
 Each run makes sure first that since the one before nobody else changed what the table says: commits that move records
 into other files are no change. Of what Delta has cleaned up of its log the number of rows has to tell.
+
+What the log of a Delta table says of files: those that a run adds, those that a version has, what a commit did.
+
+Of each file it gets the number of records, and the lowest and highest of topic, place and times, by which readers leave
+files out; times are rounded outwards to milliseconds, which is what Delta keeps of them.
+
+Where an export goes, by the format that is asked for or found there.
 """
 
 from __future__ import annotations
@@ -23,16 +30,16 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
 from broker_io.errors import InvalidAddress, MissingDependency, StorageError
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline.delta_files import add_action, changes_data, files_of, is_mark
 from txnbuffer.pipeline.exports import (
     DELTA_LOG,
     LATEST,
@@ -41,9 +48,10 @@ from txnbuffer.pipeline.exports import (
     ExportDirectory,
     ExportFailed,
     ExportLocked,
-    Run,
+    ExportRun,
     UnreadableExport,
     literal,
+    local_path,
     sync,
 )
 
@@ -51,6 +59,81 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
+
+
+BOUNDED = (
+    "topic", "position.ledger", "position.entry", "seqno", "event_time", "publish_time",
+)  # fmt: skip
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
+
+
+def add_action(root: str, path: str, footer: Any) -> AddAction:
+    """Adds the Parquet file at a path below `root`, of which pyarrow read the footer."""
+    from deltalake.transaction import AddAction
+
+    status = os.stat(os.path.join(root, path))
+    stats = {"numRecords": footer.num_rows, **_bounds(footer)}
+    return AddAction(path, status.st_size, {}, status.st_mtime_ns // 1_000_000, True, json.dumps(stats))
+
+
+def files_of(table: DeltaTable) -> dict[str, int | None]:
+    """The files of a version, and how many rows each has; None: it does not say."""
+    import pyarrow as pa
+
+    actions = pa.table(table.get_add_actions(flatten=True))
+    return dict(zip(actions["path"].to_pylist(), actions["num_records"].to_pylist(), strict=True))
+
+
+def is_mark(action: Mapping[str, Any], app: str, version: int) -> bool:
+    """Whether an action of the log is this application transaction."""
+    found = action.get("txn") or {}
+    return bool(found.get("appId") == app and found.get("version") == version)
+
+
+def changes_data(action: Mapping[str, Any]) -> bool:
+    """Whether an action of the log adds or removes records, instead of moving them from file to file."""
+    files = [found for name in ("add", "remove") if (found := action.get(name)) is not None]
+    return any(found.get("dataChange", True) for found in files)
+
+
+def _bounds(footer: Any) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
+    paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
+    for index, path in enumerate(paths):
+        if path not in BOUNDED:
+            continue
+        parts = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if any(part is None or not part.has_min_max for part in parts):
+            continue
+        ends = [_ends(path, part) for part in parts]
+        if any(end is None for pair in ends for end in pair):
+            continue
+        _put(found["minValues"], path, min(low for low, _ in ends))
+        _put(found["maxValues"], path, max(high for _, high in ends))
+    return found
+
+
+def _ends(path: str, part: Any) -> tuple[Any, Any]:
+    if path.endswith("_time"):
+        return _moment(part.min_raw // 1000), _moment(-(-part.max_raw // 1000))
+    return part.min, part.max
+
+
+def _moment(milliseconds: int) -> str | None:
+    """A time as Delta writes it, which sorts as text; None before the year 1 and behind the year 9999."""
+    try:
+        return (EPOCH + milliseconds * MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return None
+
+
+def _put(found: dict[str, Any], path: str, value: Any) -> None:
+    *outer, name = path.split(".")
+    for one in outer:
+        found = found.setdefault(one, {})
+    found[name] = value
+
 
 APP = "txnbuffer"
 ATTEMPTS = 10
@@ -66,12 +149,12 @@ class ExportChanged(StorageError):
     """Others have written records to an exported table, or removed some."""
 
 
-class Seen(NamedTuple):
+class TableVersion(NamedTuple):
     """A version of the table, and the run that it ends with; `mark` is the version of the application transaction."""
 
     table: DeltaTable
     mark: int
-    run: Run
+    run: ExportRun
 
 
 class DeltaDirectory(ExportDirectory):
@@ -86,7 +169,7 @@ class DeltaDirectory(ExportDirectory):
             raise InvalidAddress(
                 f"{self.path!r} can't be a Delta table: export to a directory without {''.join(strange)!r} in its path"
             )
-        self._seen: Seen | None = None
+        self._seen: TableVersion | None = None
         try:
             import deltalake  # noqa: F401  # what is missing is told before anything starts
         except ImportError as error:
@@ -94,7 +177,7 @@ class DeltaDirectory(ExportDirectory):
                 f"format delta needs the package deltalake ({error}): pip install 'txnbuffer[delta]'"
             ) from None
 
-    def last(self) -> Run | None:
+    def last(self) -> ExportRun | None:
         """The last run that counts; None if there is none.
 
         Raises UnreadableExport, InvalidRequest for an export of another kind or format.
@@ -113,7 +196,7 @@ class DeltaDirectory(ExportDirectory):
         """What a reader of Delta tables reads."""
         return self.path
 
-    def frame(self, spark: SparkSession, run: Run) -> DataFrame:
+    def frame(self, spark: SparkSession, run: ExportRun) -> DataFrame:
         """What the export holds up to the last run, as `last` found it."""
         from pyspark.sql.types import StructField, StructType
 
@@ -123,12 +206,12 @@ class DeltaDirectory(ExportDirectory):
         paths = [literal(path) for path in self.files(run)]
         return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
 
-    def files(self, run: Run) -> list[str]:
+    def files(self, run: ExportRun) -> list[str]:
         """The Parquet files of `frame`."""
         return [] if self._seen is None else [os.path.join(self.path, path) for path in files_of(self._seen.table)]
 
     @contextmanager
-    def reading(self) -> Iterator[Run | None]:
+    def reading(self) -> Iterator[ExportRun | None]:
         """The last run, whose files stay until VACUUM removes them. Raises as `last`."""
         yield self.last()
 
@@ -142,7 +225,7 @@ class DeltaDirectory(ExportDirectory):
         if self._seen is not None:
             self._check(self._seen)
 
-    def publish(self, run: Run) -> Run:
+    def publish(self, run: ExportRun) -> ExportRun:
         """What stands in `writing` counts from here on, as the run behind the one that `last` found.
 
         Raises ExportFailed, ExportLocked if another process exported meanwhile, ExportChanged.
@@ -159,7 +242,7 @@ class DeltaDirectory(ExportDirectory):
             self._forget(run.number - KEPT)
         return counted
 
-    def look(self) -> Seen | None:
+    def look(self) -> TableVersion | None:
         """The newest version of the table, whatever others did to it; None if there is none."""
         from deltalake import DeltaTable
 
@@ -180,14 +263,14 @@ class DeltaDirectory(ExportDirectory):
                 f"the Delta table {self.path} does not say how far it is exported: it was made by something else, or "
                 f"its delta.setTransactionRetentionDuration is over; export to another directory"
             )
-        return Seen(table, mark, self._run_of(mark))
+        return TableVersion(table, mark, self._run_of(mark))
 
     def _refuse_parquet(self) -> None:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         if any(name in (LATEST, "runs") or name.startswith("run=") for name in names):
             raise InvalidRequest(f"{self.path} holds an export as Parquet files: export to Delta in another directory")
 
-    def _run_of(self, mark: int) -> Run:
+    def _run_of(self, mark: int) -> ExportRun:
         path = self._run_file(mark)
         try:
             with open(path, "rb") as file:
@@ -197,12 +280,12 @@ class DeltaDirectory(ExportDirectory):
                 f"{path} is missing, which says how far {self.path} is exported: put it back, or export to another "
                 f"directory"
             ) from None
-        run = Run.decode(path, data)
+        run = ExportRun.decode(path, data)
         if mark_of(run.number, data) != mark:
             raise UnreadableExport(f"{path} was changed since it was written: put it back, or export elsewhere")
         return run
 
-    def _check(self, seen: Seen) -> None:
+    def _check(self, seen: TableVersion) -> None:
         """See that the table says what it said after its last run. Raises ExportChanged, UnreadableExport."""
         if [field.name for field in seen.table.schema().fields] != [*seen.run.columns]:
             raise self._changed(seen, "has other columns now")
@@ -212,7 +295,7 @@ class DeltaDirectory(ExportDirectory):
         if rows != seen.run.rows and (cleaned or rows is not None):
             raise self._changed(seen, f"has {'nobody knows how many' if rows is None else rows} rows now")
 
-    def _changed_in_log(self, seen: Seen) -> bool:
+    def _changed_in_log(self, seen: TableVersion) -> bool:
         """Whether Delta has cleaned up what tells of others' changes. Raises ExportChanged for a change."""
         for version in range(seen.table.version(), -1, -1):
             try:
@@ -228,13 +311,13 @@ class DeltaDirectory(ExportDirectory):
                 raise self._changed(seen, f"was written to in version {version}")
         return True
 
-    def _changed(self, seen: Seen, what: str) -> ExportChanged:
+    def _changed(self, seen: TableVersion, what: str) -> ExportChanged:
         return ExportChanged(
             f"{self.path} is not what run {seen.run.number} of its export left any more, for it {what}: export to "
             f"another directory"
         )
 
-    def _named(self, run: Run) -> list[AddAction]:
+    def _named(self, run: ExportRun) -> list[AddAction]:
         """Give the files of `writing` the names that stay, and say what adds them."""
         import pyarrow.parquet as pq
 
@@ -261,7 +344,7 @@ class DeltaDirectory(ExportDirectory):
         for one in (os.path.dirname(path), os.path.join(self.path, "_export")):
             sync(one)
 
-    def _commit(self, adds: list[AddAction], run: Run, mark: int) -> None:
+    def _commit(self, adds: list[AddAction], run: ExportRun, mark: int) -> None:
         """Commit right behind a version in which the run that `last` found is the last one still."""
         from deltalake.exceptions import DeltaError
 
@@ -288,7 +371,7 @@ class DeltaDirectory(ExportDirectory):
         sync(os.path.join(self.path, DELTA_LOG))
         self._seen = now
 
-    def _try(self, now: Seen | None, adds: list[AddAction], run: Run, mark: int) -> None:
+    def _try(self, now: TableVersion | None, adds: list[AddAction], run: ExportRun, mark: int) -> None:
         """Commit as the version behind the one that was seen; nobody's other commit may get in between."""
         from deltalake import CommitProperties, Schema, Transaction
         from deltalake.transaction import create_table_with_add_actions
@@ -343,3 +426,31 @@ def kind_at(path: str) -> str | None:
     """The kind of the export that a Delta table is; None: there is none. Raises UnreadableExport."""
     seen = DeltaDirectory(path, VERSIONS).look()
     return None if seen is None else seen.run.kind
+
+
+PARQUET, DELTA = "parquet", "delta"
+
+
+def target(path: str, kind: str, form: str) -> ExportDirectory:
+    """Where to export to. Raises MissingDependency for Delta without the package deltalake."""
+    return DeltaDirectory(path, kind) if form == DELTA else ExportDirectory(path, kind)
+
+
+def check_apart(export: ExportDirectory, address: str) -> None:
+    """Raises InvalidRequest for an export into the directory of the log that it reads, which is the log's own."""
+    if address.startswith("file:"):
+        log, place = (os.path.realpath(path) for path in (local_path(address), export.path))
+        if os.path.commonpath([log, place]) == log:
+            raise InvalidRequest(f"{export.path} is in the directory of the log {address}: export to another directory")
+
+
+def find(path: str) -> ExportDirectory:
+    """The export at a path, of whichever kind and format. Raises InvalidRequest if there is none."""
+    path = local_path(path)
+    if os.path.isdir(os.path.join(path, DELTA_LOG)):
+        found: ExportDirectory = DeltaDirectory(path, kind_at(path) or VERSIONS)
+    else:
+        found = ExportDirectory(path, LATEST if os.path.lexists(os.path.join(path, LATEST)) else VERSIONS)
+    if found.last() is None:
+        raise InvalidRequest(f"there is no export at {path}: `txnbuf pipeline export` makes one")
+    return found

@@ -78,7 +78,7 @@ class ExportLocked(EnvironmentFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ExportRun:
     """One run of an export: see the head of this module."""
 
     number: int
@@ -102,7 +102,7 @@ class Run:
         return json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Run:
+    def decode(cls, path: str, data: bytes) -> ExportRun:
         """Raises UnreadableExport that names the file."""
         try:
             found = json.loads(data)
@@ -128,7 +128,7 @@ class ExportDirectory:
         self._own = os.path.join(self.path, "_export", f"writing-{platform.node()}-")
         self.writing = self._unwritten()
 
-    def last(self) -> Run | None:
+    def last(self) -> ExportRun | None:
         """The last run that counts; None if there is none. Raises UnreadableExport, InvalidRequest for another kind."""
         if os.path.isdir(os.path.join(self.path, DELTA_LOG)):
             raise InvalidRequest(f"{self.path} is a Delta table: export in that format, or to another directory")
@@ -150,13 +150,13 @@ class ExportDirectory:
         """What a reader reads."""
         return self.path if self.kind == VERSIONS else os.path.join(self.path, LATEST)
 
-    def frame(self, spark: SparkSession, run: Run) -> DataFrame:
+    def frame(self, spark: SparkSession, run: ExportRun) -> DataFrame:
         """What the export holds up to a run, which of the latest values has to be there still: see `reading`."""
         if self.kind == VERSIONS:
             return spark.read.parquet(literal(self.table)).where(f"run <= {run.number}")
         return spark.read.parquet(literal(self._replacing(run)))
 
-    def files(self, run: Run) -> list[str]:
+    def files(self, run: ExportRun) -> list[str]:
         """The Parquet files of `frame`, in the order in which they were exported."""
         if self.kind == VERSIONS:
             runs = [self._run_path(number) for number in sorted(self._numbers()) if number <= run.number]
@@ -165,7 +165,7 @@ class ExportDirectory:
         return [os.path.join(path, name) for path in runs for name in sorted(os.listdir(path)) if name[0] not in "._"]
 
     @contextmanager
-    def reading(self) -> Iterator[Run | None]:
+    def reading(self) -> Iterator[ExportRun | None]:
         """The last run, whose files stay until the end of the block; None if there is none. Raises as `last`."""
         with ExitStack() as held:
             for _ in range(ATTEMPTS):
@@ -228,7 +228,7 @@ class ExportDirectory:
     def _unwritten(self) -> str:
         return f"{self._own}{uuid.uuid4().hex}"
 
-    def publish(self, run: Run) -> Run:
+    def publish(self, run: ExportRun) -> ExportRun:
         """What stands in `writing` counts from here on, as a run. Raises ExportFailed."""
         with self.writable():
             self._publish(run)
@@ -245,7 +245,7 @@ class ExportDirectory:
                 f"again, which goes on with what counts"
             ) from error
 
-    def _publish(self, run: Run) -> None:
+    def _publish(self, run: ExportRun) -> None:
         with open(os.path.join(self.writing, RUN_FILE), "wb") as file:
             file.write(run.encode())
         for directory, _, files in os.walk(self.writing, topdown=False):
@@ -271,7 +271,7 @@ class ExportDirectory:
         names = os.listdir(self.path) if os.path.isdir(self.path) else []
         return [int(found[1]) for found in map(_RUN.fullmatch, names) if found]
 
-    def _replaced(self, last: Run | None) -> list[str]:
+    def _replaced(self, last: ExportRun | None) -> list[str]:
         """Directories of runs of the latest values that don't count any more. Raises UnreadableExport."""
         runs = os.path.join(self.path, "runs")
         if self.kind != LATEST or not os.path.isdir(runs):
@@ -285,17 +285,17 @@ class ExportDirectory:
     def _run_path(self, number: int) -> str:
         return os.path.join(self.path, f"run={number}")
 
-    def _replacing(self, run: Run) -> str:
+    def _replacing(self, run: ExportRun) -> str:
         """The directory that the link leads to as long as this run is the last."""
         return os.path.join(self.path, "runs", str(run.number)) if os.path.islink(self.table) else self.table
 
 
-def read_run(directory: str) -> Run:
+def read_run(directory: str) -> ExportRun:
     """The run that a directory holds. Raises UnreadableExport."""
     path = os.path.join(directory, RUN_FILE)
     try:
         with open(path, "rb") as file:
-            return Run.decode(path, file.read())
+            return ExportRun.decode(path, file.read())
     except FileNotFoundError:
         raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
 

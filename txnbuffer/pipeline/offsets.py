@@ -32,26 +32,26 @@ VERSION = 1
 Json: TypeAlias = dict[str, Any]
 
 
-class Mark(NamedTuple):
+class OffsetMark(NamedTuple):
     """A message that was read: where its entry stands, and when it was published, in milliseconds since 1970."""
 
     at: Position
     published: int
 
 
-class Reached(NamedTuple):
+class ReadProgress(NamedTuple):
     """How far one topic has been read: up to, but not including, `at`; not begun before what came at `since`."""
 
     at: Position
     incarnation: str
     seqno: int | None = None
     since: int | None = None
-    mark: Mark | None = None
+    mark: OffsetMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    topics: Mapping[str, Reached]
+    topics: Mapping[str, ReadProgress]
 
     def to_json(self) -> Json:
         topics: Json = {}
@@ -79,16 +79,16 @@ class Offset:
             ) from None
 
 
-def _reached(place: Json) -> Reached:
+def _reached(place: Json) -> ReadProgress:
     seqno, since, incarnation, found = place.get("seqno"), place.get("since"), place["incarnation"], place.get("mark")
-    mark = None if found is None else Mark(Position.parse(found["at"]), found["published"])
+    mark = None if found is None else OffsetMark(Position.parse(found["at"]), found["published"])
     numbers = (seqno, since, None if mark is None else mark.published)
     if not isinstance(incarnation, str) or not all(number is None or type(number) is int for number in numbers):
         raise TypeError("it holds no text and number where these belong")
-    return Reached(Position.parse(place["at"]), incarnation, seqno, since, mark)
+    return ReadProgress(Position.parse(place["at"]), incarnation, seqno, since, mark)
 
 
-class Stretch(NamedTuple):
+class UnreadRange(NamedTuple):
     """What of a topic could be read next: from `first` up to `stop`."""
 
     topic: str
@@ -97,7 +97,7 @@ class Stretch(NamedTuple):
     stop: Position
 
 
-def limited(stretches: Sequence[Stretch], messages: int | None) -> dict[str, Position]:
+def limited(stretches: Sequence[UnreadRange], messages: int | None) -> dict[str, Position]:
     """Where each stretch ends if all of them together have at most so many messages, shared by what each has.
 
     At least one message of each is read, if it has any, so that none waits for another's backlog. A ledger that is
@@ -107,7 +107,7 @@ def limited(stretches: Sequence[Stretch], messages: int | None) -> dict[str, Pos
     return {one.topic: carried(one.extents, end) for one, end in zip(stretches, ends, strict=True)}
 
 
-def _ends(stretches: Sequence[Stretch], messages: int | None) -> list[Position]:
+def _ends(stretches: Sequence[UnreadRange], messages: int | None) -> list[Position]:
     if messages is None:
         return [one.stop for one in stretches]
     there = {one.topic: _count(one) for one in stretches}
@@ -126,5 +126,5 @@ def _ends(stretches: Sequence[Stretch], messages: int | None) -> list[Position]:
     return [advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in stretches]
 
 
-def _count(one: Stretch) -> int:
+def _count(one: UnreadRange) -> int:
     return advanced(one.extents, one.first, one.stop, 2**62)[1]

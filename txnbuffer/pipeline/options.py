@@ -1,4 +1,7 @@
-"""The options of the data source `txnbuffer`, as text in and checked values out."""
+"""The options of the data source `txnbuffer`, as text in and checked values out.
+
+The options of the sink `txnbuffer`, as text in and checked values out.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from hashlib import sha256
+from typing import Any, Literal, TypeAlias
 
 from broker_io import check_address, is_cluster
 from broker_io.partitions import partition_name, partition_of, whole_name
+from broker_io.port import check_topic_name
 from snapshots.keys import is_internal
+from txnbuffer.checks import MAX_NAME, check_name, check_number, check_timeout
 from txnbuffer.config import load_config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.rpc.ca_file import read_ca_file
+from txnbuffer.rpc.discovery import read_ca_file
 
 READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
 BEGINNING, END = "beginning", "end"
@@ -37,7 +43,7 @@ A_TIME = "2026-01-31T12:00:00+00:00"
 Place: TypeAlias = "Position | datetime | str"
 """A position, a time, "beginning" or "end"."""
 
-_KNOWN = (
+_READ_OPTIONS = (
     "broker", "topics", "pattern", "isolation", "include_aborted", "start", "end", "columns", "partition_bytes",
     "max_messages_per_trigger", "fail_on_data_loss", "latest", "tls_ca", "config",
 )  # fmt: skip
@@ -71,8 +77,10 @@ class ReadOptions:
         """Raises InvalidRequest, InvalidAddress or InvalidConfiguration that names the option or its file."""
         given = {name.lower(): text for name, text in options.items()}
         settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
-        if strange := sorted(given.keys() - {*_KNOWN, *settings}):
-            raise InvalidRequest(f"option {', '.join(strange)} is unknown: there are {', '.join(_KNOWN)}, pulsar.…")
+        if strange := sorted(given.keys() - {*_READ_OPTIONS, *settings}):
+            raise InvalidRequest(
+                f"option {', '.join(strange)} is unknown: there are {', '.join(_READ_OPTIONS)}, pulsar.…"
+            )
         broker = broker_address(given.get("broker"))
         if not is_cluster(broker) and (vain := sorted({"config", *settings} & given.keys())):
             raise InvalidRequest(f"option {', '.join(vain)} is for clusters, and {broker} is none")
@@ -258,3 +266,96 @@ def _json(option: str, text: str) -> object:
         return json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"option {option} is no JSON ({error}): {text}") from None
+
+
+TRANSACTION_TIMEOUT = 900.0
+"""Seconds from the first task of a batch to its commit: what a service allows at most unless told otherwise."""
+
+_WRITE_OPTIONS = (
+    "broker", "topic", "name", "number", "transaction_timeout", "batching", "service", "tls_ca", "config",
+)  # fmt: skip
+SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
+"""Options that are Spark's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How to write. `topic` None: a column tells it. `naming` None: the query or the job has a name of its own.
+
+    `service` and `tls_ca` as in `connect`, whose `broker_options` are those of `cluster`.
+    """
+
+    broker: str
+    topic: str | None
+    naming: tuple[str, int] | None
+    timeout: float
+    batching: Literal["messages", "records"]
+    service: str | None
+    tls_ca: str | None
+    cluster: Mapping[str, Any] | None
+
+    def producer(self, name: str) -> str:
+        """The producer that a query or job of this name is: another one for each topic that all rows go to."""
+        return _named(name, self.topic)
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+        """Raises InvalidRequest, InvalidAddress or InvalidTopicName that names the option."""
+        given = {name.lower(): text for name, text in options.items() if name.lower() not in SPARKS}
+        settings = {name: text for name, text in given.items() if name.startswith(CLUSTER_SETTINGS)}
+        if strange := sorted(given.keys() - {*_WRITE_OPTIONS, *settings}):
+            raise InvalidRequest(
+                f"option {', '.join(strange)} is unknown: there are {', '.join(_WRITE_OPTIONS)}, pulsar.…"
+            )
+        broker = broker_address(given.get("broker"))
+        if broker.startswith("file:"):
+            raise InvalidRequest(
+                f"{broker} belongs to one process, and tasks are many: start `txnbuf serve {broker}`, and write to "
+                f"txnbuf://HOST:PORT"
+            )
+        batching = given.get("batching", "messages")
+        if batching not in ("messages", "records"):
+            raise InvalidRequest(f"option batching is messages or records, not {batching!r}")
+        if not is_cluster(broker) and (vain := sorted({"service", "config", *settings} & given.keys())):
+            raise InvalidRequest(f"option {', '.join(vain)} is for clusters: {broker} is the service itself")
+        topic = check_topic_name(given["topic"]) if "topic" in given else None
+        return cls(
+            broker=broker,
+            topic=topic,
+            naming=_naming(given.get("name"), given.get("number"), topic, streaming=streaming),
+            timeout=_seconds("transaction_timeout", given.get("transaction_timeout")),
+            batching="records" if batching == "records" else "messages",
+            service=given.get("service"),
+            tls_ca=given.get("tls_ca"),
+            cluster=broker_options(broker, given.get("config"), settings) if is_cluster(broker) else None,
+        )
+
+
+def _named(name: str, topic: str | None) -> str:
+    """A producer's name with its topic; where that is too long, with the topic's digest."""
+    named = name if topic is None else f"{name}@{topic}"
+    if topic is None or len(named.encode()) <= MAX_NAME:
+        return named
+    return f"{name}@{sha256(topic.encode()).hexdigest()[:32]}"
+
+
+def _naming(name: str | None, number: str | None, topic: str | None, *, streaming: bool) -> tuple[str, int] | None:
+    if name is None and number is None:
+        return None
+    if streaming:
+        raise InvalidRequest("options name and number are for batch jobs: a streaming query is named by its checkpoint")
+    if name is None or number is None:
+        raise InvalidRequest("give both of the options name and number, or neither")
+    if not (number.isascii() and number.isdigit()):
+        raise InvalidRequest(f"option number is a whole number from 1 on, not {number!r}")
+    check_name(_named(check_name(name, "option name: a producer"), topic), "option name: a producer, with its topic,")
+    return name, check_number(int(number))
+
+
+def _seconds(option: str, text: str | None) -> float:
+    if text is None:
+        return TRANSACTION_TIMEOUT
+    try:
+        return check_timeout(float(text)) or TRANSACTION_TIMEOUT
+    except (ValueError, InvalidRequest):
+        raise InvalidRequest(f"option {option} is a number of seconds above 0, not {text!r}") from None

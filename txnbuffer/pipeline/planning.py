@@ -13,32 +13,31 @@ from broker_io.position import NO_INDEX
 from snapshots.keys import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
-from txnbuffer.pipeline.fixing import Fixed, fix_all
-from txnbuffer.pipeline.losses import end_of_log
 from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, Place, ReadOptions
-from txnbuffer.pipeline.ranges import Cut, Range, packed
+from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, fix_all
+from txnbuffer.pipeline.ranges import Cut, RecordRange, packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class ReadPlan:
     """Ranges by task, and the topics they are of."""
 
-    tasks: tuple[tuple[Range, ...], ...]
-    topics: Mapping[str, Fixed]
+    tasks: tuple[tuple[RecordRange, ...], ...]
+    topics: Mapping[str, PinnedTopic]
 
 
-def plan(broker: Broker, options: ReadOptions) -> Plan:
+def plan(broker: Broker, options: ReadOptions) -> ReadPlan:
     """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and what `fix_all` does."""
     cut = cut_of(options)
     isolated = options.isolation == READ_COMMITTED
     topics = fix_all(broker, names(broker, options), isolated=isolated, numbered=cut.numbered)
-    ranges: list[Range] = []
+    ranges: list[RecordRange] = []
     for topic, fixed in topics.items():
         first = first_wanted(broker, fixed, options.start_of(topic), fail_on_data_loss=options.fail_on_data_loss)
         stop = stop_of(broker, fixed, options.end_of(topic))
         last = fixed.last if stop == fixed.stop else None
         ranges += cut.ranges(topic, fixed.extents, fixed.anchors, first, stop, last)
-    return Plan(tuple(packed(ranges, options.partition_bytes)), topics)
+    return ReadPlan(tuple(packed(ranges, options.partition_bytes)), topics)
 
 
 def cut_of(options: ReadOptions) -> Cut:
@@ -77,7 +76,7 @@ def _check_places(option: str, places: Mapping[str, Place], options: ReadOptions
             raise InvalidRequest(f"option {option} names {topic}, which is not read")
 
 
-def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_loss: bool = True) -> Position:
+def first_wanted(broker: Broker, fixed: PinnedTopic, start: Place, *, fail_on_data_loss: bool = True) -> Position:
     """The position of the first record wanted, or one right before it.
 
     Raises PositionTrimmed if it is gone, InvalidRequest for a place that the log has not come to.
@@ -96,7 +95,7 @@ def first_wanted(broker: Broker, fixed: Fixed, start: Place, *, fail_on_data_los
     return begun_at(fixed, start)
 
 
-def begun_at(fixed: Fixed, at: Position) -> Position:
+def begun_at(fixed: PinnedTopic, at: Position) -> Position:
     """A place, or where the log begins if that is behind it: whoever waits there is told of what is gone by then.
 
     Not at an empty ledger that may give place to another one without a word.
@@ -104,7 +103,7 @@ def begun_at(fixed: Fixed, at: Position) -> Position:
     return max(at, fixed.origin) if any(extent.lasting for extent in fixed.extents) else at
 
 
-def check_still_there(broker: Broker, fixed: Fixed, start: Position) -> None:
+def check_still_there(broker: Broker, fixed: PinnedTopic, start: Position) -> None:
     """Raises PositionTrimmed if records behind a place are gone; a place where a ledger ended may well be left."""
     if not EARLIEST < start < fixed.origin:
         return
@@ -118,14 +117,14 @@ def check_still_there(broker: Broker, fixed: Fixed, start: Position) -> None:
         ) from None
 
 
-def stop_of(broker: Broker, fixed: Fixed, end: Place) -> Position:
+def stop_of(broker: Broker, fixed: PinnedTopic, end: Place) -> Position:
     """The position of the first record that is not wanted any more."""
     if end == BEGINNING:
         return fixed.origin
     return min(end if isinstance(end, Position) else _place(broker, fixed, end), fixed.stop)
 
 
-def _place(broker: Broker, fixed: Fixed, place: Place) -> Position:
+def _place(broker: Broker, fixed: PinnedTopic, place: Place) -> Position:
     if place == END:
         return fixed.stop
     if not isinstance(place, datetime):

@@ -2,7 +2,7 @@
 
 All positions stand between messages: `Position(ledger, entry)` is right before the message of that entry,
 and a range is half-open. A record has its seqno only where the number of visible records before it is
-known: at an `Anchor`. Where seqnos are wanted a log is cut at anchors alone, elsewhere wherever it suits.
+known: at an `RangeAnchor`. Where seqnos are wanted a log is cut at anchors alone, elsewhere wherever it suits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Extent(NamedTuple):
     lasting: bool = True
 
 
-class Anchor(NamedTuple):
+class RangeAnchor(NamedTuple):
     """The first visible record at or behind a position has this seqno."""
 
     position: Position
@@ -37,7 +37,7 @@ class Anchor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class RecordRange:
     """The records of a topic from `first` on, below `stop`; about `bytes` in the log.
 
     Reading begins at `begin`, at or before `first`; the first visible record there is numbered `seqno`, None
@@ -69,11 +69,11 @@ class Cut:
         self,
         topic: str,
         extents: Sequence[Extent],
-        anchors: Sequence[Anchor],
+        anchors: Sequence[RangeAnchor],
         first: Position,
         stop: Position,
         last: Position | None = None,
-    ) -> list[Range]:
+    ) -> list[RecordRange]:
         """The ranges that make up what stands from `first` on and below `stop`; none if that is nothing.
 
         `extents` and `anchors` are ascending; `last` is the last record below `stop`, if it is known.
@@ -89,7 +89,7 @@ class Cut:
             begin, seqno = (low._replace(batch=NO_INDEX), None) if anchor is None else anchor
             size = log.bytes_below(high) - log.bytes_below(low)
             known_last = last if high == stop else None
-            ranges.append(Range(topic, begin, low, log.end_before(high), seqno, known_last, size))
+            ranges.append(RecordRange(topic, begin, low, log.end_before(high), seqno, known_last, size))
         return ranges
 
     def _borders(self, log: _Log, allowed: Iterable[Position], first: Position) -> list[Position]:
@@ -195,9 +195,9 @@ def _top(stop: Position, ledger: int) -> int:
     return stop.entry if stop.ledger == ledger else 0
 
 
-def packed(ranges: Sequence[Range], target_bytes: int) -> list[tuple[Range, ...]]:
+def packed(ranges: Sequence[RecordRange], target_bytes: int) -> list[tuple[RecordRange, ...]]:
     """Ranges put together for tasks of about the target size, in their order."""
-    tasks: list[list[Range]] = []
+    tasks: list[list[RecordRange]] = []
     size = 0
     for one in ranges:
         if not tasks or size + one.bytes > target_bytes:

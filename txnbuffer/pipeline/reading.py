@@ -15,17 +15,15 @@ from broker_io.errors import PositionTrimmed, TopicNotFound
 from broker_io.port import Broker, Reader
 from broker_io.position import NO_INDEX, Int64s, Position
 from snapshots.errors import SnapshotMissing
-from snapshots.layout import reaches
-from txnbuffer.buffer.verdicts import FixedVerdicts
-from txnbuffer.buffer.visibility import visible_counts
+from snapshots.records import reaches
+from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
 from txnbuffer.columns import any_transactional, present, transaction_codes
-from txnbuffer.errors import LogShortened, TailStalled
-from txnbuffer.pipeline.fixing import PATIENCE
-from txnbuffer.pipeline.losses import check_as_long, check_same
-from txnbuffer.pipeline.ranges import Range, behind
+from txnbuffer.errors import LogTruncated, ReplayStalled
+from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_as_long, check_same
+from txnbuffer.pipeline.ranges import RecordRange, behind
 from txnbuffer.protocol import MARKER, RECORDS, TXN
 from txnbuffer.recordset import expand, pieces
-from txnbuffer.recovery.losing import LOST
+from txnbuffer.recovery.restore import LOST
 
 Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 
@@ -36,7 +34,7 @@ DOUBT = 5.0
 """Seconds without a message after which is looked whether the log has become shorter."""
 
 
-class Outcome(enum.IntEnum):
+class RecordOutcome(enum.IntEnum):
     """What became of a record; suppressed are late, duplicate and undecodable ones."""
 
     COMMITTED = 0
@@ -45,7 +43,7 @@ class Outcome(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class RecordFilter:
     """How records of an incarnation of a topic are judged: by `verdicts`, or not at all if `isolated` is False.
 
     `registered` says whether the topic may have transactions; `keep_hidden` hands on what is not visible too.
@@ -53,14 +51,14 @@ class Judge:
 
     topic: str
     incarnation: str
-    verdicts: FixedVerdicts
+    verdicts: PinnedVisibility
     registered: bool
     isolated: bool = True
     keep_hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class RecordRows:
     """n records of a topic, of which those chosen by `mask` (None: all) are wanted.
 
     `seqnos` int64[n] is 0 where a record has none, None where no record has; `outcomes` int8[n].
@@ -76,11 +74,13 @@ class Rows:
         return len(self.placed)
 
 
-def read_range(broker: Broker, one: Range, judge: Judge, *, fail_on_data_loss: bool = True) -> Iterator[Rows]:
+def read_range(
+    broker: Broker, one: RecordRange, judge: RecordFilter, *, fail_on_data_loss: bool = True
+) -> Iterator[RecordRows]:
     """The records of a range in log order.
 
-    Raises PositionTrimmed or LogShortened if some of them are gone, TopicNotFound if the topic is, unless that is
-    not to fail: then what is left follows, without seqnos. Raises TailStalled, Damaged, UndecodableRecordSet,
+    Raises PositionTrimmed or LogTruncated if some of them are gone, TopicNotFound if the topic is, unless that is
+    not to fail: then what is left follows, without seqnos. Raises ReplayStalled, Damaged, UndecodableRecordSet,
     SnapshotMissing.
     """
     seqno, at = one.seqno, one.begin
@@ -88,7 +88,7 @@ def read_range(broker: Broker, one: Range, judge: Judge, *, fail_on_data_loss: b
     while True:
         try:
             placed = next(messages, None)
-        except (TopicNotFound, LogShortened):
+        except (TopicNotFound, LogTruncated):
             if fail_on_data_loss:
                 raise
             return
@@ -122,7 +122,7 @@ def _left(broker: Broker, topic: str) -> Position | None:
         return None
 
 
-def _messages(broker: Broker, one: Range, judge: Judge, begin: Position) -> Iterator[PlacedBatch]:
+def _messages(broker: Broker, one: RecordRange, judge: RecordFilter, begin: Position) -> Iterator[PlacedBatch]:
     """The messages of a range from a position on, those of its last message's set among them whole."""
     with broker.reader(one.topic, begin) as reader:
         check_same(broker, one.topic, judge.incarnation)
@@ -142,28 +142,28 @@ def _messages(broker: Broker, one: Range, judge: Judge, begin: Position) -> Iter
                 yield placed
 
 
-def _next(broker: Broker, reader: Reader, one: Range, at: Position) -> PlacedBatch:
+def _next(broker: Broker, reader: Reader, one: RecordRange, at: Position) -> PlacedBatch:
     left = one.stop.entry - at.entry + 1 if one.stop.ledger == at.ledger else BATCH_ROWS
-    for patience in (DOUBT, PATIENCE):
-        placed = reader.read(limit=max(min(left, BATCH_ROWS), 1), timeout=patience)
+    for max_unavailable in (DOUBT, MESSAGE_TIMEOUT):
+        placed = reader.read(limit=max(min(left, BATCH_ROWS), 1), timeout=max_unavailable)
         if placed is not None:
             return placed
         check_as_long(broker, one.topic, one.stop)
-    raise TailStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
+    raise ReplayStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
 
 
-def _judged(placed: PlacedBatch, judge: Judge, seqno: int | None) -> tuple[Rows, int]:
+def _judged(placed: PlacedBatch, judge: RecordFilter, seqno: int | None) -> tuple[RecordRows, int]:
     """Records of messages with what became of them, and how many are visible; markers are none."""
     if not judge.isolated:
         records = expand(_without_markers(placed))
-        return Rows(judge.topic, records, None, None, None), len(records)
+        return RecordRows(judge.topic, records, None, None, None), len(records)
     if not judge.registered and any_transactional(placed.messages):
         raise SnapshotMissing(judge.topic, LOST)
     outcomes = None
     if judge.keep_hidden:
         records = expand(_without_markers(placed))
         outcomes = _outcomes(records, judge.verdicts)
-        visible = outcomes == Outcome.COMMITTED
+        visible = outcomes == RecordOutcome.COMMITTED
     elif RECORDS in placed.messages.properties:
         records = expand(placed.take(visible_counts(placed, judge.verdicts) > 0))
         visible = ~judge.verdicts.suppressed.mask(records.positions)
@@ -172,7 +172,7 @@ def _judged(placed: PlacedBatch, judge: Judge, seqno: int | None) -> tuple[Rows,
     count = int(np.count_nonzero(visible))
     seqnos = None if seqno is None else np.where(visible, seqno - 1 + np.cumsum(visible), 0)
     mask = None if judge.keep_hidden or count == len(records) else visible
-    return Rows(judge.topic, records, mask, seqnos, outcomes), count
+    return RecordRows(judge.topic, records, mask, seqnos, outcomes), count
 
 
 def _without_markers(placed: PlacedBatch) -> PlacedBatch:
@@ -180,16 +180,16 @@ def _without_markers(placed: PlacedBatch) -> PlacedBatch:
     return placed.take(~markers) if markers.any() else placed
 
 
-def _outcomes(records: PlacedBatch, verdicts: FixedVerdicts) -> NDArray[np.int8]:
-    outcomes = np.full(len(records), Outcome.COMMITTED, np.int8)
+def _outcomes(records: PlacedBatch, verdicts: PinnedVisibility) -> NDArray[np.int8]:
+    outcomes = np.full(len(records), RecordOutcome.COMMITTED, np.int8)
     if TXN in records.messages.properties:
         codes, table = transaction_codes(records.messages.properties[TXN], len(records))
-        outcomes[verdicts.aborted.mask(table.most, table.least)[codes]] = Outcome.ABORTED
-    outcomes[verdicts.suppressed.mask(records.positions)] = Outcome.SUPPRESSED
+        outcomes[verdicts.aborted.mask(table.most, table.least)[codes]] = RecordOutcome.ABORTED
+    outcomes[verdicts.suppressed.mask(records.positions)] = RecordOutcome.SUPPRESSED
     return outcomes
 
 
-def _between(rows: Rows, first: Position, stop: Position) -> Rows:
+def _between(rows: RecordRows, first: Position, stop: Position) -> RecordRows:
     """The records from one position on and below another."""
     positions = rows.placed.positions
     low = positions.search(first) if len(positions) and positions.first < first else 0
@@ -198,7 +198,7 @@ def _between(rows: Rows, first: Position, stop: Position) -> Rows:
         return rows
     wanted = slice(low, max(low, high))
     placed = rows.placed.take(wanted)
-    return Rows(rows.topic, placed, _at(rows.mask, wanted), _at(rows.seqnos, wanted), _at(rows.outcomes, wanted))
+    return RecordRows(rows.topic, placed, _at(rows.mask, wanted), _at(rows.seqnos, wanted), _at(rows.outcomes, wanted))
 
 
 def _at(column: NDArray[Number] | None, wanted: slice) -> NDArray[Number] | None:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from broker_io.errors import Error, TopicNotFound
 from broker_io.port import Broker, StoredBroker
 from broker_io.position import Position
-from snapshots.entries import EndEntry, decode_end
 from snapshots.errors import (
     AppliedPositionTrimmed,
     SnapshotDamaged,
@@ -21,21 +20,28 @@ from snapshots.errors import (
     SnapshotMissing,
     UnsupportedSnapshot,
 )
+from snapshots.format import EndEntry, decode_end
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind, is_internal
-from snapshots.layout import reaches
+from snapshots.records import reaches
+from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
-from snapshots.table import SnapshotTable, TopicEntries, scan
 from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
-from txnbuffer.recovery.decisions import Buffers, folded, look
-from txnbuffer.recovery.deleting import deleted_whole
-from txnbuffer.recovery.losing import LOST, holds_transactions
-from txnbuffer.recovery.parts import decode_part
-from txnbuffer.recovery.recovery import Snapshot, before_ledger, read_snapshot, restored_topics, resume_positions
-from txnbuffer.recovery.states import TopicState
+from txnbuffer.recovery.codec import TopicState, decode_part
+from txnbuffer.recovery.decision_log import Buffers, folded, look
+from txnbuffer.recovery.restore import (
+    LOST,
+    StoredSnapshot,
+    before_ledger,
+    deleted_whole,
+    holds_transactions,
+    read_snapshot,
+    restored_topics,
+    resume_positions,
+)
 
 
 class Level(enum.Enum):
@@ -218,7 +224,7 @@ def _leftovers(topic: str, entries: TopicEntries, end: EndEntry) -> Iterator[Fin
             yield Finding(Level.WARNING, topic, what, str(EntryKey(topic, kind, number)), found[number].position)
 
 
-def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: Snapshot) -> list[Finding]:
+def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: StoredSnapshot) -> list[Finding]:
     state: TopicState = snapshot.state
     end = str(EntryKey(topic, KeyKind.END))
     place = entries.end.position if entries.end is not None else None
@@ -239,7 +245,7 @@ def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: Sn
     return [Finding(Level.OK, topic, f"{numbers}: equal to what the log says", end, place), *damage]
 
 
-def _damage(broker: Broker, topic: str, snapshot: Snapshot) -> list[Finding]:
+def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Finding]:
     """Commits, up to the end of the log, of which the topic holds another number of records than they say."""
     buffer = snapshot.buffer
     resume, _ = resume_positions(topic, snapshot.state, broker.ledgers(topic))

@@ -3,19 +3,31 @@
 The newest owner of the log writes its address into the log, and also into a property of the topic. Reading the
 property takes one request, reading the log may take seconds. The log has precedence: the address in the property is
 returned once for each owner, and a caller that can't connect there reads the log.
+
+The identity of the log that a client works with: addresses are reused, so another log's service may answer there.
+
+A log is identified by the incarnation of its decision log. A call carries the identity that the client expects, and
+the service rejects any other. The service sends its own before it answers, and the client checks that too.
+
+The CA file of a client: the certificates by which it trusts a service.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
 from broker_io.batch import PlacedBatch
 from broker_io.errors import Error, PositionTrimmed, TopicNotFound
-from broker_io.port import Broker, NotingBroker, PartitionedBroker
+from broker_io.port import AnnotatedBroker, Broker, PartitionedBroker
 from broker_io.position import EARLIEST, Position
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard, shard_of
-from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
-from txnbuffer.coordinator.owner_address import decode_owner_address
-from txnbuffer.errors import InvalidRequest, ServiceUnavailable, TopicNotMade
+from txnbuffer.coordinator.decisions import OWNER_KEY, TOPIC, Owner, decode, decode_owner_address
+from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable, TopicNotCreated
+from txnbuffer.rpc.frames import LOG_KEY
 
 READ_TIMEOUT = 0.25
 """Seconds without a message after which another reader is opened. If that one finds nothing either, the log is read."""
@@ -35,15 +47,15 @@ def _decisions_of(broker: Broker, topic: str) -> str:
 
 
 def check_creatable(broker: Broker, topic: str) -> None:
-    """Raises TopicNotMade if clients may not create a missing topic, by the setting of its service."""
-    if not isinstance(broker, NotingBroker):
+    """Raises TopicNotCreated if clients may not create a missing topic, by the setting of its service."""
+    if not isinstance(broker, AnnotatedBroker):
         return
     try:
         noted = decode_owner_address(broker.noted(_decisions_of(broker, topic)) or "")
     except TopicNotFound:  # no service was ever there
         return
     if noted is not None and not noted.makes_topics:
-        raise TopicNotMade(topic)
+        raise TopicNotCreated(topic)
 
 
 class ServiceDiscovery:
@@ -62,7 +74,7 @@ class ServiceDiscovery:
 
     def noted_address(self) -> str | None:
         """HOST:PORT from the topic's property, maybe out of date; None unless its owner is newer than any before."""
-        if not isinstance(self._broker, NotingBroker):
+        if not isinstance(self._broker, AnnotatedBroker):
             return None
         try:
             text = self._broker.noted(self._topic)
@@ -130,3 +142,56 @@ class ServiceDiscovery:
                 if isinstance(entry, Owner) and (self._owner is None or entry.epoch >= self._owner.epoch):
                     self._owner = entry
         self._read_to = placed.positions.last
+
+
+REMEDY = "give the address of its own service, and connect anew if the log was made anew"
+
+
+class LogIdentity:
+    """`ask` returns the identity, and blocks; without it the log of the first service is the one of this client."""
+
+    def __init__(self, ask: Callable[[], str] | None = None) -> None:
+        self.name: str | None = None
+        self._ask = ask
+
+    async def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of a call to the service. Raises ServiceUnavailable if the log does not exist yet."""
+        if self.name is None and self._ask is not None:
+            self.name = await asyncio.to_thread(self._ask)
+        return () if self.name is None else ((LOG_KEY, self.name),)
+
+    def check(self, target: str, name: str) -> None:
+        """Check the identity that the service at `target` sent. Raises ServiceUnavailable."""
+        if self.name is None:
+            self.name = name
+        elif name != self.name:
+            raise ServiceUnavailable(f"the service at {target} serves another log than this client's: {REMEDY}")
+
+
+def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdentity:
+    """The identity of the log of a cluster's namespace; `decisions` is the topic of its decision log."""
+
+    def ask() -> str:
+        try:
+            return broker.incarnation(decisions)
+        except TopicNotFound:
+            raise ServiceUnavailable(
+                f"no service has ever taken over namespace {namespace}: run `txnbuf serve --broker …` for it"
+            ) from None
+        except Error:
+            raise
+        except Exception as error:  # a session that met it would never dial again
+            raise ServiceUnavailable(f"the log of {namespace} could not be asked for: {error!r}") from error
+
+    return LogIdentity(ask)
+
+
+def read_ca_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a PEM file of certificates. Raises InvalidConfiguration."""
+    try:
+        found = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidConfiguration(f"can't read the certificates to trust in {path}: {error.strerror}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in found:
+        raise InvalidConfiguration(f"{path} holds no certificate in PEM: name the file of the one to trust")
+    return found

@@ -1,6 +1,8 @@
 """What operators ask of a running service: JSON-ready answers, ids and positions as text, times in seconds.
 
 Every question that waits for something says in words what it waits for, and for whom.
+
+What operators are told of consumer groups: members, who holds what, how far each has come, what is left.
 """
 
 from __future__ import annotations
@@ -9,21 +11,70 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker, messages_up_to
+from broker_io.position import Position
 from broker_io.waits import long_waits
-from txnbuffer.buffer.ongoing import OpenTxn
+from txnbuffer.buffer.sets import OpenTxn
 from txnbuffer.checks import check_name
-from txnbuffer.coordinator.states import State
-from txnbuffer.coordinator.transaction import Session, Transaction
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.messages import State
+from txnbuffer.coordinator.transaction import Session, TransactionState
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.group_facts import group_facts, with_lag
-from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import check_owned
+from txnbuffer.service.topic import ServiceTopic, check_owned
 from txnbuffer.streams.token import ResumeToken
+
+
+class GroupMember(NamedTuple):
+    """A partition of a group, or a member that holds none."""
+
+    group: str
+    generation: int
+    stage: str
+    topic: str | None
+    member: str | None
+    position: Position | None
+
+
+def group_facts(coordinator: Coordinator, wanted: str | None) -> list[GroupMember]:
+    """Of one group, or of all; by name."""
+    facts = []
+    for name, generation, positions in sorted(coordinator.consumers.all_groups()):
+        if wanted not in (None, name):
+            continue
+        members = coordinator.consumers.members(name)
+        stage = members.stage.value
+        for topic in sorted({*positions, *members.holders}):
+            held = members.holders.get(topic)
+            facts.append(GroupMember(name, generation, stage, topic, held, positions.get(topic)))
+        spare = sorted({*members.by_name} - {*members.holders.values()})
+        facts += [GroupMember(name, generation, stage, None, member, None) for member in spare]
+    return facts
+
+
+def with_lag(broker: Broker, facts: list[GroupMember]) -> list[dict[str, Any]]:
+    """As rows; `lag`: messages of the log behind the position, markers included. In another thread."""
+    return [
+        {
+            **fact._asdict(),
+            "position": None if fact.position is None else str(fact.position),
+            "lag": None if fact.topic is None else _lag(broker, fact.topic, fact.position),
+        }
+        for fact in facts
+    ]
+
+
+def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
+    """None where the broker can't tell."""
+    with contextlib.suppress(Error):
+        ledgers = broker.ledgers(topic)
+        return messages_up_to(ledgers, broker.last_position(topic)) - messages_up_to(ledgers, position)
+    return None
+
 
 Answer = dict[str, Any]
 READ_TIMEOUT = 5.0
@@ -43,10 +94,10 @@ QUESTIONS = {
     "AdvanceCursor": "advance_cursor",
     "RemoveCursor": "remove_cursor",
 }
-"""The questions by name, and the methods of `Admin` that answer them."""
+"""The questions by name, and the methods of `ServiceAdmin` that answer them."""
 
 
-class Admin:
+class ServiceAdmin:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
@@ -209,14 +260,14 @@ class Admin:
     def _put_abort(self, txn: TxnId, request: int) -> None:
         self._engine.coordinator.abort("", request, txn, (), self._engine.now(), operator=True)
 
-    def _topic(self, name: object) -> Topic:
+    def _topic(self, name: object) -> ServiceTopic:
         name = _topic({"topic": name})
         topic = self._engine.topics.get(name)
         if topic is None:
             raise TopicNotFound(f"the service has no topic {name!r} open; `txnbuf list` shows those it has")
         return topic
 
-    async def _summaries(self, topics: list[Topic]) -> list[Answer]:
+    async def _summaries(self, topics: list[ServiceTopic]) -> list[Answer]:
         stored = await asyncio.to_thread(self._stored, [topic.name for topic in topics])
         return [self._summary(topic) | facts for topic, facts in zip(topics, stored, strict=True)]
 
@@ -232,7 +283,7 @@ class Admin:
             found.append(facts)
         return found
 
-    def _summary(self, topic: Topic) -> Answer:
+    def _summary(self, topic: ServiceTopic) -> Answer:
         buffer = None if topic.tail is None else topic.tail.buffer
         return {
             "topic": topic.name,
@@ -246,7 +297,7 @@ class Admin:
             "problem": _text(topic.why_not or self._engine.guarding.dangers.get(topic.name)),
         }
 
-    async def _waits_for(self, topic: Topic) -> str:
+    async def _waits_for(self, topic: ServiceTopic) -> str:
         """In words: what readers of committed records wait for."""
         if topic.problem is not None:
             state = "has stopped" if topic.stopped else "can't be followed now, and is tried again"
@@ -266,7 +317,7 @@ class Admin:
             f"`txnbuf abort {oldest.txn}` lets them go on"
         )
 
-    async def _ongoing(self, topic: Topic, entry: OpenTxn) -> Answer:
+    async def _ongoing(self, topic: ServiceTopic, entry: OpenTxn) -> Answer:
         """One transaction with records in a topic that nobody may see yet."""
         engine = self._engine
         transaction = engine.coordinator.transaction(entry.txn)
@@ -306,7 +357,7 @@ class Admin:
         return f"session {session.name}, away for {away:.1f} s (given up after {limit:g} s)"
 
 
-def _state(transaction: Transaction | None) -> str:
+def _state(transaction: TransactionState | None) -> str:
     if transaction is None:
         return "not known to the coordinator yet"
     if transaction.state is State.OPEN:

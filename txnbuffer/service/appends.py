@@ -18,14 +18,14 @@ from broker_io import waits
 from broker_io.errors import DiskFailed, DiskWatermark, Error
 from broker_io.port import ReservingWriter, Writer
 from broker_io.position import Positions
-from txnbuffer.service.topic import Flight, Part, Topic
+from txnbuffer.service.topic import AppendInFlight, AppendPart, ServiceTopic
 
 FLIGHTS = 2
-PATIENCE = 0.5
+MAX_WAIT = 0.5
 """Seconds until what a nearly full disk refused is tried again."""
 
-Landed = Callable[[Topic, Flight, Positions], None]
-Died = Callable[[Topic, Error], None]
+Landed = Callable[[ServiceTopic, AppendInFlight, Positions], None]
+Died = Callable[[ServiceTopic, Error], None]
 
 
 class Appends:
@@ -43,9 +43,9 @@ class Appends:
         self._loop = loop
         self._landed = landed
         self._wake = wake
-        self._ready: dict[Topic, None] = {}
+        self._ready: dict[ServiceTopic, None] = {}
         self._under_way = 0
-        self._done: deque[tuple[Topic, Flight, Future[Positions]]] = deque()
+        self._done: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = deque()
         self._woken = False
         self._markers_due = False
 
@@ -53,7 +53,7 @@ class Appends:
     def idle(self) -> bool:
         return not self._under_way and not self._ready
 
-    def add(self, topic: Topic, part: Part) -> None:
+    def add(self, topic: ServiceTopic, part: AppendPart) -> None:
         """Queue something; it fails at once where nothing can be appended any more."""
         problem = topic.problem or self.failure
         if problem is not None:
@@ -64,14 +64,14 @@ class Appends:
         if not topic.held:
             self._ready[topic] = None
 
-    def release(self, topic: Topic) -> None:
+    def release(self, topic: ServiceTopic) -> None:
         """Append again what a topic held back."""
         topic.held = False
         if topic.waiting:
             self._ready[topic] = None
             self._wake()
 
-    def fail(self, topic: Topic, error: Error) -> None:
+    def fail(self, topic: ServiceTopic, error: Error) -> None:
         """Nothing can be appended to a topic any more."""
         topic.problem = error
         self._ready.pop(topic, None)
@@ -101,7 +101,7 @@ class Appends:
             self._wake()
             raise
 
-    def _append_waiting(self, topic: Topic) -> None:
+    def _append_waiting(self, topic: ServiceTopic) -> None:
         while topic.waiting and not topic.held and len(topic.flights) < FLIGHTS:
             self._append(topic)
 
@@ -122,7 +122,7 @@ class Appends:
             else:
                 self._flight_landed(topic, flight, future.result())
 
-    def _append(self, topic: Topic) -> None:
+    def _append(self, topic: ServiceTopic) -> None:
         flight = topic.take()
         if topic.writer is None:
             raise AssertionError(f"topic {topic.name} is let go without a writer")
@@ -135,14 +135,14 @@ class Appends:
         self._under_way += 1
         future.add_done_callback(partial(self._tell, topic, flight))
 
-    def _tell(self, topic: Topic, flight: Flight, future: Future[Positions]) -> None:
+    def _tell(self, topic: ServiceTopic, flight: AppendInFlight, future: Future[Positions]) -> None:
         """In whichever thread the future was done."""
         self._done.append((topic, flight, future))
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)
 
-    def _flight_landed(self, topic: Topic, flight: Flight, positions: Positions) -> None:
+    def _flight_landed(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
         topic.low = topic.low and flight.reserved
         if topic.wait is not None:
             waits.end(topic.wait)
@@ -154,7 +154,7 @@ class Appends:
         if topic.problem is not None:
             self.fail(topic, topic.problem)
 
-    def _refused(self, topic: Topic, flight: Flight, error: BaseException | None) -> None:
+    def _refused(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException | None) -> None:
         """The disk is nearly full and nothing was written: where order counts everything is tried again later.
 
         Elsewhere records fail, and what was appended with them is appended again without them.
@@ -164,13 +164,13 @@ class Appends:
                 topic.low = True
                 again = [part for part in flight.parts if part.reserved]
                 topic.waiting.extendleft(reversed(again))
-                flight = Flight([part for part in flight.parts if not part.reserved], flight.batch)
+                flight = AppendInFlight([part for part in flight.parts if not part.reserved], flight.batch)
                 self._ready[topic] = None
             self._flight_failed(topic, flight, error or DiskWatermark("the disk is nearly full"))
             return
         if error is None:
             self._flight_failed(
-                topic, Flight(topic.refused, flight.batch), Error("a later append overtook a refused one")
+                topic, AppendInFlight(topic.refused, flight.batch), Error("a later append overtook a refused one")
             )
             topic.refused = []
             return
@@ -182,9 +182,9 @@ class Appends:
         if not topic.flights:
             topic.waiting.extendleft(reversed(topic.refused))
             topic.refused = []
-            self._loop.call_later(PATIENCE, self.release, topic)
+            self._loop.call_later(MAX_WAIT, self.release, topic)
 
-    def _flight_failed(self, topic: Topic, flight: Flight, error: BaseException) -> None:
+    def _flight_failed(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException) -> None:
         if not isinstance(error, Error):
             error = Error(f"an append failed: {error!r}")
         if self._died is not None and topic.shared:
@@ -194,12 +194,12 @@ class Appends:
         for part in flight.parts:
             self._failed(part, error)
 
-    def _failed(self, part: Part, error: Error) -> None:
+    def _failed(self, part: AppendPart, error: Error) -> None:
         self.waiting_bytes -= part.size
         part.failed(error)
 
 
-def _append_to(writer: Writer, flight: Flight) -> Future[Positions]:
+def _append_to(writer: Writer, flight: AppendInFlight) -> Future[Positions]:
     if flight.reserved and isinstance(writer, ReservingWriter):
         return writer.append_reserved(flight.batch)
     return writer.append(flight.batch)

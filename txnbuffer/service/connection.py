@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.errors import Error
-from txnbuffer.frames import ClientFrame, Failure, ServerFrame, Welcome
 from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import ClientFrame, Failure, ServerFrame, Welcome
 from txnbuffer.service.limits import Limits
 
-Take = Callable[["Connection", ClientFrame], None]
+Take = Callable[["SessionConnection", ClientFrame], None]
 
 
-class Connection:
+class SessionConnection:
     """Made by `Engine.connect`. Call `room`, then `receive` for each frame; `next` gives the frames to send."""
 
-    def __init__(self, take: Take, gone: Callable[[Connection], None], limits: Limits, peer: str) -> None:
+    def __init__(self, take: Take, gone: Callable[[SessionConnection], None], limits: Limits, peer: str) -> None:
         self.peer = peer
         self.session = ""
         self.welcomed = False

@@ -17,12 +17,12 @@ from broker_io.batch import PlacedBatch
 from broker_io.errors import PositionTrimmed, StorageError
 from broker_io.port import Broker, Reader
 from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.entries import OWNER_KEY, TOPIC, Owner, decode
+from txnbuffer.coordinator.decisions import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.lost import no_owner
+from txnbuffer.coordinator.takeover import no_owner
 from txnbuffer.errors import DecisionsLost
 
-PATIENCE = 0.25
+MAX_WAIT = 0.25
 """Seconds without a message after which the rest up to the end is taken to be compacted away."""
 SILENCE = 2.0
 """Seconds without a message that is there, after which another reader is asked for it."""
@@ -91,7 +91,7 @@ class DecisionLog:
         reader = self._broker.reader(self.topic, compacted=True)
         try:
             while at < end:
-                placed = reader.read(timeout=PATIENCE)
+                placed = reader.read(timeout=MAX_WAIT)
                 if placed is not None:
                     self._apply(placed)
                     at, silent = placed.positions.last, False

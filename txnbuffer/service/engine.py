@@ -26,32 +26,27 @@ from broker_io.position import EARLIEST, Position
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.shards import ONLY, Shard
 from txnbuffer.config import RetentionConfig, StreamsConfig
-from txnbuffer.coordinator.config import Config
 from txnbuffer.coordinator.coordinator import Coordinator
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.letters import TOPIC as LETTERS
-from txnbuffer.coordinator.messages import Answers, Opened, Result
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.messages import CoordinatorConfig, Result, SessionOpened, SessionResults
+from txnbuffer.coordinator.shard_messages import TOPIC as LETTERS
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
-from txnbuffer.frames import ClientFrame, Welcome
+from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.beginning import Beginning
-from txnbuffer.service.beside import BESIDE, follow_decisions, of_log, watch_log
-from txnbuffer.service.carrying import Carrying
-from txnbuffer.service.connection import Connection
-from txnbuffer.service.following import Follower, Following
-from txnbuffer.service.guarding import Guarding
-from txnbuffer.service.intake import OPENING, Intake
-from txnbuffer.service.keeping import Keeping
+from txnbuffer.service.cluster import BESIDE, follow_decisions, of_log, watch_log
+from txnbuffer.service.cluster_topics import FirstRecords
+from txnbuffer.service.connection import SessionConnection
+from txnbuffer.service.effects import EffectExecutor
 from txnbuffer.service.limits import Limits
-from txnbuffer.service.opening import Identity, Standing, take_over
-from txnbuffer.service.partitioning import check_shard
-from txnbuffer.service.registering import Registering
-from txnbuffer.service.retention import Retention
+from txnbuffer.service.log_followers import LogFollower, LogFollowers
+from txnbuffer.service.registration import TopicRegistrar
+from txnbuffer.service.requests import OPENING, RequestHandler
+from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks
 from txnbuffer.service.sends import Sends
-from txnbuffer.service.streaming.streams import Streams
-from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import Topics
-from txnbuffer.service.verifying import Verifying
+from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
+from txnbuffer.service.streams import Streams
+from txnbuffer.service.takeover import Identity, StandbyState, check_shard, take_over
+from txnbuffer.service.topic import ServiceTopic, Topics
 
 TICK = 1.0
 """Seconds between two looks at the time."""
@@ -74,19 +69,19 @@ class Engine:
         self.log: str
         self.coordinator: Coordinator
         self.topics: Topics
-        self.intake: Intake
-        self.carrying: Carrying
-        self.keeping: Keeping
-        self.retention: Retention
-        self.guarding: Guarding
-        self.verifying: Verifying
+        self.intake: RequestHandler
+        self.carrying: EffectExecutor
+        self.keeping: SnapshotScheduler
+        self.retention: LogRetention
+        self.guarding: PolicyChecks
+        self.verifying: LogVerification
         self.sends: Sends
         self.appends: Appends
         self.streams: Streams
         self.notes: list[str] = []
-        self.following: Following | None = None
-        self._frames: deque[tuple[Connection, ClientFrame]] = deque()
-        self._connections: set[Connection] = set()
+        self.following: LogFollowers | None = None
+        self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
+        self._connections: set[SessionConnection] = set()
         self._asked: dict[int, asyncio.Future[Result]] = {}
         self._question = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,8 +100,8 @@ class Engine:
         address: str = "",
         shard: Shard = ONLY,
         shared: bool = False,
-        standing: Standing | None = None,
-        config: Config | None = None,
+        standing: StandbyState | None = None,
+        config: CoordinatorConfig | None = None,
         limits: Limits | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
         retention: RetentionConfig | None = None,
@@ -125,7 +120,7 @@ class Engine:
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
-        config = config or (BESIDE if shared else Config())
+        config = config or (BESIDE if shared else CoordinatorConfig())
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
         if shared and config.one_phase:
@@ -135,7 +130,13 @@ class Engine:
         return engine
 
     async def _start(
-        self, identity: Identity, config: Config, policy: SnapshotPolicy, standing: Standing | None, *, shared: bool
+        self,
+        identity: Identity,
+        config: CoordinatorConfig,
+        policy: SnapshotPolicy,
+        standing: StandbyState | None,
+        *,
+        shared: bool,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
@@ -151,55 +152,55 @@ class Engine:
         self.coordinator = coordinator
         self.log = opened.name
         self.notes = keeper.notes
-        decisions = self._decisions = Topic(shard.topic(DECISIONS), patient=True)
+        decisions = self._decisions = ServiceTopic(shard.topic(DECISIONS), patient=True)
         decisions.writer, decisions.held = opened.decisions, False
         if shared:
-            self.following = Following(loop, self.wake)
+            self.following = LogFollowers(loop, self.wake)
         create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(
             self.broker, keeper, self._applied, create=create, executor=work, following=self.following, shard=shard
         )
         self.appends = Appends(loop, topics.landed, self.wake, self._writer_died)
         self.sends = Sends(coordinator, self.limits.max_message_bytes)
-        self.registering = Registering(coordinator, topics, self.appends, self.now, self.run, self.wake)
-        self.intake = Intake(coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
+        self.registering = TopicRegistrar(coordinator, topics, self.appends, self.now, self.run, self.wake)
+        self.intake = RequestHandler(coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
         self.intake.owners = opened.owners
         register = self.registering.register
-        self.carrying = Carrying(
+        self.carrying = EffectExecutor(
             coordinator, topics, self.appends, self.sends, decisions, self.now, self._answer, register, self._stopped
         )
         topics.stopped = self.carrying.topic_stopped
         if self.following is not None:
             self._read_others(self.following, opened.at, opened.letters)
         topics.load(self.coordinator.topics())
-        keeping = self.keeping = Keeping(topics)
-        self.guarding = Guarding(topics, self._retention_config.check_seconds)
-        self.verifying = Verifying(topics)
+        keeping = self.keeping = SnapshotScheduler(topics)
+        self.guarding = PolicyChecks(topics, self._retention_config.check_seconds)
+        self.verifying = LogVerification(topics)
         self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
         letters, groups = self.carrying.letters, coordinator.consumers
         floors = groups.floor, self.streams.cursors.floor, None if letters is None else letters.floor, self.prove
-        self.retention = Retention(topics, keeping, self._retention_config, self.clock, *floors)
+        self.retention = LogRetention(topics, keeping, self._retention_config, self.clock, *floors)
         for part in (self.streams, self.keeping, self.retention, self.guarding, self.verifying, self.registering):
             self.run(part.run())
         self.run(self._watch_time())
         self.wake()
 
-    def _read_others(self, following: Following, at: Position, inbox: Position | None) -> None:
+    def _read_others(self, following: LogFollowers, at: Position, inbox: Position | None) -> None:
         """Read what others write: the decision log behind `at`, and letters of other shards behind `inbox`."""
         broker, carrying, decisions = self.broker, self.carrying, self._decisions.name
-        self.registering.beginning = Beginning(broker, self.coordinator.border)
+        self.registering.beginning = FirstRecords(broker, self.coordinator.border)
         carrying.join_cluster(self.run, self.wake, self.registering.again, self.ask, self.coordinator.consumers.floor)
         follow_decisions(following, broker, decisions, at, self.coordinator, self.fail)
         self.run(watch_log(broker, decisions, self.log, self.fail))
         if carrying.letters is not None:
             letters = self.topics.shard.topic(LETTERS)
-            following.follow(Follower(broker, letters, inbox or EARLIEST, carrying.letters.take, self.fail))
+            following.follow(LogFollower(broker, letters, inbox or EARLIEST, carrying.letters.take, self.fail))
 
     # What clients do
 
-    def connect(self, peer: str = "in process") -> Connection:
+    def connect(self, peer: str = "in process") -> SessionConnection:
         """A new connection; it begins with a frame that says hello."""
-        connection = Connection(self._receive, self._gone, self.limits, peer)
+        connection = SessionConnection(self._receive, self._gone, self.limits, peer)
         self._connections.add(connection)
         if self.ended.done():
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
@@ -215,7 +216,7 @@ class Engine:
         return await answer
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[SessionConnection]:
         """Those that are open."""
         return list(self._connections)
 
@@ -313,25 +314,25 @@ class Engine:
             except Error as error:
                 connection.close(error)
 
-    def _receive(self, connection: Connection, frame: ClientFrame) -> None:
+    def _receive(self, connection: SessionConnection, frame: ClientFrame) -> None:
         self._frames.append((connection, frame))
         self.wake()
 
-    def _gone(self, connection: Connection) -> None:
+    def _gone(self, connection: SessionConnection) -> None:
         self._connections.discard(connection)
         if not self.ended.done():
             self.intake.gone(connection, self.now())
             self._share_credits()
             self.wake()
 
-    def _writer_died(self, topic: Topic, error: Error) -> None:
+    def _writer_died(self, topic: ServiceTopic, error: Error) -> None:
         if self.carrying.marking is not None:
             self.carrying.marking.died(topic, error)
 
-    def _applied(self, topic: Topic, effects: list[Any]) -> None:
+    def _applied(self, topic: ServiceTopic, effects: list[Any]) -> None:
         self.carrying.applied(topic, effects)
 
-    def _answer(self, effect: Answers) -> None:
+    def _answer(self, effect: SessionResults) -> None:
         session, answers = effect
         if not session:
             for request, result in answers:
@@ -344,13 +345,13 @@ class Engine:
             return
         if answers[0][0] <= OPENING:
             for request, result in answers:
-                if request == OPENING and isinstance(result, Opened):
+                if request == OPENING and isinstance(result, SessionOpened):
                     self._welcome(connection, result)
             answers = tuple(pair for pair in answers if pair[0] > OPENING)
         if answers:
             connection.answer(answers)
 
-    def _welcome(self, connection: Connection, opened: Opened) -> None:
+    def _welcome(self, connection: SessionConnection, opened: SessionOpened) -> None:
         self._share_credits()
         limits, shard = self.limits, self.coordinator.shard
         name = self.intake.told(connection.session)

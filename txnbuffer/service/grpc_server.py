@@ -4,12 +4,19 @@ Service `txnbuffer.v1.Session`, method `Talk`: a stream of client frames (`txnbu
 of server frames. `txnbuffer.v1.Admin`: one method for each question of `txnbuffer.service.admin`, with a JSON
 object as request and a JSON object as answer. `txnbuffer.v1.Streams`, method `Stream`: change streams, as frames of
 `txnbuffer.streams.wire`. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
-writers elsewhere (`txnbuffer.service.log_service`). Messages are bytes; there is no generated code.
+writers elsewhere (`txnbuffer.service.grpc_server`). Messages are bytes; there is no generated code.
 
 Metadata of a call may name the log it is meant for (`txnbuffer-log`); where another one is served it ends as
 UNAVAILABLE, and nothing of it is done. Sessions and change streams begin by naming the log that is served.
 
 It listens before there is an engine, as clients must know by then where: until `serve` everybody is sent away.
+
+The log of a running service for other processes: `txnbuf://HOST:PORT` as a broker.
+
+All topics can be read. The service's own topics, and those that sessions have written to, belong to the engine,
+which alone may append to them, trim and delete them; any other topic can be written to beside it.
+
+Change streams over gRPC: the frames of `txnbuffer.streams.wire`, one stream of them each way.
 """
 
 from __future__ import annotations
@@ -19,23 +26,123 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from broker_io.errors import EnvironmentFault, Error
+from broker_io import serve_broker
+from broker_io.errors import EnvironmentFault, Error, ProtectedTopic
 from broker_io.waits import long_waits
+from snapshots.keys import is_internal
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, ServiceUnavailable
-from txnbuffer.frames import FRAME_BYTES, SEND_BYTES, OtherVersion
-from txnbuffer.rpc.names import ADMIN_SERVICE, ERROR_FAULT, ERROR_NAME, LOG_KEY, LOG_SERVICE, SESSION_SERVICE, TALK
-from txnbuffer.service.admin import QUESTIONS, Admin
-from txnbuffer.service.connection import Connection
+from txnbuffer.rpc.client_frames import decode_client_frame
+from txnbuffer.rpc.frames import (
+    ADMIN_SERVICE,
+    ERROR_FAULT,
+    ERROR_NAME,
+    FRAME_BYTES,
+    LOG_KEY,
+    LOG_SERVICE,
+    SEND_BYTES,
+    SESSION_SERVICE,
+    STREAM,
+    STREAMS_SERVICE,
+    TALK,
+    VersionMismatch,
+)
+from txnbuffer.rpc.server_frames import encode_server_frame
+from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame
+from txnbuffer.rpc.stream_server_frames import encode_stream_server_frame
+from txnbuffer.service.admin import QUESTIONS, ServiceAdmin
+from txnbuffer.service.connection import SessionConnection
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.limits import MIB, Limits
-from txnbuffer.service.log_service import log_service
-from txnbuffer.service.streaming.grpc_streams import stream_handler
-from txnbuffer.wire import decode_client_frame, encode_server_frame
+from txnbuffer.service.streams import StreamConnection
+
+
+def log_service(engine: Engine) -> Any:
+    """The log service of an engine's broker; the caller adds its handler to a grpc.aio server, and closes it."""
+    limits = engine.limits
+
+    def guard(topic: str, change: str) -> None:
+        check_change(engine.topics.by_name, topic, change)
+
+    return serve_broker(
+        engine.broker,
+        guard=guard,
+        max_message_bytes=limits.max_message_bytes,
+        max_append_bytes=limits.max_message_bytes + limits.client_bytes,
+    )
+
+
+def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
+    """Raises ProtectedTopic for a change that would take a topic from the engine."""
+    if is_internal(topic):
+        raise ProtectedTopic(f"topic {topic!r} is the service's own: it can be read, and changed by the service alone")
+    if change == "create":
+        return
+    if change == "own":
+        raise ProtectedTopic(
+            f"topic {topic!r} can't have an exclusive writer beside the service that owns the log: open a shared one"
+        )
+    if topic in owned:
+        raise ProtectedTopic(f"sessions write to topic {topic!r}, so it belongs to the service: send in a session")
+
+
+LAST_WORDS = 1.0
+"""Seconds that a client has to take what ends its connection, and to end its own side."""
+
+
+def stream_handler(engine: Callable[[], Engine | None], waits_for: Callable[[], str]) -> Any:
+    """The handler of the service; before there is an engine, clients are told what it waits for."""
+    import grpc
+
+    async def stream(_: Any, context: Any) -> None:
+        serving = engine()
+        if serving is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {waits_for()}")
+            return
+        await context.send_initial_metadata(((LOG_KEY, serving.log),))
+        await _carry(context, serving.streams.connect(context.peer()))
+
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.method_handlers_generic_handler(STREAMS_SERVICE, {STREAM: handler})
+
+
+async def _carry(context: Any, connection: StreamConnection) -> None:
+    reading = asyncio.ensure_future(_read_stream(context, connection))
+    writing = asyncio.ensure_future(_write_stream(context, connection))
+    ended = asyncio.ensure_future(connection.ended.wait())
+    try:
+        await asyncio.wait([writing, ended], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([writing], timeout=LAST_WORDS)
+        # A stream that ends while the client writes to it would fail there instead of ending.
+        await asyncio.wait([reading], timeout=LAST_WORDS)
+    finally:
+        for task in (reading, writing, ended):
+            task.cancel()
+        connection.lost()
+        await asyncio.gather(reading, writing, ended, return_exceptions=True)
+
+
+async def _write_stream(context: Any, connection: StreamConnection) -> None:
+    while (frame := await connection.next()) is not None:
+        await context.write(encode_stream_server_frame(frame))
+
+
+async def _read_stream(context: Any, connection: StreamConnection) -> None:
+    import grpc
+
+    while True:
+        data = await context.read()
+        if data is grpc.aio.EOF:
+            connection.lost()
+            return
+        try:
+            connection.receive(decode_stream_client_frame(data))
+        except Error as error:
+            connection.close(error)
+
 
 ANSWER = 10.0
 """Seconds in which a question is answered for which the cluster is asked."""
 OF_TOPICS = ("List", "Describe")
-LAST_WORDS = 1.0
 """Seconds that a client has to end its side of the stream after ours has ended."""
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
 
@@ -80,7 +187,7 @@ class GrpcServer:
             raise EnvironmentFault(f"can't listen at {address}: {_obstacle(address) or error}") from error
         await server.start()
 
-    async def serve(self, engine: Engine, admin: Admin) -> None:
+    async def serve(self, engine: Engine, admin: ServiceAdmin) -> None:
         """Let clients in."""
         from grpc_health.v1 import health_pb2
 
@@ -208,7 +315,7 @@ async def _refuse(context: Any, error: Error) -> None:
     await context.abort(grpc.StatusCode[error.grpc_status], str(error))
 
 
-async def _read(context: Any, connection: Connection) -> OtherVersion | None:
+async def _read(context: Any, connection: SessionConnection) -> VersionMismatch | None:
     """Hand on what comes; the end is an error for who may not be able to read a frame of ours."""
     import grpc
 
@@ -220,7 +327,7 @@ async def _read(context: Any, connection: Connection) -> OtherVersion | None:
             return None
         try:
             connection.receive(decode_client_frame(data))
-        except OtherVersion as error:
+        except VersionMismatch as error:
             connection.lost()
             return error
         except Error as error:

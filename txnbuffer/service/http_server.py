@@ -1,6 +1,10 @@
 """Metrics and health over HTTP: `/metrics`, `/health` (it runs), `/ready` (it serves; else 503).
 
 It answers before there is an engine too: then what it serves is `waits_for`.
+
+What the service tells Prometheus, in base units; `docs/service.md` lists it.
+
+Gauges and counters are read from the engine when somebody asks, so that they cost nothing otherwise.
 """
 
 from __future__ import annotations
@@ -9,12 +13,126 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker_io.errors import EnvironmentFault
 from broker_io.waits import long_waits
+from txnbuffer.coordinator.messages import State
 from txnbuffer.service.engine import Engine
-from txnbuffer.service.metrics import exposition
+
+
+class Metric(NamedTuple):
+    """One metric and its value; a counter's name has no `_total` here."""
+
+    name: str
+    kind: str
+    help: str
+    value: float
+
+
+def metrics(engine: Engine | None) -> Iterator[Metric]:
+    """All metrics as of now; of a process without an engine there are only the first ones."""
+    yield Metric("serving", "gauge", "1 while this process owns the logs.", engine is not None)
+    waits = long_waits()
+    yield Metric("waits", "gauge", "Waits on the cluster, or another service, that have lasted 3 s.", len(waits))
+    longest = max((wait.seconds for wait in waits), default=0.0)
+    yield Metric("longest_wait_seconds", "gauge", "How long the longest of them has lasted.", longest)
+    if engine is None:
+        return
+    transactions = list(engine.coordinator.transactions())
+    open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
+    tails = [topic.tail for topic in engine.topics.by_name.values() if topic.tail is not None]
+    counts, account = engine.carrying.counts, engine.intake.account
+    stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
+    yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
+    yield Metric("shard", "gauge", "Which shard of the namespace this process owns.", engine.coordinator.shard)
+    yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
+    yield Metric("draining", "gauge", "1 while no new sessions are taken.", engine.intake.draining)
+    yield Metric("connections", "gauge", "Clients that are connected.", len(engine.connections))
+    yield Metric("topics", "gauge", "Topics that are open for writing.", len(engine.topics.by_name))
+    yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(tails))
+    yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
+    damaged = len(engine.verifying.damages)
+    yield Metric("topics_damaged", "gauge", "Topics whose log is not what was written.", damaged)
+    waiting = sum(topic.why_not is not None and not topic.stopped for topic in engine.topics.by_name.values())
+    yield Metric("topics_retrying", "gauge", "Topics that fail at the moment and are tried again.", waiting)
+    endangered = len(engine.guarding.dangers)
+    yield Metric("topics_endangered", "gauge", "Topics whose policies drop or stop what is needed.", endangered)
+    yield Metric("transactions_open", "gauge", "Transactions that are open.", open_ones)
+    yield Metric("transactions_unsettled", "gauge", "Transactions that are not wholly done.", len(transactions))
+    yield Metric(
+        "low_water_mark", "gauge", "All transactions up to this id have ended.", engine.coordinator.low_water_mark
+    )
+    ongoing = sum(len(tail.buffer.ongoing) for tail in tails)
+    yield Metric("ongoing", "gauge", "Transactions with undecided records, counted per topic.", ongoing)
+    aborts = sum(len(tail.buffer.aborted) for tail in tails)
+    yield Metric("aborts", "gauge", "Aborted transactions that are kept, counted per topic.", aborts)
+    yield Metric("unsettled_bytes", "gauge", "Records of clients that are not durable yet.", account.bytes)
+    yield Metric("waiting_bytes", "gauge", "All that waits for the log.", engine.appends.waiting_bytes)
+    yield Metric("records", "counter", "Records of clients that were appended.", account.records)
+    yield Metric("ends_committed", "counter", "Commits applied, counted per topic.", counts.committed)
+    yield Metric("ends_aborted", "counter", "Aborts applied, counted per topic.", counts.aborted)
+    yield Metric("suppressed_records", "counter", "Late and duplicate records.", counts.suppressed)
+    yield Metric("damaged_commits", "counter", "Commits with another number of records than they say.", counts.damaged)
+    yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.keeping.written)
+    yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
+    letters = engine.carrying.letters
+    sent, received = (0, 0) if letters is None else (letters.sent, letters.received)
+    yield Metric("letters_sent", "counter", "Letters written to services of other shards.", sent)
+    yield Metric("letters_received", "counter", "Letters read from them.", received)
+    groups = [engine.coordinator.consumers.members(name) for name, _, _ in engine.coordinator.consumers.all_groups()]
+    yield Metric("groups", "gauge", "Consumer groups.", len(groups))
+    yield Metric("group_members", "gauge", "Members of all groups.", sum(len(group.by_name) for group in groups))
+    spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)
+    yield Metric("group_members_spare", "gauge", "Members that hold nothing.", spare)
+    yield from _of_streams(engine)
+
+
+def _of_streams(engine: Engine) -> Iterator[Metric]:
+    """What `txnbuf streams` shows one by one, as sums."""
+    streams, now = engine.streams, engine.streams.now()
+    connections = [connection.server.statistics(now) for connection in streams.connections]
+    open_ones = [stream for connection in connections for stream in connection.streams]
+    managers = [feed.manager.statistics() for feed in streams.feeds.values()]
+    remaining = sum(stream.items_remaining for stream in open_ones)
+    backfilling = sum(stream.state == "backfilling" for stream in open_ones)
+    dropped = sum(manager.cursors_dropped for manager in managers)
+    yield Metric("stream_connections", "gauge", "Connections of change streams.", len(connections))
+    yield Metric("streams", "gauge", "Change streams that are open.", len(open_ones))
+    yield Metric("streams_backfilling", "gauge", "Change streams that read the log.", backfilling)
+    yield Metric("streams_items_remaining", "gauge", "Mutations that open streams have not sent yet.", remaining)
+    yield Metric("streams_topics", "gauge", "Topics with a mutation manager.", len(managers))
+    yield Metric("streams_memory_bytes", "gauge", "Memory of all mutation managers.", streams.budget.account.bytes)
+    yield Metric("streams_cursors_dropped", "gauge", "Places that cursors have lost to win memory back.", dropped)
+    durable, given_up = len(streams.cursors.rows()), streams.cursors.dropped
+    yield Metric("streams_durable_cursors", "gauge", "Durable cursors of all topics.", durable)
+    yield Metric("streams_durable_cursors_dropped", "counter", "Durable cursors dropped for what they held.", given_up)
+    unacked = sum(connection.unacked_bytes for connection in connections)
+    replaced = sum(manager.deduplicated for manager in managers)
+    reading, waiting = streams.backfills.active, streams.backfills.pending
+    yield Metric("streams_unacked_bytes", "gauge", "Sent mutations that readers are not done with.", unacked)
+    yield Metric("streams_deduplicated", "gauge", "Mutations that newer ones of their key replaced.", replaced)
+    yield Metric("streams_reads_active", "gauge", "Reads of the log that go on.", reading)
+    yield Metric("streams_reads_pending", "gauge", "Reads of the log that wait for their turn.", waiting)
+    yield Metric("streams_backfilled", "counter", "Mutations read from the log.", streams.backfills.items)
+
+
+def exposition(engine: Engine | None) -> bytes:
+    """The text that Prometheus reads, with the metrics of the process."""
+    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    class Collector:
+        def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+            for name, kind, text, value in metrics(engine):
+                family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
+                yield family(f"txnbuffer_{name}", text, value=value)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector())
+    own: bytes = generate_latest(registry)
+    process: bytes = generate_latest(REGISTRY)
+    return own + process
 
 
 class HttpServer:

@@ -1,4 +1,9 @@
-"""Which data goes: by age and by size, never what a snapshot, an open transaction or a group still needs."""
+"""Which data goes: by age and by size, never what a snapshot, an open transaction or a group still needs.
+
+Looks whether policies endanger topics that are open: what drops records in silence is told before it does.
+
+All that is stored is read once after a start: a topic whose log is damaged stops before anybody builds on it.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from broker_io.environment import Clock
-from broker_io.errors import DiskFailed, Error, ServiceUnavailable
-from broker_io.port import Broker, Ledger
+from broker_io.errors import DiskFailed, Error, ServiceUnavailable, TopicNotFound, UnsafePolicy
+from broker_io.port import Broker, Ledger, PolicyBroker, VerifyingBroker
+from snapshots.errors import TopicDamaged
+from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.config import RetentionConfig
-from txnbuffer.coordinator.entries import TOPIC as DECISIONS
-from txnbuffer.coordinator.letters import TOPIC as LETTERS
-from txnbuffer.service.keeping import Keeping
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.shard_messages import TOPIC as LETTERS
 from txnbuffer.service.limits import MIB
-from txnbuffer.service.topic import Topic
-from txnbuffer.service.topics import Topics
+from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
+from txnbuffer.service.topic import ServiceTopic, Topics
 
 COMPACT_BYTES = 32 * MIB
 """The decision log is compacted when it is this long, and twice as long as after the last time."""
 
 
-class Retention:
+class LogRetention:
     """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does.
 
     `others` tells it of groups of other shards; where it can't be had nothing goes. `prove` returns once it is certain
@@ -32,7 +38,7 @@ class Retention:
     def __init__(
         self,
         topics: Topics,
-        keeping: Keeping,
+        keeping: SnapshotScheduler,
         config: RetentionConfig,
         clock: Clock,
         floor: Callable[[str], int | None],
@@ -66,7 +72,7 @@ class Retention:
                     if topic.problem is None and (topic.shared or topic.writer is not None):
                         await self._guarded(self.check(topic))
 
-    async def check(self, topic: Topic) -> None:
+    async def check(self, topic: ServiceTopic) -> None:
         """Drop what a topic need not keep."""
         name = topic.name
         first, ledgers = await self._topics.work(self._first_wanted, name)
@@ -149,3 +155,85 @@ class Retention:
 
 def _size(ledgers: Sequence[Ledger]) -> int:
     return sum(ledger.bytes for ledger in ledgers)
+
+
+class PolicyChecks:
+    """`dangers`: what endangers each topic now, as of the last look; looks come every `seconds`."""
+
+    def __init__(self, topics: Topics, seconds: float) -> None:
+        self.dangers: dict[str, Error] = {}
+        self._topics = topics
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        """Look at all topics now and then, for ever, where the broker has such policies."""
+        broker = self._topics.broker
+        while isinstance(broker, PolicyBroker):
+            await asyncio.sleep(self._seconds)
+            shard = self._topics.shard
+            ours = (DECISIONS, SNAPSHOT_TOPIC, LETTERS) if shard.of > 1 else (DECISIONS, SNAPSHOT_TOPIC)
+            names = [*map(shard.topic, ours), *self._topics.by_name]
+            self.dangers = {name: danger for name, danger in self.dangers.items() if name in names}
+            for name in names:
+                await self._check(broker, name)
+
+    async def _check(self, broker: PolicyBroker, name: str) -> None:
+        try:
+            await asyncio.to_thread(broker.check_topic, name)
+        except UnsafePolicy as error:
+            self.dangers[name] = error
+        except TopicNotFound:
+            self.dangers.pop(name, None)
+        except Error:
+            pass  # it could not be seen this time: what was found last stands
+        else:
+            self.dangers.pop(name, None)
+
+
+PAUSE = 1.0
+"""Seconds until what could not be read for now is read again."""
+
+
+class LogVerification:
+    """`damages`: what was found, by topic; those of data topics are what stopped them, too. `done`: all was read."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.damages: dict[str, TopicDamaged] = {
+            name: problem for name, problem in topics.keeper.problems.items() if isinstance(problem, TopicDamaged)
+        }
+        self.done = False
+        self._topics = topics
+
+    async def run(self) -> None:
+        """Look at every ledger of every topic, beside all else, where the broker has the log itself."""
+        broker = self._topics.broker
+        if isinstance(broker, VerifyingBroker):
+            for name in broker.topics():
+                if name not in self.damages:
+                    await self._check(broker, name)
+        self.done = True
+
+    async def _check(self, broker: VerifyingBroker, name: str) -> None:
+        try:
+            await self._read(broker, name)
+        except TopicNotFound:
+            pass  # deleted meanwhile
+        except Error as error:
+            await self._found(name, error)
+
+    async def _read(self, broker: VerifyingBroker, name: str) -> None:
+        for ledger in await asyncio.to_thread(self._topics.broker.ledgers, name):
+            while True:
+                try:
+                    await asyncio.to_thread(broker.check_stored, name, ledger.ledger)
+                    break
+                except Error as error:
+                    if not error.retryable:
+                        raise
+                    await asyncio.sleep(PAUSE)
+
+    async def _found(self, name: str, error: Error) -> None:
+        damage = self.damages[name] = TopicDamaged(name, error, needed=is_internal(name))
+        if not is_internal(name):
+            async with self._topics.keeping:
+                self._topics.damaged(name, damage)

@@ -1,31 +1,49 @@
-"""One topic of the service: what waits to be appended, what is on its way, and its buffer."""
+"""One topic of the service: what waits to be appended, what is on its way, and its buffer.
+
+The topics of the service: made, opened for writing, registered, and fed with what was appended.
+
+Whatever waits for the disk runs in one worker thread; a topic is held back meanwhile, so that its log
+stands still. Snapshots and registrations never overlap where they write to the snapshot topic; what a registration
+asks a cluster before runs in threads of its own.
+
+Where the log is shared, others write the topics too: then buffers are fed with what followers read, never with
+what was appended here, and a topic's writer is for markers only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from broker_io.batch import Batch, PlacedBatch
-from broker_io.errors import Error, TopicNotFound
-from broker_io.port import Writer
+from broker_io.errors import Error, InvalidTopicName, TopicNotFound
+from broker_io.port import Broker, BulkBroker, Writer, check_topic_name
 from broker_io.position import Position, Positions
 from broker_io.waits import Wait
-from txnbuffer.errors import UnregisteredTopic
+from snapshots.errors import stopped_by
+from snapshots.keys import INTERNAL_PREFIX, is_internal
+from snapshots.shards import ONLY, Shard, shard_of
+from txnbuffer.buffer.effects import Effect
+from txnbuffer.errors import ForeignTopic, TopicNotCreated, UnregisteredTopic
 from txnbuffer.model import TxnId
-from txnbuffer.recovery.tailing import Tail
-from txnbuffer.service.following import Follower
-from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES
+from txnbuffer.recovery.followed_topic import FollowedTopic
+from txnbuffer.recovery.manager import SnapshotManager
+from txnbuffer.recovery.restore import was_deleted
+from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES, MIB
+from txnbuffer.service.log_followers import LogFollower, LogFollowers
 
 FLIGHT_BYTES = 8 * 1024 * 1024
 """What one append holds at most, about."""
 
 
-class Part(Protocol):
+class AppendPart(Protocol):
     """Something to be appended, and what is done when that has happened; `size` is about its bytes.
 
     `reserved`: it is no record, and may use what a nearly full disk keeps free.
@@ -40,15 +58,15 @@ class Part(Protocol):
     def failed(self, error: Error) -> None: ...
 
 
-class Flight(NamedTuple):
+class AppendInFlight(NamedTuple):
     """One append under way: its parts, and all their records."""
 
-    parts: Sequence[Part]
+    parts: Sequence[AppendPart]
     batch: Batch
     reserved: bool = False
 
 
-class Topic:
+class ServiceTopic:
     """`tail` is None while the topic has no transactions. `held`: nothing is appended for now.
 
     `problem`: why nothing can be appended any more; `trouble`: why nothing is written at the moment. `patient`: what
@@ -61,19 +79,19 @@ class Topic:
         self.name = name
         self.patient = patient
         self.shared = shared
-        self.refused: list[Part] = []
+        self.refused: list[AppendPart] = []
         self.low = False
         self.wait: Wait | None = None
         """That for space, while there is none."""
         self.writer: Writer | None = None
-        self.tail: Tail | None = None
+        self.tail: FollowedTopic | None = None
         self.held = True
         self.lock = asyncio.Lock()
         self.problem: Error | None = None
         self.trouble: Error | None = None
-        self.follower: Follower | None = None
-        self.waiting: deque[Part] = deque()
-        self.flights: deque[Flight] = deque()
+        self.follower: LogFollower | None = None
+        self.waiting: deque[AppendPart] = deque()
+        self.flights: deque[AppendInFlight] = deque()
         self.checks: dict[int, None] = {}
         """Transactions to be counted once the buffer has all that they sent."""
         self.doubted: set[TxnId] = set()
@@ -102,9 +120,9 @@ class Topic:
             f"topic {self.name!r} is not registered: register it before the first record of a transaction"
         )
 
-    def take(self) -> Flight:
+    def take(self) -> AppendInFlight:
         """What can be appended now, in one batch; something must be waiting."""
-        parts: list[Part] = []
+        parts: list[AppendPart] = []
         size, rows, names = 0, 0, set[str]()
         while self.waiting:
             part = self.waiting[0]
@@ -115,7 +133,7 @@ class Topic:
             if parts and self.low and part.reserved != parts[0].reserved:
                 break
             parts.append(self.waiting.popleft())
-        return Flight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
+        return AppendInFlight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
 
 
 def can_pass(problem: Error | None, *, shared: bool) -> bool:
@@ -132,3 +150,256 @@ def placed_runs(positions: Positions, batch: Batch) -> list[PlacedBatch]:
     whole = PlacedBatch(positions, times, batch)
     cuts = [0, *(np.flatnonzero(np.diff(ledgers)) + 1).tolist(), len(ledgers)]
     return [whole.take(slice(start, stop)) for start, stop in itertools.pairwise(cuts)]
+
+
+T = TypeVar("T")
+
+HELD_BYTES = 64 * MIB
+"""Undecided messages that wait in memory for their seqnos, all topics together."""
+LEAST_HELD = 64 * 1024
+MORE = 1.1
+"""That memory is shared anew when topics are so many times as many: each time costs a step a topic."""
+AT_ONCE = 8
+"""Topics of a cluster about which it is asked at the same time."""
+
+Applied = Callable[[ServiceTopic, list[Effect]], None]
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidTopicName for what can't be a data topic."""
+    check_topic_name(name)
+    if is_internal(name):
+        raise InvalidTopicName(
+            f"topic {name!r}: names that begin with {INTERNAL_PREFIX} are the service's own: use another"
+        )
+
+
+def check_owned(shard: Shard, kind: str, name: str) -> None:
+    """Raises ForeignTopic for a topic, a producer or a group of another shard."""
+    if not shard.owns(name):
+        owner = shard_of(name, shard.of)
+        raise ForeignTopic(
+            f"{kind} {name!r} belongs to shard {owner} of {shard.of}, this is shard {shard.number}: ask that one"
+        )
+
+
+class Topics:
+    """`applied` is told what the buffer of a topic made of what its log got; `following` where the log is shared."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        keeper: SnapshotManager,
+        applied: Applied,
+        *,
+        create: bool,
+        executor: ThreadPoolExecutor,
+        following: LogFollowers | None = None,
+        shard: Shard = ONLY,
+    ) -> None:
+        self.broker = broker
+        self.keeper = keeper
+        self.following = following
+        self.shard = shard
+        self.by_name: dict[str, ServiceTopic] = {}
+        self.keeping = asyncio.Lock()
+        self._share = HELD_BYTES
+        self._followed = self._sharing = 0
+        self._to_open: list[str] = []
+        self.stopped: Callable[[ServiceTopic], None] | None = None
+        """Told of topics whose buffers go no further."""
+        self._applied = applied
+        self._create = create
+        self._executor = executor
+        self.asking = ThreadPoolExecutor(AT_ONCE, "txnbuffer-registering")
+
+    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that waits, in the worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+
+    async def apart(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
+        """Call something that works on the tails of topics, and may ask the broker: nothing is applied meanwhile."""
+        if self.following is None:
+            return function(*arguments)
+        topics = [self.by_name[name] for name in names if name in self.by_name]
+        followers = [topic.follower for topic in topics if topic.follower is not None]
+        for follower in followers:
+            follower.paused += 1
+        try:
+            return await self.work(function, *arguments)
+        finally:
+            for follower in followers:
+                follower.paused -= 1
+            self.following.wake()
+
+    def load(self, registered: Iterable[str]) -> None:
+        """Open the topics that were recovered. Of those that were registered others may be there anew, or gone."""
+        for name in self.keeper.topics:
+            topic = self.by_name[name] = ServiceTopic(name, shared=self.following is not None)
+            if self.following is None:
+                topic.writer = self.broker.writer(name, exclusive=True)
+                topic.held = False
+            self._follow(topic)
+        if self.following is not None:
+            for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.keeper.problems}:
+                self.keeper.stop(name, was_deleted(name))
+        for name, problem in self.keeper.problems.items():
+            topic = self.by_name[name] = ServiceTopic(name, shared=self.following is not None)
+            topic.problem = problem
+            if self.stopped is not None:
+                self.stopped(topic)
+
+    def get(self, name: str) -> ServiceTopic | None:
+        return self.by_name.get(name)
+
+    def check(self, name: str) -> None:
+        """Raises InvalidTopicName for what can't be a data topic, ForeignTopic for one of another shard."""
+        check_name(name)
+        check_owned(self.shard, "topic", name)
+
+    def make(self, name: str) -> ServiceTopic:
+        """The entry of a topic that `open` is to be called for. Raises as `check`."""
+        self.check(name)
+        topic = self.by_name[name] = ServiceTopic(name, shared=self.following is not None)
+        return topic
+
+    async def open(self, topic: ServiceTopic) -> None:
+        """Open a topic for writing, made if missing. Raises TopicNotFound if it is and that is not wanted."""
+        self._to_open.append(topic.name)
+        topic.writer = await self.work(self._open, topic.name)
+
+    async def register(self, topic: ServiceTopic, *, create: bool = True) -> bool:
+        """Follow a topic, which is held back and has nothing under way; its first snapshot is durable then.
+
+        False: it was followed already. Not `create`: only if it is there. Raises TopicNotFound, and why it can't be
+        followed.
+        """
+        if topic.tail is not None:
+            return False
+        prepared = None
+        if self.following is not None:
+            prepared = await asyncio.get_running_loop().run_in_executor(self.asking, self._prepare, topic.name, create)
+        elif topic.writer is None:
+            await self.open(topic)
+        async with self.keeping:
+            await self.work(self._keep, topic.name, prepared)
+        self._follow(topic)
+        return True
+
+    def forget(self, topic: ServiceTopic) -> None:
+        """A topic that could not be opened: the next one who asks tries again."""
+        never_was = topic.writer is None and topic.tail is None and topic.problem is None
+        if never_was and self.by_name.get(topic.name) is topic:
+            del self.by_name[topic.name]
+
+    def drop(self, name: str) -> Writer | None:
+        """A name stands for no topic any more, and nothing is told of it; the writer that is to be closed."""
+        topic = self.by_name.pop(name, None)
+        if topic is None:
+            return None
+        writer, topic.writer = topic.writer, None
+        return writer
+
+    def still_missing(self, topic: ServiceTopic, error: Error) -> None:
+        """A topic that was missing could not be registered again; unless that is for good it can be tried again."""
+        if isinstance(topic.problem, TopicNotFound):
+            error = TopicNotFound(f"topic {topic.name!r} was deleted, and can't be registered again ({error})")
+        topic.problem = stopped_by(topic.name, error)
+        self.by_name[topic.name] = topic
+        if self.stopped is not None:
+            self.stopped(topic)
+
+    def landed(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
+        """Feed the buffer with an append that is durable; where the log is shared, it comes back from there."""
+        if topic.tail is None or self.following is not None:
+            return
+        for placed in placed_runs(positions, flight.batch):
+            if topic.tail is not None:
+                self._apply(topic, topic.tail, placed)
+
+    def _apply(self, topic: ServiceTopic, tail: FollowedTopic, placed: PlacedBatch) -> None:
+        effects = self.keeper.apply(topic.name, placed)
+        if effects is None:
+            self._stopped(topic)
+            return
+        if self.following is None or not tail.numbering.behind:
+            tail.numbering.step()
+        self._applied(topic, effects)
+
+    def _stopped(self, topic: ServiceTopic) -> None:
+        topic.tail = None
+        topic.problem = self.keeper.problems[topic.name]
+        if self.following is not None and topic.follower is not None:
+            self.following.leave(topic.follower)
+        if self.stopped is not None:
+            self.stopped(topic)
+
+    def _came(self, topic: ServiceTopic, placed: PlacedBatch) -> None:
+        if topic.tail is not None:
+            self._apply(topic, topic.tail, placed)
+
+    def _broke(self, topic: ServiceTopic, error: BaseException) -> None:
+        """A topic can't be read any further: it stops, and nothing else does."""
+        if not isinstance(error, Error):
+            raise error
+        self.keeper.stop(topic.name, error)
+        self._stopped(topic)
+
+    def damaged(self, name: str, error: Error) -> None:
+        """The log of a data topic is not what was written: it stops, and nothing else does."""
+        topic = self.by_name.setdefault(name, ServiceTopic(name, shared=self.following is not None))
+        self.keeper.stop(name, error)
+        self._stopped(topic)
+
+    def _make(self, name: str, create: bool = True) -> None:
+        self._check_there(name, create)
+        self.broker.create_topic(name)
+
+    def _check_there(self, name: str, create: bool) -> None:
+        if not (create and self._create) and name not in self.broker.topics():
+            raise TopicNotFound(f"there is no topic {name!r}") if self._create else TopicNotCreated(name)
+
+    def _prepare(self, name: str, create: bool) -> FollowedTopic | None:
+        """All questions about a topic that is to be registered, of which a cluster is asked some twenty."""
+        if self._was_missing(name):
+            self._make(name, create)
+            return None
+        self._check_there(name, create)
+        return self.keeper.prepare(name)
+
+    def _keep(self, name: str, prepared: FollowedTopic | None) -> None:
+        if self._was_missing(name):
+            self.keeper.remake(name)
+        else:
+            self.keeper.register(name, prepared)
+
+    def _was_missing(self, name: str) -> bool:
+        return can_pass(self.keeper.problems.get(name), shared=self.following is not None)
+
+    def _open(self, name: str) -> Any:
+        waiting, self._to_open = self._to_open, []
+        if self._create and waiting and isinstance(self.broker, BulkBroker):
+            self.broker.create_topics(waiting)  # those that follow find theirs made
+        self._make(name)
+        return self.broker.writer(name, exclusive=True)
+
+    def _follow(self, topic: ServiceTopic) -> None:
+        tail = topic.tail = self.keeper.tail(topic.name)
+        reader = tail.give_reader()
+        if self.following is None:
+            reader.close()
+        else:
+            take, fail = partial(self._came, topic), partial(self._broke, topic)
+            follower = LogFollower(self.broker, topic.name, tail.at, take, fail, tail.writer.incarnation, reader)
+            topic.follower = self.following.follow(follower)
+        self._followed += 1
+        if self._followed > MORE * self._sharing:
+            self._share_memory()
+        tail.numbering.held_limit = self._share
+
+    def _share_memory(self) -> None:
+        tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]
+        self._followed = self._sharing = len(tails)
+        self._share = max(HELD_BYTES // max(len(tails), 1), LEAST_HELD)
+        for tail in tails:
+            tail.numbering.held_limit = self._share

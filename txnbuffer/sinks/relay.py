@@ -1,7 +1,12 @@
-"""A relay: what committed in a topic, appended to a clean one, exactly once; `relay_marks` tells what that gets."""
+"""A relay: what committed in a topic, appended to a clean one, exactly once; `relay_marks` tells what that gets.
+
+The durable cursor of a relay: what is not in the target yet is kept in the source's log.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,21 +21,86 @@ from broker_io.batch import Batch
 from broker_io.errors import Error, ServiceUnavailable
 from broker_io.port import Broker
 from broker_io.position import Int64s, Position
-from txnbuffer.client.read_topics import Start
 from txnbuffer.client.reader import CommittedReader
 from txnbuffer.client.records import RecordBatch
+from txnbuffer.client.routing import Start
 from txnbuffer.errors import (
     MutationsTrimmed,
     OutcomeUnknown,
     RelayBranched,
     RelayTargetTaken,
     SeqnoGap,
+    SeqnoOutOfRange,
     TransactionAborted,
+    UnknownCursor,
 )
-from txnbuffer.recovery.loading import Loaded, load
-from txnbuffer.sinks.relay_cursor import RelayCursor
-from txnbuffer.sinks.relay_marks import Mark, Source, marked
+from txnbuffer.recovery.load import LoadedTopic, load
+from txnbuffer.sinks.relay_targets import RelayMark, RelaySource, marked
 from txnbuffer.streams.failover import MAX_SEQNO
+
+REST = 1.0
+"""Seconds between two moves: each is a question to the service."""
+
+AGAIN = 60.0
+"""Seconds after which it is told where it stood before: a service that crashed may have forgotten its last moves."""
+
+Ask = Callable[[Broker, str, dict[str, Any]], Any]
+"""Asks the service that owns a broker's topics; raises what it answers."""
+
+
+class RelayCursor:
+    """A cursor of the service that owns the source; one of that name is made if the topic has none."""
+
+    def __init__(self, ask: Ask, topic: str, name: str) -> None:
+        self._ask = ask
+        self._topic = topic
+        self._name = name
+        self._broker: Broker
+        self._landed = self._told = 0
+        self._moved = -math.inf
+
+    def begin(self, broker: Broker, seqno: int | None) -> None:
+        """Hold what stands behind a seqno, None: all there is. Raises what the service does."""
+        self._broker = broker
+        at = "beginning" if seqno is None else seqno
+        try:
+            self._move("AddCursor", at)
+        except SeqnoOutOfRange:
+            self._move("AddCursor", "beginning")  # the service has not read as far as the relay has
+        self._landed = seqno or 0  # one that was there may stand before it
+
+    def landed(self, seqno: int | None) -> None:
+        """All up to a seqno is durable in the target. Raises UnknownCursor."""
+        if seqno is not None:
+            self._landed = seqno
+        self.follow()
+
+    def follow(self) -> None:
+        """Called again and again, also while nothing comes. Raises UnknownCursor."""
+        if time.monotonic() - self._moved >= REST:
+            self._follow()
+
+    def close(self) -> None:
+        """Move it a last time, if the service answers: else more is kept than need be."""
+        with contextlib.suppress(Error):
+            self._follow()
+
+    def _follow(self) -> None:
+        now = time.monotonic()
+        if self._landed > self._told or (self._landed and now - self._moved >= AGAIN):
+            self._moved = now
+            landed = self._landed
+            try:
+                self._move("AdvanceCursor", landed)
+            except UnknownCursor:
+                raise
+            except Error:
+                return  # the next move makes up for it
+            self._told = landed
+
+    def _move(self, method: str, at: int | str) -> None:
+        self._ask(self._broker, method, {"topic": self._topic, "cursor": self._name, "at": at})
+
 
 RECORDS = 2000
 """Records in one append."""
@@ -48,7 +118,7 @@ PASSING = (TransactionAborted, OutcomeUnknown)
 class Target(Protocol):
     """A topic that is relayed to."""
 
-    def open(self) -> Mark | None:
+    def open(self) -> RelayMark | None:
         """Be the only relay that writes, from now on; what the last message says, None if there is none.
 
         May be called again, after anything failed. Raises RelayTargetTaken.
@@ -81,16 +151,16 @@ class _Beginning(NamedTuple):
 
     start: Start
     after: int | None
-    source: Source
+    source: RelaySource
     rollback: int | None = None
 
 
 class Relay:
     """`run` it. `source` opens the broker with the topic.
 
-    `resend`: go on after the source's history branched, from where it did. `patience`: seconds without progress after
-    which an error that can pass is raised. `tell` hears of every append that is durable. `cursor` keeps in the source's
-    log what is not.
+    `resend`: go on after the source's history branched, from where it did. `max_unavailable`: seconds
+    without progress after which a transient error is raised. `tell` hears of every append that is durable. `cursor`
+    keeps in the source's log what is not.
     """
 
     def __init__(
@@ -100,7 +170,7 @@ class Relay:
         target: Target,
         *,
         resend: bool = False,
-        patience: float = 60.0,
+        max_unavailable: float = 60.0,
         tell: Callable[[Relayed], None] | None = None,
         cursor: RelayCursor | None = None,
     ) -> None:
@@ -109,7 +179,7 @@ class Relay:
         self._topic = topic
         self._target = target
         self._resend = resend
-        self._patience = patience
+        self._max_unavailable = max_unavailable
         self._tell = tell
         self._cursor = cursor
         self._progress = 0.0
@@ -132,7 +202,7 @@ class Relay:
                     self._attempt(stack, follow=follow, stop=stop)
             except Error as error:
                 passes = error.retryable or isinstance(error, PASSING)
-                if not passes or (time.monotonic() - self._progress > self._patience and not stop()):
+                if not passes or (time.monotonic() - self._progress > self._max_unavailable and not stop()):
                     raise
             else:
                 return self.relayed
@@ -159,7 +229,7 @@ class Relay:
 
     # Where to go on
 
-    def _beginning(self, broker: Broker, mark: Mark | None) -> _Beginning:
+    def _beginning(self, broker: Broker, mark: RelayMark | None) -> _Beginning:
         loaded = load(broker, self._topic)
         source = self._source(loaded)
         if mark is None:
@@ -182,11 +252,11 @@ class Relay:
             raise RelayBranched(self._topic, common, relayed)
         return _Beginning("beginning", common, source, common)
 
-    def _source(self, loaded: Loaded) -> Source:
+    def _source(self, loaded: LoadedTopic) -> RelaySource:
         version = loaded.failover.current.uuid if loaded.registered else 0
-        return Source(self._topic, loaded.incarnation, version)
+        return RelaySource(self._topic, loaded.incarnation, version)
 
-    def _common(self, broker: Broker, mark: Mark, loaded: Loaded) -> int | None:
+    def _common(self, broker: Broker, mark: RelayMark, loaded: LoadedTopic) -> int | None:
         """Up to which seqno the target holds the source's history, if that is less than all it holds."""
         if mark.source.incarnation != loaded.incarnation:
             return 0
@@ -247,13 +317,13 @@ class Relay:
     def _settle(self, stop: Callable[[], bool]) -> None:
         """Wait for the oldest append. Raises why it failed, and ServiceUnavailable if that takes too long."""
         future, sent = self._under_way[0]
-        began, patience, told = time.monotonic(), self._patience, False
+        began, max_unavailable, told = time.monotonic(), self._max_unavailable, False
         while not wait([future], POLL).done:
             now = time.monotonic()
             if not told and stop():
-                told, patience = True, min(patience, now - began + LAST_WAIT)
-            if now - began > patience:
-                raise ServiceUnavailable(f"the target acknowledged nothing for {patience:.0f} s")
+                told, max_unavailable = True, min(max_unavailable, now - began + LAST_WAIT)
+            if now - began > max_unavailable:
+                raise ServiceUnavailable(f"the target acknowledged nothing for {max_unavailable:.0f} s")
         self._target.landed(future.result())
         self._under_way.popleft()
         relayed = self.relayed

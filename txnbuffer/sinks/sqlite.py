@@ -27,26 +27,121 @@ Rows, undo and token change in one transaction. The undo has at most 100,000 row
 complete, so a rollback takes back no more than it has to, unless it goes back further: then all is discarded.
 
 Beside the file lies `FILE-writer`, an empty file that is locked by the process which writes.
-"""
 
-# ruff: noqa: S608 - names of tables can't be parameters; they are quoted
+Columns of mutations as cells of a database: bytes that are text stand as text.
+
+A lock beside a file: one process fills it at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
+import json
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+from broker_io.batch import Batch, Blobs
 from broker_io.errors import Error, UnsupportedFormat
-from txnbuffer.client.changes import ChangeBatch, Rollback
+from broker_io.position import NO_INDEX, Int64s, Positions
+from txnbuffer.client.streams import ChangeBatch, Rollback
+from txnbuffer.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.sinks.cells import Cell, blob_cells, position_cells, property_cells, time_cells
-from txnbuffer.sinks.errors import ForeignSink, SinkFailed, SinkFull, SinkLocked
-from txnbuffer.sinks.locking import SUFFIX, lock_beside, stays
 from txnbuffer.streams.token import ResumeToken
+
+Cell: TypeAlias = "str | bytes | None"
+
+
+def blob_cells(column: Blobs, *, binary: bool = False) -> list[Cell]:
+    """One cell for each string; `binary`: as bytes, whatever they are."""
+    if binary:
+        return [*column.to_list()]
+    packed = column.packed()
+    data = bytes(packed.data)
+    if not data.isascii() or b"\0" in data:
+        return [*map(cell, column.to_list())]
+    text, ends = data.decode(), packed.offsets.tolist()
+    cells: list[Cell] = [text[start:end] for start, end in itertools.pairwise(ends)]
+    if packed.absent is not None:
+        for at in packed.absent.nonzero()[0].tolist():
+            cells[at] = None
+    return cells
+
+
+def cell(data: bytes | None) -> Cell:
+    """Text where the bytes are UTF-8 without a NUL, which ends a text for much of SQLite; else the bytes."""
+    if data is None or b"\0" in data:
+        return data
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def property_cells(messages: Batch) -> list[str | None]:
+    """The properties of each message as a JSON object, None where it has none."""
+    if not messages.properties:
+        return [None] * len(messages)
+    names = [*messages.properties]
+    known: dict[tuple[str | None, ...], str | None] = {}
+    cells = []
+    for texts in zip(*(column.to_list() for column in messages.properties.values()), strict=True):
+        if texts not in known:
+            row = {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+            known[texts] = json.dumps(row, ensure_ascii=False) if row else None
+        cells.append(known[texts])
+    return cells
+
+
+def time_cells(times: Int64s) -> list[int | None]:
+    """Milliseconds since 1970, None for 0: there is none."""
+    return [time or None for time in times.tolist()]
+
+
+def position_cells(positions: Positions) -> list[str]:
+    """As positions are printed."""
+    columns = positions.ledgers.tolist(), positions.entries.tolist(), positions.indexes.tolist()
+    return [
+        f"{ledger}:{entry}" if index == NO_INDEX else f"{ledger}:{entry}:{index}"
+        for ledger, entry, index in zip(*columns, strict=True)
+    ]
+
+
+SUFFIX = "-writer"
+
+
+def lock_beside(path: str) -> int:
+    """A descriptor that holds the lock, an empty file `path-writer`, until it is closed.
+
+    Raises SinkLocked, SinkFailed.
+    """
+    descriptor = -1
+    try:
+        descriptor = os.open(os.path.realpath(path) + SUFFIX, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise SinkLocked(f"{path} is written by another process: stop that one, or name another file") from None
+        raise SinkFailed(f"{path} can't be written: {error.strerror}") from error
+    return descriptor
+
+
+def stays(path: str, found: os.stat_result) -> bool:
+    """Whether a path still names the file that was found there."""
+    try:
+        return os.path.samestat(os.stat(path), found)
+    except OSError:
+        return False
+
+
+# ruff: noqa: S608 - names of tables can't be parameters; they are quoted
+
 
 APPLICATION_ID = 0x74786E62
 FORMAT = 1

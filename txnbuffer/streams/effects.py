@@ -39,16 +39,16 @@ class CloseCursor(NamedTuple):
     reason: EndReason
 
 
-class HangUp(NamedTuple):
+class EndConnection(NamedTuple):
     """End the connection once all that is to be sent is sent; on the client's side, at once."""
 
     error: Error
 
 
-ServerEffect: TypeAlias = FindTopic | OpenCursor | CloseCursor | HangUp
+ServerEffect: TypeAlias = FindTopic | OpenCursor | CloseCursor | EndConnection
 
 
-class Wanted(NamedTuple):
+class StreamDemand(NamedTuple):
     """The stream can take so many mutations and bytes from its cursor now; the last one may go beyond the bytes."""
 
     stream: int
@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
 # Of the client's: `stream` is the handle that `open` gave, `token` where its reader stands after the event
 
 
-class Opened(NamedTuple):
+class StreamOpened(NamedTuple):
     """The stream flows, from `token` on; `high_seqno` is the topic's newest mutation."""
 
     stream: int
@@ -110,7 +110,7 @@ class Interrupted(NamedTuple):
     token: ResumeToken
 
 
-class Ended(NamedTuple):
+class StreamEnded(NamedTuple):
     """The stream is over: it reached its end (no error), or it can't go on."""
 
     stream: int
@@ -118,4 +118,6 @@ class Ended(NamedTuple):
     token: ResumeToken
 
 
-ClientEvent: TypeAlias = Opened | Delivered | Completed | CaughtUp | RollBack | Interrupted | Ended | HangUp
+ClientEvent: TypeAlias = (
+    StreamOpened | Delivered | Completed | CaughtUp | RollBack | Interrupted | StreamEnded | EndConnection
+)

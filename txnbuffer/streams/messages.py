@@ -10,8 +10,7 @@ import enum
 from typing import NamedTuple, TypeAlias
 
 from broker_io.errors import Error
-from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.errors import (
+from txnbuffer.errors import (
     BackfillFailed,
     StreamBranched,
     StreamClosed,
@@ -20,6 +19,7 @@ from txnbuffer.streams.errors import (
     StreamTopicDeleted,
     StreamTrimmed,
 )
+from txnbuffer.mutations.batch import MutationBatch
 from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, Version
 
 STREAM_VERSION = 1
@@ -32,7 +32,7 @@ NO_END = MAX_SEQNO
 # From client to server
 
 
-class Hello(NamedTuple):
+class StreamHello(NamedTuple):
     """The first word of a connection. Opening a second one of the same `name` closes the first ("": has no name).
 
     `noop_interval` in seconds: who hears nothing for that long asks, who hears nothing for two of them hangs up.
@@ -99,7 +99,7 @@ class NoopAnswer(NamedTuple):
     """The client is alive."""
 
 
-ClientMessage: TypeAlias = Hello | StreamRequest | CloseStream | Grant | NoopAnswer
+ClientMessage: TypeAlias = StreamHello | StreamRequest | CloseStream | Grant | NoopAnswer
 
 # From server to client
 
@@ -123,7 +123,7 @@ class Ok(NamedTuple):
     incarnation: str
 
 
-class Rollback(NamedTuple):
+class RollbackRequired(NamedTuple):
     """No stream: the client must first undo all behind a seqno, or more; then it asks again."""
 
     stream: int
@@ -207,7 +207,7 @@ class Goodbye(NamedTuple):
 
 
 ServerMessage: TypeAlias = (
-    Ok | Rollback | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd | Noop | Goodbye
+    Ok | RollbackRequired | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd | Noop | Goodbye
 )
 
 ERROR_OF: dict[EndReason, type[Error]] = {

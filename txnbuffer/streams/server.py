@@ -2,19 +2,41 @@
 
 Call `take_effects` and `take_frame` after anything was told to it. Streams whose credits are used up are
 left out of `wanted`; so their cursors fall behind, not the memory of the connection.
+
+Whether a stream that is asked for can be had: the server's checks, in order.
+
+The connections of a server by name: a second one of a name supersedes the first.
+
+Durable cursors: up to where a reader has everything, as the owner of its topic keeps it; what follows stays.
+
+A cursor is a name and a seqno. It moves forward with what its reader acknowledges, never back; where history
+branched it stands where both histories part, at most.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from broker_io.errors import Error, TooManyStreams
+from txnbuffer.errors import (
+    ConnectionSilent,
+    ConnectionSuperseded,
+    ForeignToken,
+    InvalidRequest,
+    SeqnoOutOfRange,
+    StreamBranched,
+    StreamExists,
+    StreamMemoryExhausted,
+    StreamTrimmed,
+    StreamViolation,
+)
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.streams.effects import CloseCursor, FindTopic, HangUp, OpenCursor, ServerEffect, Wanted
-from txnbuffer.streams.errors import ConnectionSilent, StreamExists, StreamViolation
-from txnbuffer.streams.liveness import ServerPulse
+from txnbuffer.streams.effects import CloseCursor, EndConnection, FindTopic, OpenCursor, ServerEffect, StreamDemand
+from txnbuffer.streams.failover import FailoverLog, common_seqno, rollback_point
+from txnbuffer.streams.flow import ServerPulse
 from txnbuffer.streams.messages import (
     STREAM_VERSION,
     ClientMessage,
@@ -22,21 +44,99 @@ from txnbuffer.streams.messages import (
     EndReason,
     Goodbye,
     Grant,
-    Hello,
     Noop,
     Ok,
     Refused,
     RequestFlag,
-    Rollback,
+    RollbackRequired,
     ServerMessage,
     StreamEnd,
+    StreamHello,
     StreamMutations,
     StreamRequest,
 )
-from txnbuffer.streams.producer import Producer
-from txnbuffer.streams.requests import TopicFacts, answer
+from txnbuffer.streams.producer import ConnectionStatistics, Producer, of_stream
 from txnbuffer.streams.states import Event, Producing, produced
-from txnbuffer.streams.statistics import ConnectionStatistics, of_stream
+from txnbuffer.streams.token import ResumeToken
+
+Answer: TypeAlias = Ok | RollbackRequired | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """What the owner of a topic knows of it.
+
+    `high_seqno`: the newest mutation; `purge_seqno`: deletions up to it may be forgotten; `trimmed_seqno`: all up
+    to it is gone from the log. `has_memory`: there is some left for another stream.
+    """
+
+    cluster: str
+    incarnation: str
+    log: FailoverLog
+    high_seqno: int
+    purge_seqno: int = 0
+    trimmed_seqno: int = 0
+    has_memory: bool = True
+
+
+def answer(request: StreamRequest, facts: TopicInfo) -> Answer:
+    """Ok, with what the stream starts from; or what the client has to do first; or why not."""
+    stream, topic, start, end = request[:4]
+    snapshot_start, snapshot_end, flags = request.snapshot_start, request.snapshot_end, request.flags
+    if request.cluster not in ("", facts.cluster):
+        return Refused(stream, ForeignToken(f"topic {topic} is of cluster {facts.cluster}, not {request.cluster}"))
+    anew = RequestFlag.FROM_NOW in flags or RequestFlag.FROM_OLDEST in flags
+    if anew:
+        start = facts.high_seqno if RequestFlag.FROM_NOW in flags else facts.trimmed_seqno
+        snapshot_start = snapshot_end = start
+    if not 0 <= start <= end:
+        return _out_of_range(stream, topic, f"start {start} lies behind end {end}")
+    if not 0 <= snapshot_start <= start <= snapshot_end:
+        return _out_of_range(stream, topic, f"start {start} is not within [{snapshot_start}, {snapshot_end}]")
+    point = None if anew else _rollback(request, facts)
+    if point is not None:
+        return RollbackRequired(stream, point)
+    if RequestFlag.TO_NOW in flags:
+        end = facts.high_seqno
+    if not start <= min(end, facts.high_seqno):
+        return _out_of_range(stream, topic, f"start {start} lies behind its last mutation, {facts.high_seqno}")
+    if start < facts.trimmed_seqno:
+        return Refused(
+            stream,
+            StreamTrimmed(
+                f"topic {topic} is trimmed up to seqno {facts.trimmed_seqno}, a stream behind {start} would have a "
+                f"hole; start from the oldest mutation there is"
+            ),
+        )
+    if start in (snapshot_start, snapshot_end):
+        snapshot_start = snapshot_end = start
+    if not facts.has_memory:
+        return Refused(stream, StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again"))
+    return Ok(
+        *(stream, facts.log.told, start, snapshot_start, snapshot_end, end, facts.high_seqno, facts.purge_seqno),
+        *(facts.cluster, facts.incarnation),
+    )
+
+
+def _rollback(request: StreamRequest, facts: TopicInfo) -> int | None:
+    """A topic made anew under an old name has nothing in common with the old one."""
+    same = request.incarnation in ("", facts.incarnation)
+    return rollback_point(
+        request.start,
+        request.snapshot_start,
+        request.snapshot_end,
+        request.versions if same else (),
+        facts.log,
+        facts.high_seqno,
+        purge_seqno=0 if RequestFlag.IGNORE_PURGED in request.flags else facts.purge_seqno,
+        known_purge_seqno=request.purge_seqno if same else 0,
+        strict=RequestFlag.STRICT in request.flags,
+    )
+
+
+def _out_of_range(stream: int, topic: str, what: str) -> Refused:
+    return Refused(stream, SeqnoOutOfRange(f"no stream of topic {topic}: {what}; go on from a resume token"))
+
 
 MAX_NAME = 200
 
@@ -83,7 +183,7 @@ class StreamServer:
             self.hang_up(error)
 
     def _receive(self, message: ClientMessage, now: float) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, StreamHello):
             self._hello(message, now)
             return
         if self._pulse is None:
@@ -100,7 +200,7 @@ class StreamServer:
                 if producer := self._streams.get(stream):
                     self._drop(producer, Event.CLOSED, EndReason.CLOSED)
 
-    def _hello(self, hello: Hello, now: float) -> None:
+    def _hello(self, hello: StreamHello, now: float) -> None:
         low, high = self._config.min_noop_interval, self._config.max_noop_interval
         if self._pulse is not None:
             raise StreamViolation("a connection has one hello; open another connection")
@@ -132,7 +232,7 @@ class StreamServer:
 
     # --- from the topics ---
 
-    def topic_found(self, stream: int, facts: TopicFacts, now: float) -> None:
+    def topic_found(self, stream: int, facts: TopicInfo, now: float) -> None:
         """The answer to FindTopic; nothing happens if the client has closed the stream meanwhile."""
         producer = self._streams.get(stream)
         if producer is None:
@@ -140,8 +240,8 @@ class StreamServer:
         result = answer(producer.request, facts)
         self._say(result)
         if not isinstance(result, Ok):
-            self._totals["rollbacks"] += isinstance(result, Rollback)
-            self._forget(producer, Event.ROLLBACK if isinstance(result, Rollback) else Event.REFUSED)
+            self._totals["rollbacks"] += isinstance(result, RollbackRequired)
+            self._forget(producer, Event.ROLLBACK if isinstance(result, RollbackRequired) else Event.REFUSED)
             return
         producer.opened(result)
         self._totals["opened"] += 1
@@ -173,10 +273,10 @@ class StreamServer:
 
     # --- from the cursors ---
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[StreamDemand]:
         """What streams can take now; which of them comes first changes from call to call."""
         ready = [
-            Wanted(stream, *left)
+            StreamDemand(stream, *left)
             for stream, producer in self._streams.items()
             if producer.state is not Producing.ASKED and (left := producer.allowance.left())[0]
         ]
@@ -245,7 +345,7 @@ class StreamServer:
         if not self.closed:
             self.disconnected()
             self._say(Goodbye(error))
-            self._effects.append(HangUp(error))
+            self._effects.append(EndConnection(error))
 
     def disconnected(self) -> None:
         """The connection is gone: only the cursors are left to close."""
@@ -313,3 +413,63 @@ class StreamServer:
     def _forget(self, producer: Producer, event: Event) -> None:
         producer.state = produced(producer.state, event)
         del self._streams[producer.request.stream]
+
+
+class Connections:
+    """Which connection has which name now."""
+
+    __slots__ = ("_named",)
+
+    def __init__(self) -> None:
+        self._named: dict[str, StreamServer] = {}
+
+    def named(self, server: StreamServer) -> StreamServer | None:
+        """A connection has said hello. The one that it supersedes is told goodbye, and is given back."""
+        if not server.name or server.closed:
+            return None
+        older = self._named.get(server.name)
+        if older is server:
+            return None
+        self._named[server.name] = server
+        if older is None or older.closed:
+            return None
+        older.hang_up(ConnectionSuperseded(f"another connection named {server.name!r} was opened; this one ends"))
+        return older
+
+    def closed(self, server: StreamServer) -> None:
+        """A connection is gone."""
+        if self._named.get(server.name) is server:
+            del self._named[server.name]
+
+
+def check_cursor_name(name: object) -> str:
+    """Raises InvalidRequest."""
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME:
+        raise InvalidRequest(f"a cursor is named by 1 to {MAX_NAME} bytes of printable text, not {repr(name)[:80]}")
+    return name
+
+
+def acknowledged(at: int | ResumeToken, topic: str, facts: TopicInfo) -> int:
+    """Up to which seqno a reader has everything that stands at a seqno or at a resume token.
+
+    Raises ForeignToken for a token of another topic, StreamBranched for one of another history, SeqnoOutOfRange.
+    """
+    if isinstance(at, ResumeToken):
+        if (at.topic, at.cluster, at.incarnation) != (topic, facts.cluster, facts.incarnation):
+            raise ForeignToken(f"the resume token is of another topic than {topic!r}, or of one that had its name")
+        common = common_seqno(at.versions, facts.log, facts.high_seqno)
+        if at.seqno and (common is None or at.seqno > common):
+            raise StreamBranched(f"the history of topic {topic!r} branched behind seqno {common or 0}: roll back first")
+        at = at.seqno
+    if not 0 <= at <= facts.high_seqno:
+        raise SeqnoOutOfRange(f"topic {topic!r} has mutations 1 to {facts.high_seqno}: a cursor can't stand at {at}")
+    return at
+
+
+def first_needed(seqno: int, first_seqnos: Mapping[int, int]) -> int | None:
+    """The first ledger that holds anything behind a seqno; None if no ledger has a visible record.
+
+    `first_seqnos`: ledger → the number of the first visible record from its beginning on.
+    """
+    usable = [ledger for ledger, first in first_seqnos.items() if first <= seqno + 1]
+    return max(usable, default=min(first_seqnos, default=None))

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from txnbuffer.streams.errors import StreamViolation
+from txnbuffer.errors import StreamViolation
 
 
 class Producing(enum.Enum):
@@ -51,7 +51,7 @@ class Event(enum.Enum):
 S = TypeVar("S", bound=enum.Enum)
 
 
-class Step(NamedTuple, Generic[S]):
+class StreamTransition(NamedTuple, Generic[S]):
     """One way from a state to the next."""
 
     before: S
@@ -60,43 +60,43 @@ class Step(NamedTuple, Generic[S]):
 
 
 PRODUCER_STEPS = (
-    Step(Producing.ASKED, Event.OK, Producing.BETWEEN),
-    Step(Producing.ASKED, Event.ROLLBACK, Producing.DEAD),
-    Step(Producing.ASKED, Event.REFUSED, Producing.DEAD),
-    Step(Producing.ASKED, Event.CLOSED, Producing.DEAD),
-    Step(Producing.BETWEEN, Event.SNAPSHOT_BEGIN, Producing.INSIDE),
-    Step(Producing.INSIDE, Event.SNAPSHOT_BEGIN, Producing.INSIDE),
-    Step(Producing.INSIDE, Event.MUTATIONS, Producing.INSIDE),
-    Step(Producing.INSIDE, Event.SNAPSHOT_END, Producing.BETWEEN),
-    Step(Producing.BETWEEN, Event.REACHED_END, Producing.DEAD),
-    Step(Producing.BETWEEN, Event.ENDED, Producing.DEAD),
-    Step(Producing.INSIDE, Event.ENDED, Producing.DEAD),
-    Step(Producing.BETWEEN, Event.CLOSED, Producing.DEAD),
-    Step(Producing.INSIDE, Event.CLOSED, Producing.DEAD),
+    StreamTransition(Producing.ASKED, Event.OK, Producing.BETWEEN),
+    StreamTransition(Producing.ASKED, Event.ROLLBACK, Producing.DEAD),
+    StreamTransition(Producing.ASKED, Event.REFUSED, Producing.DEAD),
+    StreamTransition(Producing.ASKED, Event.CLOSED, Producing.DEAD),
+    StreamTransition(Producing.BETWEEN, Event.SNAPSHOT_BEGIN, Producing.INSIDE),
+    StreamTransition(Producing.INSIDE, Event.SNAPSHOT_BEGIN, Producing.INSIDE),
+    StreamTransition(Producing.INSIDE, Event.MUTATIONS, Producing.INSIDE),
+    StreamTransition(Producing.INSIDE, Event.SNAPSHOT_END, Producing.BETWEEN),
+    StreamTransition(Producing.BETWEEN, Event.REACHED_END, Producing.DEAD),
+    StreamTransition(Producing.BETWEEN, Event.ENDED, Producing.DEAD),
+    StreamTransition(Producing.INSIDE, Event.ENDED, Producing.DEAD),
+    StreamTransition(Producing.BETWEEN, Event.CLOSED, Producing.DEAD),
+    StreamTransition(Producing.INSIDE, Event.CLOSED, Producing.DEAD),
 )
 
 CONSUMER_STEPS = (
-    Step(Consuming.WAITING, Event.REQUEST, Consuming.REQUESTED),
-    Step(Consuming.WAITING, Event.REACHED_END, Consuming.DEAD),
-    Step(Consuming.REQUESTED, Event.OK, Consuming.BETWEEN),
-    Step(Consuming.REQUESTED, Event.ROLLBACK, Consuming.ROLLING_BACK),
-    Step(Consuming.REQUESTED, Event.REFUSED_NOW, Consuming.WAITING),
-    Step(Consuming.REQUESTED, Event.REFUSED, Consuming.DEAD),
-    Step(Consuming.ROLLING_BACK, Event.ROLLED_BACK, Consuming.WAITING),
-    Step(Consuming.BETWEEN, Event.SNAPSHOT_BEGIN, Consuming.INSIDE),
-    Step(Consuming.INSIDE, Event.SNAPSHOT_BEGIN, Consuming.INSIDE),
-    Step(Consuming.INSIDE, Event.MUTATIONS, Consuming.INSIDE),
-    Step(Consuming.INSIDE, Event.SNAPSHOT_END, Consuming.BETWEEN),
-    Step(Consuming.BETWEEN, Event.REACHED_END, Consuming.DEAD),
-    Step(Consuming.BETWEEN, Event.ENDED, Consuming.WAITING),
-    Step(Consuming.INSIDE, Event.ENDED, Consuming.WAITING),
-    Step(Consuming.REQUESTED, Event.DISCONNECTED, Consuming.WAITING),
-    Step(Consuming.BETWEEN, Event.DISCONNECTED, Consuming.WAITING),
-    Step(Consuming.INSIDE, Event.DISCONNECTED, Consuming.WAITING),
-    Step(Consuming.WAITING, Event.DISCONNECTED, Consuming.WAITING),
-    Step(Consuming.ROLLING_BACK, Event.DISCONNECTED, Consuming.ROLLING_BACK),
-    *(Step(state, Event.CLOSED, Consuming.DEAD) for state in Consuming if state is not Consuming.DEAD),
-    *(Step(state, Event.FAILED, Consuming.DEAD) for state in Consuming if state is not Consuming.DEAD),
+    StreamTransition(Consuming.WAITING, Event.REQUEST, Consuming.REQUESTED),
+    StreamTransition(Consuming.WAITING, Event.REACHED_END, Consuming.DEAD),
+    StreamTransition(Consuming.REQUESTED, Event.OK, Consuming.BETWEEN),
+    StreamTransition(Consuming.REQUESTED, Event.ROLLBACK, Consuming.ROLLING_BACK),
+    StreamTransition(Consuming.REQUESTED, Event.REFUSED_NOW, Consuming.WAITING),
+    StreamTransition(Consuming.REQUESTED, Event.REFUSED, Consuming.DEAD),
+    StreamTransition(Consuming.ROLLING_BACK, Event.ROLLED_BACK, Consuming.WAITING),
+    StreamTransition(Consuming.BETWEEN, Event.SNAPSHOT_BEGIN, Consuming.INSIDE),
+    StreamTransition(Consuming.INSIDE, Event.SNAPSHOT_BEGIN, Consuming.INSIDE),
+    StreamTransition(Consuming.INSIDE, Event.MUTATIONS, Consuming.INSIDE),
+    StreamTransition(Consuming.INSIDE, Event.SNAPSHOT_END, Consuming.BETWEEN),
+    StreamTransition(Consuming.BETWEEN, Event.REACHED_END, Consuming.DEAD),
+    StreamTransition(Consuming.BETWEEN, Event.ENDED, Consuming.WAITING),
+    StreamTransition(Consuming.INSIDE, Event.ENDED, Consuming.WAITING),
+    StreamTransition(Consuming.REQUESTED, Event.DISCONNECTED, Consuming.WAITING),
+    StreamTransition(Consuming.BETWEEN, Event.DISCONNECTED, Consuming.WAITING),
+    StreamTransition(Consuming.INSIDE, Event.DISCONNECTED, Consuming.WAITING),
+    StreamTransition(Consuming.WAITING, Event.DISCONNECTED, Consuming.WAITING),
+    StreamTransition(Consuming.ROLLING_BACK, Event.DISCONNECTED, Consuming.ROLLING_BACK),
+    *(StreamTransition(state, Event.CLOSED, Consuming.DEAD) for state in Consuming if state is not Consuming.DEAD),
+    *(StreamTransition(state, Event.FAILED, Consuming.DEAD) for state in Consuming if state is not Consuming.DEAD),
 )
 
 _PRODUCER = {(step.before, step.event): step.after for step in PRODUCER_STEPS}
@@ -120,7 +120,7 @@ def _next(table: dict[tuple[S, Event], S], state: S, event: Event) -> S:
     return after
 
 
-def table(steps: Iterable[Step[S]]) -> str:
+def table(steps: Iterable[StreamTransition[S]]) -> str:
     """A table as Markdown, as the documentation shows it."""
     rows = [f"| {step.before.name} | {step.event.value} | {step.after.name} |" for step in steps]
     return "\n".join(["| state | event | next state |", "|---|---|---|", *rows])

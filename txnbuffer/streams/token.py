@@ -20,7 +20,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txnbuffer.streams.errors import UnreadableToken
+from txnbuffer.errors import UnreadableToken
 from txnbuffer.streams.failover import MAX_SEQNO, MAX_VERSIONS, Version, dropped_above, is_sound
 
 FORMAT = 1

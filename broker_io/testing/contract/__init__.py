@@ -14,12 +14,10 @@ and tells by the class attributes of `Base` in what it differs where the port le
 from broker_io.testing.contract.base import Base
 from broker_io.testing.contract.compacting import CompactingContract
 from broker_io.testing.contract.contents import ContentsContract
-from broker_io.testing.contract.following import FollowingContract
-from broker_io.testing.contract.ledgers import LedgersContract
 from broker_io.testing.contract.owning import OwningContract
-from broker_io.testing.contract.reading import ReadingContract
+from broker_io.testing.contract.reading import FollowingContract, ReadingContract
 from broker_io.testing.contract.topics import TopicsContract
-from broker_io.testing.contract.trimming import TrimmingContract
+from broker_io.testing.contract.trimming import LedgersContract, TrimmingContract
 
 __all__ = ["BrokerContract"]
 

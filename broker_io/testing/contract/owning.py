@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from broker_io.batch import Batch
-from broker_io.errors import Fenced, NotOffered, StillHeld
+from broker_io.errors import Fenced, NotSupported, StillHeld
 from broker_io.port import Broker, Writer
 from broker_io.position import Position, Positions
 from broker_io.testing.contract.base import (
@@ -105,7 +105,7 @@ class OwningContract(Base):
     def test_who_waits_fences_nobody(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic, exclusive=True) as owner:
             if not self.waits_for_owners:
-                with pytest.raises(NotOffered):
+                with pytest.raises(NotSupported):
                     broker.writer(topic, exclusive=True, wait=0.0)
                 return
             for wait in (0.0, 0.05):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from broker_io.batch import Batch, PlacedMessage
-from broker_io.errors import Closed, Error, InvalidTopicName, NotOffered, PositionTrimmed, TopicNotFound
+from broker_io.errors import Closed, Error, InvalidTopicName, NotSupported, PositionTrimmed, TopicNotFound
 from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing.contract.base import (
@@ -50,7 +50,7 @@ class TopicsContract(Base):
         broker.create_topic(topic)
         fill(broker, topic, numbered(20))
         broker.roll(topic)
-        with pytest.raises(NotOffered, match=f"{topic}.* transactions"):
+        with pytest.raises(NotSupported, match=f"{topic}.* transactions"):
             broker.compact(topic)
         assert len(read_all(broker, topic)) == 20
         assert read_all(broker, topic, compacted=True) == read_all(broker, topic)

@@ -1,6 +1,7 @@
-"""Trimming: whole ledgers go from the front, and no reader jumps over what is gone without a word."""
+"""Trimming: whole ledgers go from the front, and no reader jumps over what is gone without a word.
 
-# ruff: noqa: S101
+Ledgers, first and last positions, and positions by time.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import pytest
 
 from broker_io.errors import PositionTrimmed
 from broker_io.port import Broker
-from broker_io.position import EARLIEST, LATEST
+from broker_io.position import EARLIEST, LATEST, Position
 from broker_io.testing.contract.base import (
     Base,
+    ascending,
     drain,
     fill,
     numbered,
@@ -19,6 +21,104 @@ from broker_io.testing.contract.base import (
     read_all,
     read_count,
 )
+
+# ruff: noqa: S101
+
+
+class LedgersContract(Base):
+    def test_a_new_topic_has_one_empty_open_ledger(self, broker: Broker, topic: str) -> None:
+        (ledger,) = broker.ledgers(topic)
+        assert (ledger.entries, ledger.closed) == (0, False)
+        assert broker.first_position(topic) is None
+        assert broker.last_position(topic) is None
+
+    def test_ledgers_count_what_was_written(self, broker: Broker, topic: str) -> None:
+        groups = fill(broker, topic, numbered(7), numbered(3, 7), numbered(1, 10))
+        counted: dict[int, int] = {}
+        for position in (position for group in groups for position in group):
+            counted[position.ledger] = max(counted.get(position.ledger, 0), position.entry + 1)
+        ledgers = broker.ledgers(topic)
+        assert {ledger.ledger: ledger.entries for ledger in ledgers if ledger.entries} == counted
+        assert all(ledger.bytes > 0 for ledger in ledgers if ledger.entries)
+
+    def test_ledgers_ascend_and_only_the_newest_is_open(self, broker: Broker, topic: str) -> None:
+        fill(broker, topic, numbered(3), numbered(3), numbered(3))
+        ledgers = broker.ledgers(topic)
+        numbers = [ledger.ledger for ledger in ledgers]
+        assert numbers == sorted({*numbers})
+        assert [ledger.closed for ledger in ledgers] == [True] * (len(ledgers) - 1) + [False]
+
+    def test_rolling_begins_another_ledger(self, broker: Broker, topic: str) -> None:
+        first, second = fill(broker, topic, numbered(3), numbered(3))
+        assert first[-1].ledger < second[0].ledger
+        assert ascending(first + second)
+
+    def test_rolling_an_empty_ledger_does_nothing(self, broker: Broker, topic: str) -> None:
+        before = [ledger.ledger for ledger in broker.ledgers(topic)]
+        broker.roll(topic)
+        broker.roll(topic)
+        assert [ledger.ledger for ledger in broker.ledgers(topic)] == before
+        fill(broker, topic, numbered(1))
+        broker.roll(topic)
+        rolled = [ledger.ledger for ledger in broker.ledgers(topic)]
+        broker.roll(topic)
+        assert [ledger.ledger for ledger in broker.ledgers(topic)] == rolled
+
+    def test_an_open_writer_writes_on_in_the_new_ledger(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as writer:
+            positions = []
+            for number in range(5):
+                positions += put(writer, numbered(2, start=2 * number))
+                broker.roll(topic)
+        assert len({position.ledger for position in positions}) >= 5
+        assert positions_of(read_all(broker, topic)) == positions
+
+    def test_first_and_last_are_the_ends_of_what_is_read(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as writer:
+            for number in range(4):
+                put(writer, numbered(3, start=3 * number))
+                positions = positions_of(read_all(broker, topic))
+                assert broker.first_position(topic) == positions[0]
+                assert broker.last_position(topic) == positions[-1]
+                broker.roll(topic)
+                assert broker.last_position(topic) == positions[-1]
+
+    def test_a_time_names_the_first_message_published_from_then_on(self, broker: Broker, topic: str) -> None:
+        step, times, firsts = 0.02 + 3 * self.time_slack_ms / 1000, [], []
+        with broker.writer(topic) as writer:
+            for number in range(6):
+                self.pass_time(broker, step)
+                times.append(self.now_ms(broker))
+                self.pass_time(broker, step)
+                firsts.append(put(writer, numbered(3, start=3 * number))[0])
+                if number == 2:
+                    broker.roll(topic)
+        for time, first in zip(times, firsts, strict=True):
+            assert broker.position_at(topic, time) == first
+        assert broker.position_at(topic, 0) == firsts[0]
+        self.pass_time(broker, step)
+        assert broker.position_at(topic, self.now_ms(broker)) is None
+
+    def test_a_time_agrees_with_the_times_that_are_read(self, broker: Broker, topic: str) -> None:
+        with broker.writer(topic) as writer:
+            for number in range(30):
+                put(writer, numbered(2, start=2 * number))
+                self.pass_time(broker, 0.002)
+        found = read_all(broker, topic)
+        for time in sorted({placed.publish_time + change for placed in found for change in (-1, 0, 1)}):
+            expected = next((placed.position for placed in found if placed.publish_time >= time), None)
+            assert broker.position_at(topic, time) == expected
+
+    def test_an_empty_topic_has_no_position_at_any_time(self, broker: Broker, topic: str) -> None:
+        assert broker.position_at(topic, 0) is None
+        assert broker.position_at(topic, 2**50) is None
+
+    def test_positions_are_printed_and_parsed(self, broker: Broker, topic: str) -> None:
+        (positions,) = fill(broker, topic, numbered(3))
+        assert [Position.parse(str(position)) for position in positions] == positions
+
+
+# ruff: noqa: S101
 
 
 class TrimmingContract(Base):

@@ -7,14 +7,21 @@
 
 What is read is fixed when Spark plans a data frame, at its first action; one that is loaded anew sees what is decided
 by then.
+
+The data source `txnbuffer` in streaming queries: one process plans all micro-batches, tasks read them.
+
+A micro-batch ends where everything is decided, and its tasks judge by what the planner knows by then. A query
+that starts again reads exactly what it had planned: what is decided once is decided for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -26,17 +33,236 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.planning import Plan, plan
-from txnbuffer.pipeline.reading import Judge
+from broker_io import is_cluster
+from broker_io.errors import TopicNotFound
+from broker_io.port import Broker
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.model import EARLIEST, Position
+from txnbuffer.pipeline.offsets import Json, Offset, ReadProgress, UnreadRange, limited
+from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions, WriteOptions
+from txnbuffer.pipeline.pinned import EVERY, Marks, PinnedTopic, TopicView, end_below, gone
+from txnbuffer.pipeline.planning import (
+    ReadPlan,
+    begun_at,
+    check_still_there,
+    cut_of,
+    first_wanted,
+    milliseconds,
+    names,
+    plan,
+)
+from txnbuffer.pipeline.ranges import RangeAnchor, RecordRange, packed
+from txnbuffer.pipeline.reading import RecordFilter
 from txnbuffer.pipeline.spark.sink import BatchWriter, StreamWriter
-from txnbuffer.pipeline.spark.stream import StreamReader
-from txnbuffer.pipeline.spark.tasks import Task, anywhere, judge_of, open_for_reading, read_task
-from txnbuffer.pipeline.write_options import WriteOptions
+from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, judge_of, open_for_reading, read_task
+from txnbuffer.recovery.load import Snapshots
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises InvalidRequest for an option that only a batch query can have."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        if options.end != {"": END}:
+            raise InvalidRequest("option end is one of batch queries: a streaming query goes on until it is stopped")
+        if options.latest:
+            raise InvalidRequest("option latest is one of batch queries: a micro-batch knows no later one")
+        self._options = anywhere(options)
+        self._cut = cut_of(options)
+        self._broker: Broker | None = None
+        self._views: dict[str, TopicView] = {}
+        self._fixed: dict[str, PinnedTopic] = {}
+        self._target: Offset | None = None
+        self._marks = Marks(EVERY if is_cluster(options.broker) else 0.0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks get options, and no connection of the planner."""
+        return {"_options": self._options}
+
+    # What Spark asks of the planner
+
+    def initialOffset(self) -> Json:  # noqa: N802  # named by Spark
+        fixed = self._look(all_there=True)
+        return Offset({topic: self._beginning(one) for topic, one in fixed.items()}).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.max_messages
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._end_of(self._look())
+
+    def reportLatestOffset(self) -> Json:  # noqa: N802
+        return self._end_of(self._fixed or self._look()).to_json()
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        begun = Offset.of_json(start)
+        fixed = self._look()
+        ends = self._end_of(fixed) if self._target is None else self._target
+        stretches, reached = [], {**begun.topics}
+        for topic in gone(self._options, begun.topics, fixed):
+            if topic not in self._options.topics:
+                del reached[topic]
+        for topic, one in fixed.items():
+            before = begun.topics.get(topic)
+            if before is not None and before.since is not None:
+                reached[topic] = self._awaited(one, before, before.since, begun)
+            elif before is not None and (end := self._end_below(one, before)) is not None:
+                reached[topic] = ReadProgress(end, one.incarnation)
+            elif topic in ends.topics:
+                first = self._first(topic, one, begun)
+                stretches.append(
+                    UnreadRange(topic, one.extents, first, max(first, min(ends.topics[topic].at, one.stop)))
+                )
+        messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        for topic, at in limited(stretches, messages).items():
+            before = begun.topics.get(topic)
+            if before is None or before.at != at or before.incarnation != fixed[topic].incarnation:
+                mark = self._marks.of(self._open(), fixed[topic], before, at)
+                reached[topic] = ReadProgress(at, fixed[topic].incarnation, _seqno_at(fixed[topic], at), mark=mark)
+        return Offset(reached).to_json()
+
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        begun, reached = Offset.of_json(start), Offset.of_json(end)
+        ranges: list[RecordRange] = []
+        for topic, (stop, incarnation, _, since, _) in reached.topics.items():
+            before = begun.topics.get(topic)
+            if before is not None and before.incarnation == incarnation and before.at >= stop:
+                continue
+            if since is not None or (before is not None and before.since is not None):
+                continue  # it is waited for the time of the first record
+            one = self._fixed_for(topic, reached.topics[topic])
+            if one is not None:
+                ranges += self._ranges(one, begun, reached.topics[topic])
+        return [
+            ReadTask(task, {one.topic: judge_of(self._options, self._fixed[one.topic]) for one in task})
+            for task in packed(ranges, self._options.partition_bytes)
+        ]
+
+    def commit(self, end: Json) -> None:
+        """Nothing is held for a query, so there is nothing to let go of."""
+
+    def stop(self) -> None:
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
+
+    # What a task asks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, ReadTask):
+            raise TypeError("a task reads the ranges that were planned for it")
+        return read_task(self._options, partition.ranges, partition.judges)
+
+    def _open(self) -> Broker:
+        if self._broker is None:
+            self._broker = open_for_reading(self._options)
+        return self._broker
+
+    def _look(self, *, all_there: bool | None = None) -> dict[str, PinnedTopic]:
+        """Every topic that is read and exists, as it is now. Raises TopicNotFound for one named that does not, unless
+        it may be gone.
+        """
+        strict = self._options.fail_on_data_loss if all_there is None else all_there
+        self._fixed = {}
+        topics = names(self._open(), self._options, all_there=strict)
+        with Snapshots(self._open(), topics) as snapshots:
+            for topic in topics:
+                try:
+                    self._fixed[topic] = self._view(topic).look(snapshots)
+                except TopicNotFound:
+                    if strict:
+                        raise
+        return self._fixed
+
+    def _beginning(self, one: PinnedTopic) -> ReadProgress:
+        """Where a query that begins now begins in a topic. Raises InvalidRequest, PositionTrimmed."""
+        broker, start = self._open(), self._options.start_of(one.topic)
+        at = first_wanted(broker, one, start)
+        if isinstance(start, datetime) and broker.position_at(one.topic, since := milliseconds(start)) is None:
+            return ReadProgress(at, one.incarnation, since=since)
+        return ReadProgress(at, one.incarnation, _seqno_at(one, at))
+
+    def _awaited(self, one: PinnedTopic, before: ReadProgress, since: int, begun: Offset) -> ReadProgress:
+        """A topic of which nothing is read before a time: where that begins, if it has come."""
+        broker = self._open()
+        found = broker.position_at(one.topic, since)
+        if one.incarnation != before.incarnation or (found and found == broker.first_position(one.topic)):
+            self._first(one.topic, one, begun)
+        if found is None:
+            return before._replace(incarnation=one.incarnation)
+        return ReadProgress(found, one.incarnation)
+
+    def _view(self, topic: str) -> TopicView:
+        if topic not in self._views:
+            isolated = self._options.isolation == READ_COMMITTED
+            self._views[topic] = TopicView(self._open(), topic, isolated=isolated, numbered=self._cut.numbered)
+        return self._views[topic]
+
+    def _end_of(self, fixed: dict[str, PinnedTopic]) -> Offset:
+        return Offset(
+            {topic: ReadProgress(one.stop, one.incarnation, _seqno_at(one, one.stop)) for topic, one in fixed.items()}
+        )
+
+    def _first(self, topic: str, one: PinnedTopic, begun: Offset) -> Position:
+        """Where to go on in a topic. Raises TopicNotFound or PositionTrimmed where that would be a hole."""
+        before = begun.topics.get(topic)
+        if before is None:
+            return begun_at(one, EARLIEST)
+        if before.incarnation != one.incarnation:
+            if self._options.fail_on_data_loss:
+                raise TopicNotFound(
+                    f"topic {topic} was deleted and made anew since it was read: begin with another checkpoint, or say "
+                    f"fail_on_data_loss=false to read the new one from its beginning"
+                )
+            return begun_at(one, EARLIEST)
+        if self._options.fail_on_data_loss:
+            check_still_there(self._open(), one, before.at)
+            self._end_below(one, before)
+            self._marks.check(self._open(), one, before)
+        return begun_at(one, before.at)
+
+    def _end_below(self, one: PinnedTopic, before: ReadProgress) -> Position | None:
+        if one.incarnation != before.incarnation:
+            return None
+        return end_below(self._open(), one, before.at, fail_on_data_loss=self._options.fail_on_data_loss)
+
+    def _fixed_for(self, topic: str, reached: ReadProgress) -> PinnedTopic | None:
+        """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""
+        one = self._fixed.get(topic)
+        if one is None or one.stop < reached.at or one.incarnation != reached.incarnation:
+            try:
+                one = self._fixed[topic] = self._view(topic).look()
+            except TopicNotFound:
+                if self._options.fail_on_data_loss:
+                    raise
+                return None
+        if one.incarnation == reached.incarnation:
+            return one
+        if self._options.fail_on_data_loss:
+            raise TopicNotFound(f"topic {topic} was deleted and made anew since its records were to be read")
+        return None
+
+    def _ranges(self, one: PinnedTopic, begun: Offset, reached: ReadProgress) -> list[RecordRange]:
+        first = self._first(one.topic, one, begun)
+        anchors = {anchor.position: anchor for anchor in one.anchors}
+        before = begun.topics.get(one.topic)
+        if before is not None and before.seqno is not None and before.at == first:
+            anchors[first] = RangeAnchor(first, before.seqno)
+        last = one.last if reached.at >= one.stop else None
+        known = [anchors[position] for position in sorted(anchors)]
+        return self._cut.ranges(one.topic, one.extents, known, first, reached.at, last)
+
+
+def _seqno_at(one: PinnedTopic, at: Position) -> int | None:
+    return next((anchor.seqno for anchor in one.anchors if anchor.position == at), None)
+
 
 NAME = "txnbuffer"
 
@@ -91,8 +317,8 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = anywhere(options)
-        self._plan: Plan | None = None
-        self._judges: dict[str, Judge] = {}
+        self._plan: ReadPlan | None = None
+        self._judges: dict[str, RecordFilter] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get their judges with the reader, which Spark sends before it asks for the partitions."""
@@ -100,14 +326,14 @@ class BatchReader(DataSourceReader):
         return {"_options": self._options, "_judges": self._judges}
 
     def partitions(self) -> list[InputPartition]:
-        return [Task(ranges) for ranges in self._planned().tasks] or [Task(())]
+        return [ReadTask(ranges) for ranges in self._planned().tasks] or [ReadTask(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Task):
+        if not isinstance(partition, ReadTask):
             raise TypeError("a task reads the ranges that were planned for it")
         return read_task(self._options, partition.ranges, self._judges)
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> ReadPlan:
         if self._plan is None:
             with open_for_reading(self._options) as broker:
                 self._plan = plan(broker, self._options)

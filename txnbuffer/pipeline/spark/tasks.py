@@ -12,31 +12,35 @@ from pyspark.sql.datasource import InputPartition
 from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer.pipeline.arrow import record_batch, schema_of
-from txnbuffer.pipeline.fixing import Fixed
 from txnbuffer.pipeline.jobs.latest import HELD_BYTES, newest, with_key
 from txnbuffer.pipeline.options import READ_COMMITTED, ReadOptions
-from txnbuffer.pipeline.ranges import Range
-from txnbuffer.pipeline.reading import Judge, read_range
+from txnbuffer.pipeline.pinned import PinnedTopic
+from txnbuffer.pipeline.ranges import RecordRange
+from txnbuffer.pipeline.reading import RecordFilter, read_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Task(InputPartition):
+class ReadTask(InputPartition):
     """Ranges that one task reads, one after the other; the judges of their topics, unless all tasks share them."""
 
-    def __init__(self, ranges: tuple[Range, ...], judges: Mapping[str, Judge] | None = None) -> None:
+    def __init__(self, ranges: tuple[RecordRange, ...], judges: Mapping[str, RecordFilter] | None = None) -> None:
         self.ranges = ranges
         self.judges = judges or {}
 
 
-def read_task(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, Judge]) -> Iterator[pa.RecordBatch]:
+def read_task(
+    options: ReadOptions, ranges: tuple[RecordRange, ...], judges: Mapping[str, RecordFilter]
+) -> Iterator[pa.RecordBatch]:
     """What stands in ranges, as Arrow record batches with the columns of the options."""
     found = _read(options, ranges, judges)
     return newest(map(with_key, found), HELD_BYTES) if options.latest else found
 
 
-def _read(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, Judge]) -> Iterator[pa.RecordBatch]:
+def _read(
+    options: ReadOptions, ranges: tuple[RecordRange, ...], judges: Mapping[str, RecordFilter]
+) -> Iterator[pa.RecordBatch]:
     if not ranges:
         return
     schema = schema_of(options.columns)
@@ -46,8 +50,8 @@ def _read(options: ReadOptions, ranges: tuple[Range, ...], judges: Mapping[str, 
                 yield record_batch(rows, schema)
 
 
-def judge_of(options: ReadOptions, fixed: Fixed) -> Judge:
-    return Judge(
+def judge_of(options: ReadOptions, fixed: PinnedTopic) -> RecordFilter:
+    return RecordFilter(
         fixed.topic,
         fixed.incarnation,
         fixed.verdicts,

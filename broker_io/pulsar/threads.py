@@ -1,0 +1,123 @@
+"""Acknowledgements on their way from the client library's thread to the futures of appends.
+
+Whoever waits for a future may call anything from its callbacks; a call into the client library from its own thread
+would stop all of it for ever. So that thread only notes what it hears, and futures are resolved in one of ours.
+
+Calls into the client library that may block or hang, each in a thread of ours.
+
+Its asynchronous flush and close keep Python's global lock while they wait for a lock of the library's own, under which
+it calls back into Python: sooner or later both stand still for ever. Those that block let go of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pulsar
+
+from broker_io.position import Positions
+
+
+class Resolver:
+    """One thread that does what it is given, one after the other; started when there is something."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pulsar acknowledgements", daemon=True)
+                self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._queue.put(work)
+        if self._stopped:  # of a writer that was opened meanwhile: whoever waits for its appends is told, too
+            threading.Thread(target=self._do_the_rest, name="late pulsar acknowledgements", daemon=True).start()
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def wait(self, seconds: float) -> None:
+        """Return once all that was put before is done."""
+        if self._thread is None or self.is_current():
+            return
+        done = threading.Event()
+        self.put(done.set)
+        done.wait(seconds)
+
+    def stop(self) -> None:
+        with self._lock:
+            thread = self._thread
+            self._stopped = True
+        if thread is not None:
+            self._queue.put(None)
+            if not self.is_current():
+                thread.join()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def _do_the_rest(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        with contextlib.suppress(Empty):
+            while True:
+                if (work := self._queue.get_nowait()) is not None:
+                    work()
+
+
+def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
+    """Resolve a future unless whoever waited has cancelled it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+class Flusher:
+    """The threads of a process that are in the library."""
+
+    def __init__(self) -> None:
+        self.begin()
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        """Without any thread, as in a child of the process."""
+        self._changed = threading.Condition()
+        self._busy = 0
+
+    def within(self, call: Callable[[], Any], seconds: float) -> None:
+        """Have something flush or close, and wait for that so long at most."""
+        with self._changed:
+            self._busy += 1
+        thread = threading.Thread(target=self._do, args=(call,), name="pulsar closing", daemon=True)
+        thread.start()
+        thread.join(seconds)
+
+    def rest(self, seconds: float) -> None:
+        """Wait until no thread is in the library any more: one that comes back while Python ends aborts it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy, seconds)
+
+    def _do(self, call: Callable[[], Any]) -> None:
+        with contextlib.suppress(pulsar.PulsarException):  # the messages' own acknowledgements tell
+            call()
+        with self._changed:
+            self._busy -= 1
+            self._changed.notify_all()
+
+
+flusher = Flusher()

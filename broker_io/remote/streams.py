@@ -1,0 +1,283 @@
+"""Waiting on the loop for what runs in threads, also when the waiting task is cancelled.
+
+Bytes that may be under way at once; who wants more waits until some are given back.
+
+The service's side of one `Append` stream: appends in, outcomes out in their order.
+
+The service's side of one `Read` stream: one question of the client, one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from broker_io.batch import Batch, Labels, PlacedBatch
+from broker_io.errors import Error, TopicNotFound, as_error
+from broker_io.port import Broker, Reader, Writer
+from broker_io.position import LATEST, NO_INDEX, Position, Positions
+from broker_io.remote.messages import Answer, Ask, OpenReader, Outcome, ReaderOpened, decode_appends, encode_appended
+
+T = TypeVar("T")
+
+
+def _nothing() -> None: ...
+
+
+async def run(executor: Executor, call: Callable[..., T], *arguments: Any, give_up: Callable[[], None] = _nothing) -> T:
+    """The result of a call in a thread. A cancelled task still waits for its end: nothing is left running.
+
+    `give_up` is called when the task is cancelled, to make that end come soon.
+    """
+    return await _outlast(executor.submit(call, *arguments), give_up)
+
+
+async def open_in(executor: Executor, opening: Callable[[], T], close: Callable[[T], None]) -> T:
+    """As `run`, for what has to be closed: if the task is cancelled, what was opened is closed."""
+    future = executor.submit(opening)
+    try:
+        return await _outlast(future)
+    except asyncio.CancelledError:
+        if future.exception() is None:
+            await run(executor, close, future.result())
+        raise
+
+
+async def _outlast(future: Future[T], give_up: Callable[[], None] = _nothing) -> T:
+    wrapped = asyncio.wrap_future(future)
+    cancelled = False
+    while not wrapped.done():
+        try:
+            await asyncio.shield(wrapped)
+        except asyncio.CancelledError:
+            cancelled = True
+            give_up()
+        except BaseException:  # noqa: S110 - it is the result, raised below
+            pass
+    if cancelled:
+        wrapped.exception()
+        raise asyncio.CancelledError
+    return wrapped.result()
+
+
+class Budget:
+    """For one event loop. What is larger than all of it is let in alone."""
+
+    def __init__(self, total: int) -> None:
+        self.used = 0
+        self._total = total
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, size: int) -> None:
+        while self.used and self.used + size > self._total:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+        self.used += size
+
+    def give(self, size: int) -> None:
+        self.used -= size
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+
+
+STREAM_BYTES = 8 * 1024 * 1024
+"""Appends under way of one stream; beyond it nothing more is read from the client."""
+OUTCOMES = 10_000
+"""Most outcomes of one answer."""
+
+
+class ServedWriter:
+    """Belongs to the loop; appends themselves are made in threads, one message of the client at a time."""
+
+    def __init__(self, writer: Writer, total: Budget) -> None:
+        self._writer = writer
+        self._budgets = (Budget(STREAM_BYTES), total)
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[tuple[Future[Positions] | Error, int]] = deque()
+        self._wake = asyncio.Event()
+        self._told = False
+        self._ended = False
+
+    async def take(self, executor: Executor, data: bytes) -> None:
+        """Append what a message of the client holds, once there is room for it.
+
+        Raises MalformedMessage, and nothing of the message is appended.
+        """
+        size = len(data)
+        await self._budgets[0].take(size)
+        try:
+            await self._budgets[1].take(size)
+        except BaseException:
+            self._budgets[0].give(size)
+            raise
+        await run(executor, self._append_all, data)
+
+    def end(self) -> None:
+        """The client has no more appends."""
+        self._ended = True
+        self._wake.set()
+
+    async def answer(self, context: Any) -> None:
+        """Send outcomes until all appends have theirs and there are no more to come; None: to nobody."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._told = False
+            while outcomes := self._done():
+                if context is not None:
+                    await context.write(encode_appended(outcomes))
+            if self._ended and not self._pending:
+                return
+
+    def _append_all(self, data: bytes) -> None:
+        try:
+            batches = decode_appends(data)
+        except Exception as error:
+            self._pending.append((as_error(error), len(data)))
+            raise
+        sizes = [0] * (len(batches) - 1) + [len(data)]  # given back with the last of them
+        for batch, size in zip(batches, sizes, strict=True):
+            self._pending.append((self._append(batch), size))
+        self._wake_up(None)
+
+    def _append(self, batch: Batch) -> Future[Positions] | Error:
+        try:
+            future = self._writer.append(batch)
+        except Exception as error:
+            return as_error(error)
+        future.add_done_callback(self._wake_up)
+        return future
+
+    def _wake_up(self, _: object) -> None:
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and so is the stream
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _done(self) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        while self._pending and len(outcomes) < OUTCOMES:
+            future, size = self._pending[0]
+            if isinstance(future, Future):
+                if not future.done():
+                    break
+                error = future.exception()
+                outcomes.append(future.result() if error is None else as_error(error))
+            else:
+                outcomes.append(future)
+            self._pending.popleft()
+            self._give(size)
+        return outcomes
+
+    def _give(self, size: int) -> None:
+        for budget in self._budgets:
+            budget.give(size)
+
+
+ANSWER_BYTES = 1024 * 1024
+"""About the most bytes of one answer, which has at least one message."""
+ROW_BYTES = 64
+"""What a message takes besides its bytes, about."""
+SLICE = 0.2
+"""Seconds of one wait, after which a reader whose client is gone is given up."""
+LONGEST_WAIT = 30.0
+
+
+class ServedReader:
+    """A reader and what of its last batch was not sent yet. Everything here waits: call it in worker threads."""
+
+    def __init__(self, broker: Broker, opening: OpenReader) -> None:
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._rest: PlacedBatch | None = None
+        self._reader: Reader
+        self._open(broker, opening)
+
+    def _open(self, broker: Broker, opening: OpenReader) -> None:
+        topic, start = opening.topic, opening.start
+        behind = _end(broker, topic) if start >= LATEST else start
+        incarnation = broker.incarnation(topic)
+        if opening.incarnation not in ("", incarnation):
+            raise _made_anew(topic)
+        self._reader = broker.reader(topic, start, inclusive=opening.inclusive, compacted=opening.compacted)
+        if broker.incarnation(topic) != incarnation:
+            self._reader.close()
+            raise _made_anew(topic)
+        self.opened = ReaderOpened(incarnation, behind)
+
+    def answer(self, ask: Ask) -> Answer:
+        """What the reader has now, or within the time that the client waits."""
+        with self._lock:
+            try:
+                return self._answer(max(ask.limit, 1), time.monotonic() + min(ask.wait_ms / 1000, LONGEST_WAIT))
+            except Exception as error:
+                return Answer(error=as_error(error))
+
+    def _answer(self, limit: int, deadline: float) -> Answer:
+        while self._rest is None:
+            remaining = deadline - time.monotonic()
+            self._rest = self._reader.read(limit=limit, timeout=min(max(remaining, 0.0), SLICE))
+            if self._rest is None and (remaining <= 0 or self._stopped):
+                return Answer()
+        batch, self._rest = self._rest, None
+        rows = _fitting(batch, limit)
+        if rows < len(batch):
+            self._rest = batch.take(slice(rows, None))
+            batch = batch.take(slice(0, rows))
+        return Answer(_lean(batch), more=self._rest is not None or rows >= limit)
+
+    def stop(self) -> None:
+        """Give up waiting soon; safe from any thread."""
+        self._stopped = True
+
+    def close(self) -> None:
+        self._stopped = True
+        with self._lock:
+            self._reader.close()
+
+
+def _end(broker: Broker, topic: str) -> Position:
+    """A position that all messages to come stand behind, and that none which is trimmed meanwhile hides."""
+    last = broker.last_position(topic)
+    return Position(broker.ledgers(topic)[0].ledger, -1, NO_INDEX) if last is None else last
+
+
+def _made_anew(topic: str) -> TopicNotFound:
+    return TopicNotFound(f"topic {topic!r} was deleted and made anew while it was read: open a reader of the new one")
+
+
+def _lean(batch: PlacedBatch) -> PlacedBatch:
+    """The same messages without labels that none of them has: a slice shares the labels of the whole."""
+    properties = {
+        name: _used(column) if isinstance(column, Labels) and len(column.values) > len(column) else column
+        for name, column in batch.messages.properties.items()
+    }
+    return replace(batch, messages=replace(batch.messages, properties=properties))
+
+
+def _used(labels: Labels) -> Labels:
+    codes, renamed = np.unique(labels.codes, return_inverse=True)
+    absent = int(codes[0] < 0)
+    return Labels((renamed - absent).astype(np.int32), tuple(labels.values[code] for code in codes[absent:].tolist()))
+
+
+def _fitting(batch: PlacedBatch, limit: int) -> int:
+    """How many messages of a batch make one answer."""
+    rows = min(len(batch), limit)
+    messages = batch.messages
+    if len(messages.keys.data) + len(messages.values.data) + ROW_BYTES * rows <= ANSWER_BYTES:
+        return rows
+    sizes = np.cumsum(messages.sizes()[:rows] + ROW_BYTES)
+    return max(int(np.searchsorted(sizes, ANSWER_BYTES, side="right")), 1)

@@ -1,0 +1,227 @@
+"""A reader of what compaction left that falls silent before the end of the log: was that all, or is the cluster slow?
+
+The log itself tells, which compaction leaves as it is on a cluster: whoever folds what it holds behind the silence
+comes to the same state as by what compaction would leave of it. Elsewhere a silence is the end.
+
+What one scan of the snapshot topic finds: the newest entry of each key, topic by topic.
+
+Nothing is judged here but whose writes count; whether the entries of a topic belong together is
+for whoever restores it to ask, topic by topic so that a bad one stops no other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field
+
+from broker_io.batch import PlacedBatch, PropertyColumn
+from broker_io.errors import PositionTrimmed, ServiceUnavailable, StorageError
+from broker_io.port import Broker, PolicyBroker, Reader
+from broker_io.position import EARLIEST, Position
+from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, Stored
+from snapshots.keys import OWNER_KEY, SNAPSHOT_TOPIC, EntryKey, KeyKind
+
+MESSAGE_TIMEOUT = 30.0
+"""Seconds in which a message that the log holds must be read."""
+
+
+def behind_silence(broker: Broker, topic: str, at: Position, end: Position) -> Iterator[PlacedBatch]:
+    """What a log holds behind `at`, up to its `end` at least; nothing where that is trimmed, and silence is all.
+
+    Raises ServiceUnavailable where it does not come.
+    """
+    if at >= end or not isinstance(broker, PolicyBroker):
+        return
+    if not any(ledger.ledger == end.ledger and ledger.entries > end.entry for ledger in broker.ledgers(topic)):
+        return
+    try:
+        reader = broker.reader(topic, at, inclusive=False)
+    except PositionTrimmed:
+        return
+    with reader:
+        while at < end:
+            placed = reader.read(timeout=MESSAGE_TIMEOUT)
+            if placed is None:
+                raise ServiceUnavailable(
+                    f"topic {topic!r} ends at {end}, but nothing came behind {at} within {MESSAGE_TIMEOUT:.0f} s: look "
+                    "whether the broker is well, and try again"
+                )
+            at = placed.positions.last
+            yield placed
+
+
+END_TIMEOUT = 0.25
+"""Seconds without a message after which a reader takes it that the rest was compacted away."""
+
+EPOCH_DIGITS = 18
+
+OWN_WRITE_TIMEOUT = 30.0
+"""Seconds in which a message that was acknowledged must come back to whoever reads for it."""
+
+HISTORY_KEPT = 8
+
+
+@dataclass(slots=True)
+class TopicEntries:
+    """The newest live entries of one data topic; `end_deleted` tells a deleted end from one never seen."""
+
+    end: Stored | None = None
+    end_deleted: bool = False
+    parts: dict[int, Stored] = field(default_factory=dict)
+    spills: dict[int, Stored] = field(default_factory=dict)
+
+    def put(self, key: EntryKey, stored: Stored) -> None:
+        if key.kind is KeyKind.END:
+            self.end = None if stored.value is None else stored
+            self.end_deleted = stored.value is None
+            return
+        numbered = self.parts if key.kind is KeyKind.PART else self.spills
+        if stored.value is None:
+            numbered.pop(key.number, None)
+        else:
+            numbered[key.number] = stored
+
+    def __bool__(self) -> bool:
+        return bool(self.end or self.parts or self.spills)
+
+
+@dataclass(slots=True)
+class SnapshotTable:
+    """All entries up to `position`. `only`: the data topics of interest, which may become fewer, or None for all.
+
+    `epoch` is the highest of an `owner` entry, `zombies` the number of entries that came too late to count,
+    `foreign` the keys that are no entry's. `history`, if asked for: the last HISTORY_KEPT ends of each topic, each
+    with the entries that were live when it was written, oldest first.
+    """
+
+    only: Set[str] | None = None
+    topics: dict[str, TopicEntries] = field(default_factory=dict)
+    position: Position = EARLIEST
+    epoch: int = 0
+    owners: list[tuple[Position, int]] = field(default_factory=list)
+    zombies: int = 0
+    foreign: set[bytes] = field(default_factory=set)
+    history: dict[str, deque[TopicEntries]] | None = None
+
+    def entries(self, topic: str) -> TopicEntries:
+        return self.topics.setdefault(topic, TopicEntries())
+
+    def feed(self, placed: PlacedBatch) -> None:
+        """Take in the messages behind `position`; those up to it are known already."""
+        batch = placed.messages
+        keys = batch.keys.to_list()
+        absent = batch.values.absent_mask().tolist()
+        columns = [
+            _texts(batch.properties.get(name), len(keys)) for name in (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)
+        ]
+        for row, (position, key, version, kind, epoch) in enumerate(zip(placed.positions, keys, *columns, strict=True)):
+            if key is None or position <= self.position:
+                continue
+            stored = Stored(position, version, kind, _epoch(epoch), None)
+            parsed = EntryKey.parse(key)
+            if key == OWNER_KEY:
+                self._owner(stored)
+            elif stored.epoch < self.epoch and stored.epoch >= 0:
+                self.zombies += 1
+            elif parsed is None:
+                self.foreign.add(key)
+            elif self.only is None or parsed.topic in self.only:
+                value = None if absent[row] else batch.values[row]
+                self._put(parsed, stored._replace(value=value))
+        if len(placed):
+            self.position = max(self.position, placed.positions.last)
+
+    def _put(self, key: EntryKey, stored: Stored) -> None:
+        entries = self.entries(key.topic)
+        entries.put(key, stored)
+        if self.history is not None and key.kind is KeyKind.END and stored.value is not None:
+            ends = self.history.setdefault(key.topic, deque(maxlen=HISTORY_KEPT))
+            ends.append(TopicEntries(stored, parts=dict(entries.parts), spills=dict(entries.spills)))
+
+    def _owner(self, stored: Stored) -> None:
+        self.owners.append((stored.position, stored.epoch))
+        self.epoch = max(self.epoch, stored.epoch)
+
+
+def _epoch(text: str) -> int:
+    """The epoch that a text stands for, -1 for none: anybody may have written that."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= EPOCH_DIGITS else -1
+
+
+def _texts(column: PropertyColumn | None, count: int) -> list[str]:
+    return [""] * count if column is None else [text or "" for text in column.to_list()]
+
+
+class Scan:
+    """A reader of the snapshot topic and the table that it fills.
+
+    Opens first; ends are taken after that. So a compaction that runs meanwhile can't hide an entry from both the
+    part of the topic that was read and the part behind the end that was taken.
+    """
+
+    def __init__(
+        self, broker: Broker, topic: str = SNAPSHOT_TOPIC, only: Set[str] | None = None, *, raw: bool = False
+    ) -> None:
+        self._broker = broker
+        self._topic = topic
+        self._compacted = not raw
+        self._reader: Reader = broker.reader(topic, compacted=not raw)
+        self.table = SnapshotTable(only, history={} if raw else None)
+
+    def read_to_end(self) -> None:
+        """Read on to a fresh end. Raises ServiceUnavailable where what stands before it does not come."""
+        end = self._broker.last_position(self._topic)
+        while not self._read(lambda: end is None or self.table.position >= end, END_TIMEOUT):
+            if end is not None and not self._read_anew():
+                for placed in behind_silence(self._broker, self._topic, self.table.position, end):
+                    self.table.feed(placed)
+                return
+
+    def _read_anew(self) -> bool:
+        """Go on with another reader, if it finds something: one that is silent may have been compacted to its end
+        or be dead, and only another one can tell.
+        """
+        reader = self._broker.reader(self._topic, self.table.position, inclusive=False, compacted=self._compacted)
+        placed = reader.read(timeout=END_TIMEOUT)
+        if placed is None:
+            reader.close()
+            return False
+        self._reader.close()
+        self._reader = reader
+        self.table.feed(placed)
+        return True
+
+    def read_own(self, position: Position) -> None:
+        """Read on to a message that this process has just written under a key of its own."""
+        if not self._read(lambda: self.table.position >= position, OWN_WRITE_TIMEOUT):
+            raise StorageError(
+                f"{self._topic}: the message written at {position} did not come back within "
+                f"{OWN_WRITE_TIMEOUT:.0f} s; look whether the broker is well and start again"
+            )
+
+    def _read(self, done: Callable[[], bool], timeout: float) -> bool:
+        while not done():
+            placed = self._reader.read(timeout=timeout)
+            if placed is None:
+                return False
+            self.table.feed(placed)
+        return True
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *, raw: bool = False) -> SnapshotTable:
+    """One scan of the snapshot topic up to its present end, of one data topic or all.
+
+    `raw`: with the history that the raw log still holds.
+
+    Raises TopicNotFound, and ServiceUnavailable where what stands before the end does not come.
+    """
+    running = Scan(broker, topic, None if only is None else frozenset({only}), raw=raw)
+    try:
+        running.read_to_end()
+    finally:
+        running.close()
+    return running.table

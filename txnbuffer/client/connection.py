@@ -1,0 +1,406 @@
+"""From an address to a client: where the service is, in this process or elsewhere.
+
+A client of a cluster: records go there by writers of its own, decisions to the service of the namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from types import NoneType, TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from broker_io import is_cluster, open_broker
+from broker_io.errors import InvalidAddress
+from broker_io.port import Broker, PartitionedBroker
+from snapshots.shard_count import shards_of
+from snapshots.shards import Shard
+from txnbuffer.checks import check_max_unavailable
+from txnbuffer.client.client import Client
+from txnbuffer.client.direct_link import SendRouter
+from txnbuffer.client.lifecycle import opened, to_the_end
+from txnbuffer.client.links import (
+    AdminClients,
+    AdminLink,
+    Dial,
+    EngineAdminLink,
+    EngineLink,
+    EngineStreamLink,
+    GrpcAdminLink,
+    GrpcLink,
+    GrpcStreamLink,
+    Link,
+    StreamLink,
+)
+from txnbuffer.client.outbox import BATCHINGS, Batching
+from txnbuffer.client.routing import Routes
+from txnbuffer.client.serializers import Schema, Serializer, Serializers
+from txnbuffer.client.session import ClientSession, ShardSessions
+from txnbuffer.client.stream_connection import ShardStreams
+from txnbuffer.client.writers import PlainSends, Writers
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
+from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of, read_ca_file
+
+if TYPE_CHECKING:
+    from txnbuffer.client.sync_client import SyncClient
+
+
+LOOK = 0.5
+"""Seconds between two looks whether another owner came, while the one that is known does not answer."""
+
+
+class ClusterResource(Protocol):
+    async def close(self) -> None: ...
+
+
+L = TypeVar("L", bound=ClusterResource)
+DialAddress: TypeAlias = Callable[[str], Awaitable[L]]
+"""Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
+
+
+async def client_on(
+    broker: Broker,
+    dials: Sequence[Dial],
+    serializers: Serializers,
+    max_unavailable: float,
+    resources: AsyncExitStack,
+) -> Client:
+    """A client that writes to `broker` itself, and reaches the service of each shard by its dial.
+
+    `resources` end with it.
+    """
+    writers = Writers(broker, max_unavailable)
+    resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
+
+    def session_of(number: int) -> ClientSession:
+        carrier = SendRouter(writers, broker.max_message_bytes)
+
+        async def direct() -> Link:
+            return carrier.over(await dials[number]())
+
+        session = ClientSession(direct, max_unavailable, apart=True, shard=Shard(number, len(dials)))
+        session.begin()
+        return session
+
+    home = random.randrange(len(dials))  # noqa: S311  clients are to spread over the shards
+    session = session_of(home)
+    client = Client(session, lambda: broker, serializers, PlainSends(writers, broker))
+    client.sessions = ShardSessions(session, home, len(dials), session_of)
+    if isinstance(broker, PartitionedBroker):
+        client.routes = Routes(broker)
+    return client
+
+
+def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
+    """Dials a service whose address is given."""
+
+    async def given() -> L:
+        return await dial(address)
+
+    return given
+
+
+def dial_owner(discovery: ServiceDiscovery, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
+    """Dials the owner of the namespace, and the next one as soon as there is one."""
+
+    async def found() -> L:
+        try:
+            return await _dial_newest(discovery, dial)
+        except Error:
+            raise
+        except Exception as error:  # a session that met it would never dial again
+            raise ServiceUnavailable(f"the service could not be looked for: {error!r}") from error
+
+    return found
+
+
+async def _dial_newest(discovery: ServiceDiscovery, dial: DialAddress[L]) -> L:
+    noted = await asyncio.to_thread(discovery.noted_address)
+    address = await asyncio.to_thread(discovery.newest_address) if noted is None else noted
+    dialling = asyncio.ensure_future(dial(address))
+    try:
+        while True:
+            await asyncio.wait([dialling], timeout=LOOK)
+            if dialling.done() and dialling.exception() is None:
+                return dialling.result()
+            if (newer := await asyncio.to_thread(discovery.newest_address)) != address:
+                await _abandon(dialling)
+                address = newer
+                dialling = asyncio.ensure_future(dial(address))
+            elif dialling.done():
+                return dialling.result()
+    except BaseException:
+        await _abandon(dialling)
+        raise
+
+
+async def _abandon(dialling: asyncio.Future[L]) -> None:
+    dialling.cancel()
+    (link,) = await asyncio.gather(dialling, return_exceptions=True)
+    if not isinstance(link, BaseException):
+        await link.close()
+
+
+REMOTE = "txnbuf://"
+LEAST = 2.0
+"""Seconds that one attempt to reach a service may take at least, however little patience there is."""
+
+Way: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
+
+
+class ClusterOptions(NamedTuple):
+    """`service`: HOST:PORT, None where the cluster tells it; `broker`: what opening the cluster takes."""
+
+    service: str | None
+    broker: Mapping[str, Any]
+
+
+NO_CLUSTER = ClusterOptions(None, {})
+
+
+class PendingConnection:
+    """What `connect` gives: `async with` (or `await`) makes it a Client, `with` a SyncClient."""
+
+    def __init__(
+        self,
+        address: str,
+        serializers: Serializers,
+        timeout: float,
+        max_unavailable: float,
+        tls_ca: str | None,
+        cluster: ClusterOptions,
+        batching: Batching = "messages",
+    ) -> None:
+        self.address = address
+        self._cluster = cluster
+        self._batching = batching
+        self._serializers = serializers
+        self._timeout = timeout
+        self._max_unavailable = max_unavailable
+        self._tls_ca = tls_ca
+        self._client: Client | None = None
+        self._plain: SyncClient | None = None
+
+    async def open(self) -> Client:
+        """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises.
+
+        Who is cancelled meanwhile waits until a log of this process is closed again.
+        """
+        async with AsyncExitStack() as resources:
+            if is_cluster(self.address):
+                client = await self._open_cluster(resources)
+            elif self._cluster != NO_CLUSTER:
+                raise InvalidRequest(
+                    f"{self.address!r} is no cluster: service, broker_options and schemas are for pulsar://…"
+                )
+            elif self.address.startswith(REMOTE):
+                client = await self._open_remote(resources)
+            else:
+                client = await self._open_local(resources)
+            client.batching = self._batching
+            client.resources = resources.pop_all()
+        return client
+
+    def open_plain(self) -> SyncClient:
+        """Connect without asyncio; the work is done in a thread."""
+        from txnbuffer.client.sync_client import SyncClient
+
+        return SyncClient.open(self.open)
+
+    async def _open_cluster(self, resources: AsyncExitStack) -> Client:
+        service, options = self._cluster
+        if service is not None and not is_target(service):
+            raise InvalidAddress(f"{service!r} is no address of a service: write HOST:PORT")
+        trusted = await self._certificates()
+
+        thread = ThreadPoolExecutor(1, "txnbuffer-opening")
+        try:
+            broker = await opened(
+                thread,
+                partial(
+                    open_broker, self.address, **{"goodbye": 0.0, "max_unavailable": self._max_unavailable, **options}
+                ),
+            )
+        finally:
+            thread.shutdown(wait=False)
+        resources.push_async_callback(asyncio.to_thread, broker.close)
+        shards = await asyncio.to_thread(shards_of, broker)
+        if service is not None and shards > 1:
+            raise InvalidRequest(f"{self.address!r} has {shards} shards, each with a service: leave service= out")
+        ways = [self._way(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)]
+        client = await client_on(
+            broker, [way(GrpcLink.open) for way in ways], self._serializers, self._max_unavailable, resources
+        )
+        streams = [way(GrpcStreamLink.open) for way in ways]
+        client.questions = AdminClients([way(GrpcAdminLink.open) for way in ways], self._max_unavailable)
+        if shards == 1:
+            client.dial_streams = streams[0]
+        else:
+            client.shard_streams = ShardStreams(streams, self._max_unavailable)
+        return client
+
+    def _way(self, broker: Broker, decisions: str, trusted: bytes | None) -> Way:
+        """How to the owner of a decision log: from what opens a link to an address to what dials the owner."""
+        service, _ = self._cluster
+        log = log_identity_of(broker, self.address, decisions)
+
+        def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+            async def dial(target: str) -> Any:
+                return await opening(target, trusted, self._attempt, log)
+
+            if service is not None:
+                return dial_at(service, dial)
+            return dial_owner(ServiceDiscovery(broker, self.address, decisions), dial)
+
+        return dial_of
+
+    @property
+    def _attempt(self) -> float:
+        """Seconds that one attempt to reach a service may take."""
+        return min(self._timeout, max(self._max_unavailable, LEAST))
+
+    async def _certificates(self) -> bytes | None:
+        return None if self._tls_ca is None else await asyncio.to_thread(read_ca_file, self._tls_ca)
+
+    async def _open_remote(self, resources: AsyncExitStack) -> Client:
+        target = self.address.removeprefix(REMOTE).rstrip("/")
+        if not is_target(target):
+            raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
+        trusted = await self._certificates()
+        brokers: list[Broker] = []
+        log = LogIdentity()
+
+        async def dial() -> Link:
+            return await GrpcLink.open(target, trusted, self._attempt, log)
+
+        def broker() -> Broker:
+            if not brokers:
+                trust = {} if trusted is None else {"root_certificates": trusted}
+                brokers.append(open_broker(self.address, max_unavailable=self._max_unavailable, **trust))
+            return brokers[0]
+
+        async def close_broker() -> None:
+            for one in brokers:
+                await asyncio.to_thread(one.close)
+
+        async def dial_streams() -> StreamLink:
+            return await GrpcStreamLink.open(target, trusted, self._attempt, log)
+
+        async def dial_admin() -> AdminLink:
+            return await GrpcAdminLink.open(target, trusted, self._attempt, log)
+
+        client = await self._client_of(dial, broker)
+        client.dial_streams, client.questions = dial_streams, AdminClients([dial_admin], self._max_unavailable)
+        resources.push_async_callback(close_broker)
+        return client
+
+    async def _open_local(self, resources: AsyncExitStack) -> Client:
+        from txnbuffer.service.engine import Engine
+
+        loop = asyncio.get_running_loop()
+        opening = loop.run_in_executor(None, open_broker, self.address)
+        broker = await to_the_end(opening, lambda broker: loop.run_in_executor(None, broker.close))
+        resources.push_async_callback(asyncio.to_thread, broker.close)
+        engine = await to_the_end(Engine.start(broker), Engine.stop)
+        resources.push_async_callback(engine.stop)
+
+        async def dial() -> Link:
+            return EngineLink(engine)
+
+        async def dial_streams() -> StreamLink:
+            return EngineStreamLink(engine)
+
+        async def dial_admin() -> AdminLink:
+            return EngineAdminLink(engine)
+
+        client = await self._client_of(dial, lambda: broker)
+        client.dial_streams, client.questions = dial_streams, AdminClients([dial_admin], self._max_unavailable)
+        return client
+
+    async def _client_of(self, dial: Dial, broker: Any) -> Client:
+        session = ClientSession(dial, self._max_unavailable)
+        await session.open()
+        return Client(session, broker, self._serializers)
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self.open()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    def __enter__(self) -> SyncClient:
+        self._plain = self.open_plain()
+        return self._plain
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._plain is not None and (error is None or not self._plain.inherited):
+            self._plain.close()
+
+
+def connect(
+    address: str,
+    *,
+    serializer: Serializer | None = None,
+    timeout: float = 10.0,
+    max_unavailable: float = 60.0,
+    tls_ca: str | None = None,
+    service: str | None = None,
+    broker_options: Mapping[str, Any] | None = None,
+    schemas: Mapping[str, Schema] | None = None,
+    batching: Batching = "messages",
+) -> PendingConnection:
+    """A client of a log in this process, of a service, or of a Pulsar cluster.
+
+    `memory:`, and `file:DIR`, are owned by this process meanwhile; `txnbuf://HOST:PORT` is a service that owns a log;
+    `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a cluster beside which a service runs.
+
+        async with connect("file:data") as client: ...    # asyncio
+        with connect("file:data") as client: ...          # plain
+
+    `timeout`: seconds for one attempt to reach a service. `max_unavailable`: the longest time in seconds that a call,
+    this one included, waits without a connection; then it raises ServiceUnavailable, or OutcomeUnknown for a commit.
+    `tls_ca`: file with the certificates to trust, in PEM; without it the connection is not encrypted.
+
+    For a cluster: `service` is HOST:PORT of the service; without it what the service wrote into the namespace is
+    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS. `schemas` has topics and
+    their schemas of the Pulsar client library: values are encoded by them, and the cluster is told. With `batching`
+    "records" what is sent together goes into record sets, messages of many records: that is many times as fast,
+    and only readers of ours can read it. A send can say otherwise; an embedded log needs no such thing.
+    """
+    if not isinstance(address, str):
+        raise InvalidAddress(f"an address is text, such as 'file:data', not {address!r}")
+    timeout, max_unavailable = (
+        check_max_unavailable(timeout, "timeout"),
+        check_max_unavailable(max_unavailable, "max_unavailable"),
+    )
+    if batching not in BATCHINGS:
+        raise InvalidRequest(f"batching is 'messages' or 'records', not {batching!r}")
+    if not isinstance(broker_options, (Mapping, NoneType)):
+        raise InvalidRequest(f"broker_options is a mapping of names and values, not {type(broker_options).__name__}")
+    options = dict(broker_options or {})
+    if schemas:
+        options["schemas"] = schemas
+    cluster = ClusterOptions(service, options)
+    return PendingConnection(
+        address, Serializers(serializer, schemas), timeout, max_unavailable, tls_ca, cluster, batching
+    )
+
+
+def is_target(text: str) -> bool:
+    """Whether this is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit()

@@ -1,0 +1,408 @@
+"""A client's side of a session, without a socket or a clock: what is said goes into frames, frames come in.
+
+`SessionCore` outlives its connections. Whoever runs it calls `hello` when a connection is there and
+`lost` when it is gone, hands it what the service sent (`receive`), and sends what `take_frame` gives.
+Whoever asks for something gives a *waiter*, and gets it back with the result from `take_results`.
+
+- Ids are leased ahead of need, so that `begin` waits for nothing.
+- A topic is registered before its first transactional send; what is for it waits.
+- A commit or abort is sent once all sends of the transaction are settled. A failed send leaves abort as
+  the only end.
+- After a lost connection the open transactions are named, what was not acknowledged is sent again,
+  and so are all requests without an answer. Ordinary sends that were under way are told to be unknown:
+  nothing in them would tell the second from the first.
+
+Transaction ids that the session has leased and not used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from broker_io.batch import Batch
+from txnbuffer.client.open_transactions import Answer, EndPlan, Field, PendingRequest, Requests, Transactions
+from txnbuffer.client.outbox import OpenTransaction, SendColumns, SendInFlight, Waiter
+from txnbuffer.client.sending import Sending, SendTopic
+from txnbuffer.coordinator.messages import GroupHeartbeat, Leased, ProducerSequence, Result
+from txnbuffer.errors import CoordinatorStopped, Error, OutcomeUnknown, SendUnknown, UnknownSession, UnregisteredTopic
+from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import (
+    SESSION_VERSION,
+    Abort,
+    ClientFrame,
+    Deletion,
+    Failure,
+    IdBlock,
+    LeaseRequest,
+    NamedRequest,
+    Query,
+    ServerFrame,
+    SessionHello,
+    Welcome,
+)
+
+SMALLEST, LARGEST = 16, 8192
+
+
+class Ids:
+    """`want`: how many to ask for; it grows when they run out before the next ones are there."""
+
+    def __init__(self) -> None:
+        self.want = 64
+        self._blocks: deque[list[int]] = deque()
+        self._left = 0
+
+    def __len__(self) -> int:
+        return self._left
+
+    @property
+    def low(self) -> bool:
+        """Whether it is time to ask for more."""
+        return self._left * 2 < self.want
+
+    def add(self, first: int, size: int, *, ran_out: bool) -> None:
+        self._blocks.append([first, first + size])
+        self._left += size
+        if ran_out:
+            self.want = min(self.want * 2, LARGEST)
+
+    def refused(self) -> bool:
+        """A lease was refused: ask for fewer. False: fewer make no sense."""
+        smaller = self.want > SMALLEST
+        self.want = max(self.want // 4, SMALLEST)
+        return smaller
+
+    def take(self) -> int:
+        """The next id; there must be one."""
+        block = self._blocks[0]
+        least = block[0]
+        block[0] += 1
+        self._left -= 1
+        if block[0] == block[1]:
+            self._blocks.popleft()
+        return least
+
+    def clear(self) -> tuple[IdBlock, ...]:
+        """Give all of them up."""
+        blocks = tuple(IdBlock(first, end - first) for first, end in self._blocks)
+        self._blocks.clear()
+        self._left = 0
+        return blocks
+
+
+IDLE_TICKS = 5
+"""Ticks without a begin after which unused ids are given back."""
+
+
+class SessionCore:
+    """`broken`: why the connection is of no use any more; open another one.
+
+    `apart`: topics do not wait for one another; else sends are acknowledged in their order. `progress` grows as answers
+    and acknowledgements come.
+    """
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self.session = ""
+        self.max_message_bytes = 0
+        self.broken: Error | None = None
+        self.draining = False
+        self.welcomed = False
+        self._shard = 0
+        self._ids = Ids()
+        self._leasing = False
+        self._returned: tuple[IdBlock, ...] = ()
+        self._requests = Requests()
+        self._results: list[Answer] = []
+        self._transactions = Transactions(self._requests, self._results)
+        self._sending = Sending(apart=apart)
+        self._for_ids: list[Waiter] = []
+        self._for_room: list[Waiter] = []
+        self._idle = 0
+        self.progress = 0
+
+    # The connection
+
+    def hello(self) -> ClientFrame:
+        """The first frame of a new connection."""
+        self.lost()
+        return ClientFrame(hello=SessionHello(SESSION_VERSION, self.session, self._transactions.ids()))
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.welcomed = self.draining = False
+        self.broken = None
+        # The service takes back unused ids when the session comes again.
+        self._ids.clear()
+        self._returned = ()
+        for flight in self._sending.lost():
+            text = f"the connection broke while records for {flight.send.topic!r} were sent: they may be there or not"
+            self._results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
+
+    def receive(self, frame: ServerFrame) -> None:
+        """What the service sent."""
+        if frame.welcome is not None:
+            self._welcome(frame.welcome)
+        if frame.credits is not None:
+            self._sending.credits = frame.credits
+        self.draining = self.draining or frame.draining
+        self.progress += bool(frame.answers or frame.settled or frame.acknowledged)
+        # Answers come first: why a begin was refused says more than why its sends failed then.
+        # Among them refusals do: a frame keeps no order, and why a begin was refused is told by that answer alone.
+        for number, result in _refusals_first(frame.answers):
+            self._answer(number, result)
+        for failure in frame.failures:
+            self._fail(failure)
+        if frame.acknowledged:
+            for flight in self._sending.acknowledged(frame.acknowledged):
+                self._settle(flight)
+        for flight in self._sending.settled(frame.settled):
+            self._settle(flight)
+        if frame.goodbye is not None:
+            self.broken = frame.goodbye
+        if self._for_room and self._sending.has_room:
+            self._wake(self._for_room)
+
+    def take_frame(self) -> ClientFrame | None:
+        """What is to be sent now; None for nothing."""
+        if not self.welcomed:
+            return None
+        parts = self._requests.take()
+        sends = self._sending.take()
+        returned, self._returned = self._returned, ()
+        if not (parts or sends or returned):
+            return None
+        return ClientFrame(sends=sends, returned=returned, **parts)
+
+    def take_results(self) -> list[Answer]:
+        """What is known by now, each once."""
+        results = self._results[:]
+        self._results.clear()
+        return results
+
+    def give_up(self, error: Error) -> None:
+        """Answer everybody: no service can be reached, or it refuses this client."""
+        self._results += [(waiter, error) for waiter in self._sending.drop_all()]
+        for request in list(self._requests.unanswered.values()):
+            if request.waiter is not None:
+                self._results.append((request.waiter, _unanswered(request, error)))
+        self._requests.drop_all()
+        self._transactions.give_up(error)
+        self._leasing = False
+        self._wake(self._for_ids, error)
+        self._wake(self._for_room, error)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for anything."""
+        waiting = bool(self._for_ids or self._for_room)
+        return waiting or self._transactions.waited_for or self._requests.waited_for
+
+    def stop_waiting(self, error: Error, *, visible: bool) -> None:
+        """Nothing moves: whoever waits is told. What is on its way may still happen; `visible`: be it seen or not."""
+        for request in self._requests.stop_waiting(visible=visible):
+            self._results.append((request.waiter, _unanswered(request, error)))
+        self._transactions.stop_waiting(error)
+        self._wake(self._for_ids, error)
+        self._wake(self._for_room, error)
+
+    @property
+    def unregistered(self) -> list[str]:
+        """Topics whose registration is under way."""
+        return [topic.name for topic in self._sending.topics.values() if topic.asked]
+
+    # Transactions
+
+    @property
+    def can_begin(self) -> bool:
+        return len(self._ids) > 0 and self.welcomed and not self.draining
+
+    def wait_to_begin(self, waiter: Waiter) -> None:
+        """`waiter` comes back when `begin` is worth another try."""
+        self._for_ids.append(waiter)
+        self._lease()
+
+    def begin(self, timeout: float | None = None, naming: ProducerSequence | None = None) -> OpenTransaction:
+        """Begin a transaction; only while `can_begin`."""
+        txn = TxnId(self._shard, self._ids.take())
+        self._idle = 0
+        if self._ids.low:
+            self._lease()
+        return self._transactions.begin(txn, timeout, naming)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the service takes more records now."""
+        return self._sending.has_room
+
+    def wait_for_room(self, waiter: Waiter) -> None:
+        """`waiter` comes back when the service takes more records."""
+        self._for_room.append(waiter)
+
+    def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
+        """Records of a transaction that is open; or ordinary ones, whose waiter gets None once they are durable."""
+        found = self._sending.topic(topic)
+        if transaction is not None:
+            self._register(found)
+        self._sending.add(found, rows, transaction, waiter)
+
+    def send_batch(self, topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
+        """Records of a transaction that is open, as columns; `set_bytes` as in Rows."""
+        found = self._sending.topic(topic)
+        self._register(found)
+        self._sending.add_batch(found, records, transaction, set_bytes)
+
+    def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
+        """Commit or abort a transaction that is open. The waiter gets the outcome, or why it is none."""
+        self._transactions.end(transaction, plan)
+
+    def withdraw_commit(self, transaction: OpenTransaction) -> bool:
+        """Nobody waits for a commit any more. It becomes an abort if it is not on its way; False: it may happen."""
+        return self._transactions.withdraw_commit(transaction)
+
+    def fail(self, transaction: OpenTransaction, error: Error) -> None:
+        """From now on a transaction can only abort."""
+        self._transactions.fail(transaction, error)
+
+    def ask(self, field: Field, name: str, waiter: Waiter) -> None:
+        """Open a producer's name, join a group."""
+        self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)
+
+    def delete_name(self, name: str, over: int, waiter: Waiter) -> None:
+        """Forget a producer's name, but that its numbers up to `over` are over."""
+        self._requests.ask("delete_names", Deletion(self._requests.number(), name, over), waiter)
+
+    def take_part(self, part: GroupHeartbeat, waiter: Waiter) -> None:
+        """Come to a consumer group, be still there, or leave it."""
+        self._requests.ask("members", part._replace(request=self._requests.number()), waiter)
+
+    def query(self, txn: TxnId, waiter: Waiter) -> None:
+        """How a transaction ended, or how far it has come."""
+        self._requests.ask("queries", Query(self._requests.number(), txn), waiter)
+
+    def abort_foreign(self, txn: TxnId, topics: tuple[str, ...], waiter: Waiter) -> None:
+        """Abort what another session began as one of many for a number. The waiter gets the outcome."""
+        subject = OpenTransaction(txn, 0, None, None)
+        self._requests.ask("aborts", Abort(self._requests.number(), txn, topics), waiter, subject)
+
+    def forget(self, waiter: Waiter) -> None:
+        """Nobody waits any more for ids or room."""
+        for waiting in (self._for_ids, self._for_room):
+            if waiter in waiting:
+                waiting.remove(waiter)
+
+    def tick(self) -> None:
+        """Call about once a second: announces what is open for longer, gives back ids that nobody needs."""
+        self._transactions.tick()
+        self._idle += 1
+        if self.welcomed and not len(self._transactions) and self._idle > IDLE_TICKS:
+            self._returned += self._ids.clear()
+
+    # What the service says
+
+    def _welcome(self, welcome: Welcome) -> None:
+        self.session, self._shard = welcome.session, welcome.shard
+        self.max_message_bytes = welcome.max_message_bytes
+        self.welcomed = True
+        for txn, state in welcome.states:
+            self._transactions.adopted(txn, state)
+        self._requests.again()
+        self._lease()
+
+    def _fail(self, failure: Failure) -> None:
+        flight = self._sending.failed(failure.send)
+        if flight is None:
+            return
+        if isinstance(failure.error, UnregisteredTopic) or (flight.runs and failure.txn is None):
+            self._register_anew(flight.send.topic)
+        for run in flight.runs:
+            if failure.txn is None or run.transaction.txn == failure.txn:
+                self._transactions.fail(run.transaction, failure.error)
+        self._results += [(waiter, failure.error) for waiter in flight.waiters]
+        flight.waiters.clear()
+
+    def _settle(self, flight: SendInFlight) -> None:
+        if flight.runs:
+            self._transactions.settle(flight.runs)
+        else:
+            self._results += [(waiter, None) for waiter in flight.waiters]
+
+    def _answer(self, number: int, result: Result) -> None:
+        if isinstance(result, (UnknownSession, CoordinatorStopped)):
+            self.broken = result
+            return
+        request = self._requests.answered(number)
+        if request is None:
+            return
+        if request.field == "commits":
+            if isinstance(result, UnregisteredTopic):
+                for topic in request.subject.counts:
+                    self._register_anew(topic)
+            self._transactions.committed(request, result)
+        elif request.field == "leases":
+            self._leased(result)
+        elif request.field == "registers":
+            self._registered(request.subject, result)
+        elif request.field == "begins":
+            if isinstance(result, Error):
+                self._transactions.fail(request.subject, result)
+        else:
+            if request.field == "aborts":
+                self._transactions.close(request.subject)
+            if request.waiter is not None:
+                self._results.append((request.waiter, result))
+
+    def _leased(self, result: Result) -> None:
+        self._leasing = False
+        if isinstance(result, Leased):
+            self._ids.add(result.first, result.size, ran_out=bool(self._for_ids))
+            if self.can_begin:
+                self._wake(self._for_ids)
+        elif isinstance(result, Error) and self._for_ids:
+            if self._ids.refused():
+                self._lease()
+            else:
+                self._wake(self._for_ids, result)
+
+    def _register(self, topic: SendTopic) -> None:
+        if not (topic.registered or topic.asked):
+            topic.asked = True
+            self._requests.ask("registers", NamedRequest(self._requests.number(), topic.name), subject=topic)
+
+    def _register_anew(self, name: str) -> None:
+        """The topic may have been deleted, and made again: what waits for it waits until it is registered."""
+        topic = self._sending.topic(name)
+        topic.registered = False
+        if topic.has_transactional:
+            self._register(topic)
+
+    def _registered(self, topic: SendTopic, result: Result) -> None:
+        if not isinstance(result, Error):
+            self._sending.registered(topic)
+            return
+        for flight in self._sending.not_registered(topic):
+            for run in flight.runs:
+                self._transactions.fail(run.transaction, result)
+            self._settle(flight)
+
+    def _lease(self) -> None:
+        if not self._leasing and self.welcomed and not self.draining:
+            self._leasing = True
+            self._requests.ask("leases", LeaseRequest(self._requests.number(), self._ids.want))
+
+    def _wake(self, waiting: list[Waiter], result: Result | None = None) -> None:
+        self._results += [(waiter, result) for waiter in waiting]
+        waiting.clear()
+
+
+def _refusals_first(answers: tuple[tuple[int, Result], ...]) -> Sequence[tuple[int, Result]]:
+    refusals = [answer for answer in answers if isinstance(answer[1], Error)]
+    if not refusals or len(refusals) == len(answers):
+        return answers
+    return [*refusals, *(answer for answer in answers if not isinstance(answer[1], Error))]
+
+
+def _unanswered(request: PendingRequest, error: Error) -> Error:
+    """What a request came to that nobody answers."""
+    unknown = request.field == "commits"
+    return OutcomeUnknown(request.subject.txn, str(error)) if unknown else error

@@ -1,0 +1,234 @@
+"""All change streams of a client: one connection to the service, made again whenever it is lost.
+
+Change streams where several services share the topics: each has a connection of its own, made when it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Self
+
+from snapshots.shards import shard_of
+from txnbuffer.client.links import StreamDial, StreamLink
+from txnbuffer.errors import CallerError, ClientBroken, Error, ForeignToken, InvalidRequest, ServiceUnavailable
+from txnbuffer.streams.client import ClientConfig, StreamClient
+from txnbuffer.streams.effects import ClientEvent, EndConnection
+from txnbuffer.streams.messages import NO_END, RequestFlag
+from txnbuffer.streams.token import ResumeToken
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two attempts to connect."""
+
+_BEGINNINGS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
+
+
+class StreamRequest(NamedTuple):
+    """What a stream asks for; `start` names the topic."""
+
+    start: ResumeToken
+    flags: RequestFlag
+    end: int
+
+    @classmethod
+    def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
+        """The request for the arguments of `Client.stream`, and raises as that does."""
+        start, flags = beginning(topic, from_)
+        end = NO_END
+        if to == "now":
+            flags |= RequestFlag.TO_NOW
+        elif isinstance(to, int) and not isinstance(to, bool) and to >= 0:
+            end = to
+        elif to is not None:
+            raise InvalidRequest(f"a stream can't go to {to!r}: give a seqno, 'now', or None to go on for ever")
+        return cls(start, flags, end)
+
+    def resumed(self, token: str) -> Self:
+        """The same request, from a stored token on. Raises UnreadableToken, ForeignToken."""
+        start, flags = beginning(self.start.topic, token)
+        return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
+
+
+class StreamListener(Protocol):
+    """A stream as its connection knows it."""
+
+    def take(self, event: ClientEvent) -> None:
+        """Something happened to the stream."""
+
+    def report_unavailable(self, error: Error | None) -> None:
+        """Raise an error in the calls that wait; None: raise none any more."""
+
+    async def close(self) -> None: ...
+
+
+class StreamSession:
+    """Connects with its first stream. `max_unavailable`: seconds without a connection before waiting calls fail."""
+
+    def __init__(self, dial: StreamDial, max_unavailable: float, config: ClientConfig | None = None) -> None:
+        self.core = StreamClient(config or ClientConfig())
+        self._dial = dial
+        self._max_unavailable = max_unavailable
+        self._streams: dict[int, StreamListener] = {}
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._lost_at = 0.0
+        self._hung_up: Error | None = None
+        self.broken: Error | None = None
+        """Why nothing comes any more."""
+
+    async def close(self) -> None:
+        """End all streams and the connection; one that begins later is told."""
+        self.broken = self.broken or ServiceUnavailable("the client was closed")
+        for stream in [*self._streams.values()]:
+            await stream.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # For streams
+
+    def open(self, request: StreamRequest) -> int:
+        """Ask for a stream; its handle."""
+        if self._task is None:
+            self._lost_at = time.monotonic()
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return self.core.open(request.start, time.monotonic(), end=request.end, flags=request.flags)
+
+    def add(self, handle: int, stream: StreamListener) -> None:
+        """Tell a stream from now on what happens to it."""
+        self._streams[handle] = stream
+        if self.broken is not None:
+            stream.report_unavailable(self.broken)
+        self._poke()
+
+    def close_stream(self, handle: int) -> None:
+        self._streams.pop(handle, None)
+        self.core.close(handle)
+        self._poke()
+
+    def consumed(self, handle: int, items: int, size: int) -> None:
+        self.core.consumed(handle, items, size)
+        self._poke()
+
+    def rolled_back(self, handle: int, seqno: int) -> None:
+        self.core.rolled_back(handle, seqno, time.monotonic())
+        self._poke()
+
+    # Staying connected
+
+    def _poke(self) -> None:
+        self._deliver()
+        self._news.set()
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            error: Error
+            try:
+                link = await self._dial()
+                pause = FIRST_PAUSE
+                error = await self._talk(link)
+            except Error as refused:
+                error = refused
+            except Exception as unexpected:
+                error = ClientBroken(
+                    f"change streams can't go on: {unexpected!r}; open another client, and report this"
+                )
+            self.core.disconnected()
+            self._deliver()
+            waited = time.monotonic() - self._lost_at
+            if isinstance(error, CallerError | ClientBroken) or waited >= self._max_unavailable:
+                told = error if not error.retryable else ServiceUnavailable(f"no service for {waited:.0f} s: {error}")
+                for stream in self._streams.values():
+                    stream.report_unavailable(told)
+            if isinstance(error, ClientBroken):
+                self.broken = error
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _talk(self, link: StreamLink) -> Error:
+        """Use a connection until it ends; why it did."""
+        self._hung_up = None
+        self.core.connected(time.monotonic())
+        self._deliver()
+        reading = asyncio.ensure_future(self._read(link))
+        writing = asyncio.ensure_future(self._write(link))
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            found = await asyncio.gather(reading, writing, return_exceptions=True)
+            await link.close()
+            self._lost_at = time.monotonic()
+        for outcome in found:
+            if isinstance(outcome, Exception) and not isinstance(outcome, Error):
+                raise outcome
+        errors = [outcome for outcome in found if isinstance(outcome, Error)]
+        return self._hung_up or (errors[0] if errors else ServiceUnavailable("the service ended the connection"))
+
+    async def _read(self, link: StreamLink) -> None:
+        while (messages := await link.receive()) is not None:
+            self.core.receive(messages, time.monotonic())
+            self._poke()
+            for stream in self._streams.values():
+                stream.report_unavailable(None)
+            if self._hung_up is not None:
+                return
+
+    async def _write(self, link: StreamLink) -> None:
+        while self._hung_up is None:
+            if frame := self.core.take_frame():
+                await link.send(frame)
+                continue
+            due = self.core.next_tick()
+            self._news.clear()
+            try:
+                async with asyncio.timeout(None if due is None else max(due - time.monotonic(), 0.0)):
+                    await self._news.wait()
+            except TimeoutError:
+                self.core.tick(time.monotonic())
+                self._deliver()
+
+    def _deliver(self) -> None:
+        for event in self.core.take_events():
+            if isinstance(event, EndConnection):
+                self._hung_up = event.error
+            elif (stream := self._streams.get(event.stream)) is not None:
+                stream.take(event)
+
+
+def beginning(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
+    """What a request begins with. Raises UnreadableToken, and ForeignToken for that of another topic."""
+    if isinstance(from_, str) and from_ in _BEGINNINGS:
+        return ResumeToken(topic), _BEGINNINGS[from_]
+    token = ResumeToken.parse(from_) if isinstance(from_, str) else from_
+    if not isinstance(token, ResumeToken):
+        raise InvalidRequest(f"a stream can't begin at {from_!r}: give 'beginning', 'now' or a resume token")
+    if token.topic != topic:
+        raise ForeignToken(f"the resume token is of topic {token.topic!r}, the stream of {topic!r}")
+    return token, RequestFlag.NONE
+
+
+class ShardStreams:
+    """`dials` reach the service of each shard; `max_unavailable` as of Streaming."""
+
+    def __init__(self, dials: Sequence[StreamDial], max_unavailable: float) -> None:
+        self._dials = dials
+        self._max_unavailable = max_unavailable
+        self._open: dict[int, StreamSession] = {}
+
+    def of(self, topic: str) -> StreamSession:
+        """The streams of the service that has a topic."""
+        number = shard_of(topic, len(self._dials))
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = StreamSession(self._dials[number], self._max_unavailable)
+        return found
+
+    async def close(self) -> None:
+        """End all streams."""
+        for streaming in self._open.values():
+            await streaming.close()

@@ -1,0 +1,336 @@
+"""How transactions end: the decision, its markers, its answers, and that they are settled."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+
+from broker_io.errors import MessageTooLarge
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.decisions import NamedCommit, PositionCommit, Row
+from txnbuffer.coordinator.groups import ConsumerGroups
+from txnbuffer.coordinator.journal import Decisions, TooLarge
+from txnbuffer.coordinator.messages import ENDED, ENDING, INTENT, OUTCOME, TERMINAL, AwaitApplied, Commit, State
+from txnbuffer.coordinator.producers import NamedProducers
+from txnbuffer.coordinator.retention import OutcomeRetention
+from txnbuffer.coordinator.sessions import Sessions
+from txnbuffer.coordinator.transaction import GroupRecord, Retirement, TransactionState
+from txnbuffer.errors import TIME_UP, Error, NotVisible
+from txnbuffer.model import MarkerItem, Outcome, TxnId
+
+
+class TransactionCompletion:
+    def __init__(
+        self,
+        core: Core,
+        sessions: Sessions,
+        names: NamedProducers,
+        consumers: ConsumerGroups,
+        retention: OutcomeRetention,
+    ) -> None:
+        self._core = core
+        self._sessions = sessions
+        self._names = names
+        self._consumers = consumers
+        self._retention = retention
+        self._stopped: dict[str, Error] = {}
+        """What stopped the buffers of topics: nothing becomes visible there."""
+        self._waited_for: deque[tuple[float, TransactionState]] = deque()
+
+    # Deciding
+
+    def commit(self, transaction: TransactionState, plan: Commit) -> None:
+        """Its plan is checked: decide COMMIT."""
+        core = self._core
+        if plan.naming is None and not plan.positions and self._may_be_one_phase(transaction, transaction.topics):
+            self._decide_by_marker(transaction, Outcome.COMMIT)
+            return
+        refusal = self._refusal(plan)
+        if refusal is not None:
+            self.abort(transaction, str(refusal), refusal=refusal)
+            return
+        winners = {transaction.txn.least, *(branch.txn.least for branch in plan.winners)}
+        members = [transaction, *(branch for branch in transaction.branches or () if branch.state is State.OPEN)]
+        rows = [
+            (_row(member, Outcome.COMMIT if member.txn.least in winners else Outcome.ABORT), member)
+            for member in members
+        ]
+        names = () if plan.naming is None else (NamedCommit(plan.naming.name, plan.naming.number),)
+        positions = [PositionCommit(group, topic, end) for group, topic, _, _, end in plan.positions]
+        try:
+            number = core.journal.decide(rows, names, positions)
+        except TooLarge as error:
+            refusal = self._too_large(rows, positions, error.size)
+            self.abort(transaction, str(refusal), refusal=refusal)
+            return
+        for row, member in rows:
+            member.advance(ENDING[row.outcome])
+            if row.outcome is Outcome.ABORT:
+                member.reason = f"its transaction {transaction.txn} committed without it"
+            elif plan.wait_visible and member.topics:
+                member.unseen = set(member.topics)
+                transaction.hidden += 1
+        if plan.naming is not None:
+            self._names.commit(plan.naming, number)
+        self._consumers.commit(positions, number)
+
+    def _too_large(self, rows: Decisions, positions: Sequence[PositionCommit], size: int) -> MessageTooLarge:
+        transaction = rows[0][1]
+        named = len({topic for row, _ in rows for topic in row.topics})
+        besides = f", {len(rows)} branches" * (len(rows) > 1) + f", {len(positions)} positions" * (len(positions) > 0)
+        return MessageTooLarge(
+            f"the commit of {transaction.txn} names {named} topics{besides} and takes {size} bytes of the decision "
+            f"log, {self._core.config.max_message_bytes} may be: commit fewer topics in one transaction, or let the "
+            "service write larger messages (log.max_message_bytes)"
+        )
+
+    def abort(
+        self,
+        transaction: TransactionState,
+        reason: str,
+        topics: tuple[str, ...] = (),
+        *,
+        by_marker: bool = False,
+        refusal: Error | None = None,
+    ) -> None:
+        """Decide ABORT of an open transaction and of all its branches.
+
+        `topics`: where it is known to have records; if its client says that these are all, `by_marker`, one
+        marker can be the decision. `refusal`: what its commit is answered.
+        """
+        lead = transaction.lead
+        if lead is not None and lead.plan is not None and lead.state is State.OPEN:
+            transaction = lead  # its commit counts on this branch
+        if transaction.plan is None:
+            transaction.topics, transaction.records = topics, (0,) * len(topics)
+        transaction.reason, transaction.refusal = reason, refusal
+        if by_marker and self._may_be_one_phase(transaction, transaction.topics):
+            self._decide_by_marker(transaction, Outcome.ABORT)
+            return
+        rows = [(_row(transaction, Outcome.ABORT), transaction)]
+        for branch in transaction.branches or ():
+            if branch.state is State.OPEN:
+                branch.reason = f"its transaction {transaction.txn} was aborted"
+                rows.append((_row(branch, Outcome.ABORT), branch))
+        for _, member in rows:
+            member.advance(ENDING[Outcome.ABORT])
+        self._core.journal.abort(rows)
+
+    def _may_be_one_phase(self, transaction: TransactionState, topics: tuple[str, ...]) -> bool:
+        """One topic, durably known as one that may have such markers, and nothing that other ids depend on."""
+        core = self._core
+        if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
+            return False
+        named = transaction.name is not None or transaction.shared is not None
+        return transaction.lead is None and not transaction.branches and not named
+
+    def _decide_by_marker(self, transaction: TransactionState, outcome: Outcome) -> None:
+        transaction.advance(ENDING[outcome])
+        transaction.one_phase = True
+        topic, records = transaction.topics[0], transaction.records[0]
+        self._core.markers.add(topic, False, MarkerItem(transaction.txn, outcome, records))
+
+    def _refusal(self, plan: Commit) -> Error | None:
+        if plan.naming is not None and (error := self._names.refusal(plan.naming)) is not None:
+            return error
+        return self._consumers.refusal(plan.positions)
+
+    # What became durable
+
+    def group_durable(
+        self, record: GroupRecord, transactions: list[TransactionState], retirements: list[Retirement]
+    ) -> None:
+        """Decisions stand in the log: their outcomes are facts."""
+        self._retention.add(record)
+        for transaction in transactions:
+            transaction.advance(ENDED[INTENT[transaction.state]])
+            transaction.group = record
+            self.publish(transaction)
+        for transaction in transactions:
+            if transaction.hidden:
+                self._waited_for.append((self._core.now + self._core.config.visible_timeout, transaction))
+                self._await(transaction)
+            self.answer_if_due(transaction)
+            self._settle_if_due(transaction)
+        for retirement in retirements:
+            self._sessions.retired(retirement)
+
+    def publish(self, transaction: TransactionState) -> None:
+        """Write the markers of a decided transaction to all its topics."""
+        outcome = OUTCOME[transaction.state]
+        transaction.unfinished = set(transaction.topics)
+        for topic, records in zip(transaction.topics, transaction.records, strict=True):
+            self._core.markers.add(topic, True, MarkerItem(transaction.txn, outcome, records))
+
+    def marker_durable(self, token: int) -> None:
+        """A marker stands in its topic; that of a one-phase transaction is no outcome until it is applied."""
+        done = self._core.markers.durable(token)
+        if done is None or not done[0][1]:
+            return
+        (topic, _), items = done
+        live = self._core.live
+        for item in items:
+            transaction = live.get(item.txn.least)
+            if transaction is not None and transaction.unfinished is not None:
+                transaction.unfinished.discard(topic)
+                self._settle_if_due(transaction)
+
+    def marker_wanted(self, topic: str, decided: bool, item: MarkerItem) -> bool:
+        """Whether a marker whose fate is unknown has to be written again."""
+        transaction = self._core.live.get(item.txn.least)
+        if transaction is None:
+            return False
+        if decided:
+            return transaction.unfinished is not None and topic in transaction.unfinished
+        return transaction.one_phase
+
+    def ended(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
+        """The topic's buffer applied markers that ended these there."""
+        core, live = self._core, self._core.live
+        core.markers.seen(topic, (txn.least for txn, _ in ends if txn.most == core.shard))
+        for txn, outcome in ends:
+            if txn.most != core.shard:
+                continue
+            transaction = live.get(txn.least)
+            if transaction is None:
+                continue
+            if transaction.one_phase:
+                if INTENT[transaction.state] is not outcome:
+                    core.stop(f"transaction {txn} was ended as {outcome.name} on {topic} by another owner")
+                    return
+                transaction.advance(ENDED[outcome])
+                self._answer(transaction, outcome)
+                self._settle(transaction, outcome)
+            elif transaction.state not in TERMINAL:
+                core.stop(f"transaction {txn} was ended on {topic} by another owner")
+                return
+            else:
+                self._applied(transaction, topic)
+
+    def _applied(self, transaction: TransactionState, topic: str) -> None:
+        if transaction.unfinished is not None:
+            transaction.unfinished.discard(topic)
+        if transaction.unseen:
+            transaction.unseen.discard(topic)
+            if not transaction.unseen:
+                lead = transaction if transaction.lead is None else transaction.lead
+                lead.hidden -= 1
+                self.answer_if_due(lead)
+                self._settle_if_due(lead)
+        self._settle_if_due(transaction)
+
+    def topic_stopped(self, topic: str, why: Error) -> None:
+        """Nobody waits for a buffer that has stopped, now or later."""
+        self._stopped[topic] = why
+        for transaction in list(self._core.live.values()):
+            if transaction.hidden:
+                self.answer_if_due(transaction)
+
+    def why_stopped(self, topic: str) -> Error | None:
+        return self._stopped.get(topic)
+
+    def comes_to_an_end(self, least: int) -> bool:
+        """Whether a transaction that is decided still waits for its markers, and not only where topics have stopped."""
+        transaction = self._core.live.get(least)
+        return transaction is not None and not (transaction.unfinished or set()) <= self._stopped.keys()
+
+    def topic_goes_on(self, topic: str) -> None:
+        """A topic that had stopped has a buffer again."""
+        self._stopped.pop(topic, None)
+
+    def topic_remade(self, topic: str, ongoing: Set[TxnId]) -> None:
+        """Only what is ongoing in a topic that was made anew needs its markers there."""
+        for transaction in list(self._core.live.values()):
+            if transaction.state in TERMINAL and transaction.txn not in ongoing:
+                self._applied(transaction, topic)
+
+    def topic_gone(self, topic: str) -> None:
+        """A deleted topic needs no markers, and nobody waits for its buffer."""
+        self.topic_goes_on(topic)
+        for transaction in list(self._core.live.values()):
+            if transaction.one_phase and topic in transaction.topics:
+                self._answer(transaction, outcome := INTENT[transaction.state])
+                transaction.advance(ENDED[outcome])
+                self._settle(transaction, outcome)
+            elif transaction.state in TERMINAL:
+                self._applied(transaction, topic)
+
+    # Answering and settling
+
+    def answer_if_due(self, transaction: TransactionState) -> None:
+        """Tell those who wait for a durable outcome, if it is one and nothing else is to be waited for."""
+        if not transaction.waiters or transaction.state not in TERMINAL:
+            return
+        if not transaction.hidden:
+            self._answer(transaction, OUTCOME[transaction.state])
+        elif (topic := next((one for one in _unseen(transaction) if one in self._stopped), None)) is not None:
+            self._answer_not_visible(transaction, topic, f"it has stopped ({self._stopped[topic]})")
+
+    def tick(self) -> None:
+        """Nobody waits for ever for a buffer that does not come so far, whatever keeps it."""
+        core, waited_for = self._core, self._waited_for
+        while waited_for and waited_for[0][0] <= core.now:
+            transaction = waited_for.popleft()[1]
+            if transaction.hidden:
+                why = f"its markers were not read there within {core.config.visible_timeout:.0f} s"
+                self._answer_not_visible(transaction, next(_unseen(transaction)), why)
+                waited_for.append((core.now + core.config.visible_timeout, transaction))
+        if core.config.shards > 1:
+            for _, transaction in waited_for:
+                self._await(transaction)
+
+    def _await(self, transaction: TransactionState) -> None:
+        """Other shards' topics have buffers elsewhere."""
+        core = self._core
+        for member in (transaction, *(transaction.branches or ())) if core.config.shards > 1 else ():
+            if member.unseen:
+                core.effects.append(AwaitApplied(member.txn.least, tuple(sorted(member.unseen))))
+
+    def _answer_not_visible(self, transaction: TransactionState, topic: str, why: str) -> None:
+        error = NotVisible(transaction.txn, topic, why)
+        waiters, transaction.waiters = transaction.waiters or (), None
+        for session, request, _ in waiters:
+            self._core.answer(session, request, error)
+
+    def _answer(self, transaction: TransactionState, outcome: Outcome) -> None:
+        core, waiters = self._core, transaction.waiters
+        if not waiters:
+            return
+        transaction.waiters = None
+        for waiter in waiters:
+            session, request, commit = waiter
+            if outcome is Outcome.COMMIT:
+                core.answer(session, request, outcome)
+            elif commit and transaction.refusal is not None:
+                core.answer(session, request, transaction.refusal)
+            else:
+                core.answer_outcome(waiter, transaction.txn, outcome, transaction.reason)
+
+    def _settle_if_due(self, transaction: TransactionState) -> None:
+        if transaction.unfinished or transaction.unseen or transaction.hidden:
+            return
+        if transaction.txn.least in self._core.live:
+            self._settle(transaction, OUTCOME[transaction.state])
+
+    def _settle(self, transaction: TransactionState, outcome: Outcome) -> None:
+        core, least = self._core, transaction.txn.least
+        del core.live[least]
+        core.outcomes.add(least, outcome, core.now, timed_out=transaction.reason == TIME_UP)
+        if transaction.one_phase:
+            core.progress.settle_one_phase(least, outcome)
+        else:
+            core.progress.settled.add(least)
+            if transaction.group is not None:
+                transaction.group.unsettled -= 1
+            self._names.ended(transaction)
+        self._sessions.ended(transaction)
+
+
+def _row(transaction: TransactionState, outcome: Outcome) -> Row:
+    return Row(transaction.txn.least, outcome, transaction.topics, transaction.records)
+
+
+def _unseen(transaction: TransactionState) -> Iterator[str]:
+    """The topics where somebody waits for a commit to be seen, and it is not yet."""
+    for member in (transaction, *(transaction.branches or ())):
+        yield from sorted(member.unseen or ())

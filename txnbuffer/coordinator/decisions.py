@@ -1,0 +1,564 @@
+"""Columns of the entries of the decision log: positions as three numbers, ids as differences.
+
+Decisions by the row and by the column: a new owner reads them by the hundred thousand, and most are done.
+
+The entries of the decision log: one compacted topic a coordinator, `__txnbuffer_decisions`.
+
+Every message has a key, and the properties `tb.v` (version of the format, `1`) and `tb.kind`; its value
+is one Avro record without a schema in front, whose schema stands below. No value: the key is forgotten.
+Times are in milliseconds since 1970. A column called a delta column holds each number as the difference
+from the one before, the first from 0. A bitmap is a 64-bit Roaring bitmap in its portable form. Ids are
+the `least` of transactions of this coordinator. Whoever reads applies the messages in order. An `owner` may have
+the property `tb.address` too: HOST:PORT at which its clients find it; and `tb.owners`, a JSON array of
+the newest owners up to itself, oldest first, 1,000 or as many as fit. Each is `[epoch,id]`, with an id that it draws
+at random, so that who has seen an owner can tell whether the log is one that had it; or `[epoch,id,skipped,first]` on
+an embedded log, where an older copy may have been put back: the ids of transactions from `skipped` up to before
+`first` are leased by no owner of this log, but perhaps by ones that are gone. A `name` and a `consumers` entry have
+`tb.group`: what groups of lower numbers say is in them. A cluster that crashed may have such an entry a second
+time behind groups that came after it, and those hold; without the property the later message does.
+
+| kind        | key                | says                                                                       |
+|-------------|--------------------|----------------------------------------------------------------------------|
+| `owner`     | `__owner`          | who writes from here on, and its epoch                                     |
+| `group`     | `group-<number>`   | decisions, taken together; numbers grow by one                              |
+| `mark`      | `mark-<number>`    | a low-water mark, and outcomes of the one-phase transactions that it passed |
+| `ended`     | `ended`            | ids above the low-water mark that have ended with all their markers durable |
+| `lease`     | `lease-<first>`    | a block of ids that a session may use                                      |
+| `topic`     | `topic-<name>`     | a topic with transactions; whether it may have one-phase markers           |
+| `name`      | `name-<name>`      | a named producer: its holder, its last number that is committed or over     |
+| `consumers` | `consumers-<name>` | a consumer group: its generation, how far it has come on each topic        |
+
+Nothing stands under the key `proof`. Who forgets it sees by that whether the log is still its own.
+
+A `group` has r rows (`least` delta, `outcomes` one byte each: 0 ABORT, 1 COMMIT). Row i names `topic_counts[i]`
+topics: the next ones of `topic_rows`, which are rows of the table `topics`, each with the number of
+records in `records`. Besides, it says ABORT of the blocks of ids `retired_first` (delta), `retired_size`:
+given back, or left unused. What its commits changed follows: `names` with the number that was
+committed, and `positions` of consumer groups. A newer `name` or `consumers` entry repeats that, so that
+the group can be forgotten.
+
+A group is forgotten when all its transactions have ended with their markers durable, `remember` has
+passed since `decided_at`, and a durable `mark` or `ended` covers all its ids. A mark is forgotten
+`remember` after `raised_at` when there is a newer one; a lease when a durable mark has passed it; a name that was
+deleted when no group speaks of it, and `remember` after that if numbers of it are over.
+
+The address of the newest owner of a decision log, as it stands in a property of the topic.
+
+    EPOCH ADDRESS [no-topics]
+
+The epoch of its `owner` entry in decimal digits, a space, and HOST:PORT, or nothing if it has no address; then, if
+clients may not create missing topics, a space and that word. The owner writes it once its entry is durable. It may be
+missing or out of date, so a client that can't connect there reads the log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+from pyroaring import BitMap64
+
+from broker_io.batch import Message
+from broker_io.position import Position
+from txnbuffer import avro
+from txnbuffer.coordinator.progress import Progress
+from txnbuffer.errors import UnreadableDecision
+from txnbuffer.model import Outcome
+
+
+def position_columns(ends: Sequence[Position], prefix: str) -> dict[str, list[int]]:
+    return {
+        f"{prefix}ledgers": [position.ledger for position in ends],
+        f"{prefix}entries": [position.entry for position in ends],
+        f"{prefix}batches": [position.batch for position in ends],
+    }
+
+
+def positions(record: dict[str, Any], prefix: str) -> list[Position]:
+    columns = [record[f"{prefix}{name}"] for name in ("ledgers", "entries", "batches")]
+    same_length(*columns)
+    return list(map(Position, *columns))
+
+
+def deltas(numbers: list[int]) -> list[int]:
+    """Each number as the difference from the one before, the first from 0."""
+    return [after - before for before, after in itertools.pairwise([0, *numbers])]
+
+
+def sums(differences: list[int]) -> list[int]:
+    """What `deltas` made these of."""
+    return list(itertools.accumulate(differences))
+
+
+def same_length(*columns: Sequence[Any]) -> None:
+    """Raises ValueError for columns of different lengths."""
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"columns that belong together have {lengths} items")
+
+
+_OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
+
+
+class Row(NamedTuple):
+    """The decision of one TxnId; `topics` and the `records` in each as far as they are known."""
+
+    least: int
+    outcome: Outcome
+    topics: tuple[str, ...]
+    records: tuple[int, ...]
+
+
+class DecisionRows(Sequence[Row]):
+    """Rows as the log has them; one is made when it is asked for.
+
+    `outcomes`: a byte each. `counts`: how many topics each names. `named` has those of all, one behind the other, as
+    places in `topics`, and `records` how many records each.
+    """
+
+    __slots__ = ("counts", "least", "named", "outcomes", "records", "topics")
+
+    def __init__(
+        self,
+        least: Sequence[int],
+        outcomes: bytes,
+        counts: Sequence[int],
+        topics: Sequence[str],
+        named: Sequence[int],
+        records: Sequence[int],
+    ) -> None:
+        self.least = least
+        self.outcomes = outcomes
+        self.counts = counts
+        self.topics = topics
+        self.named = named
+        self.records = records
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> DecisionRows:
+        """The columns of rows."""
+        if isinstance(rows, DecisionRows):
+            return rows
+        table: dict[str, int] = {}
+        named = [table.setdefault(topic, len(table)) for row in rows for topic in row.topics]
+        return cls(
+            [row.least for row in rows],
+            bytes([row.outcome for row in rows]),
+            [len(row.topics) for row in rows],
+            list(table),
+            named,
+            [count for row in rows for count in row.records],
+        )
+
+    def __len__(self) -> int:
+        return len(self.least)
+
+    def __iter__(self) -> Iterator[Row]:
+        ends = itertools.accumulate(self.counts, initial=0)
+        for least, outcome, (first, last) in zip(self.least, self.outcomes, itertools.pairwise(ends), strict=True):
+            yield self._row(least, outcome, first, last)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return tuple(self)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, DecisionRows | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def split(self, progress: Progress) -> tuple[BitMap64, BitMap64, list[Row]]:
+        """The ids that were aborted, those that committed, and the rows of those that are not settled."""
+        ids = np.array(self.least, np.uint64)
+        counts = np.array(self.counts, np.int64)
+        ends = np.cumsum(counts)
+        unsettled = [
+            index
+            for index in np.flatnonzero((ids > progress.low_water_mark) & (counts > 0)).tolist()
+            if not progress.has_ended(self.least[index])
+        ]
+        undone = [
+            self._row(self.least[at], self.outcomes[at], int(ends[at] - counts[at]), int(ends[at])) for at in unsettled
+        ]
+        done = np.ones(len(ids), np.bool_)
+        done[unsettled] = False
+        committed = np.frombuffer(self.outcomes, np.uint8) == Outcome.COMMIT
+        return BitMap64(ids[done & ~committed]), BitMap64(ids[done & committed]), undone
+
+    def _row(self, least: int, outcome: int, first: int, last: int) -> Row:
+        topics = tuple([self.topics[at] for at in self.named[first:last]])
+        return Row(least, _OUTCOMES[outcome], topics, tuple(self.records[first:last]))
+
+
+TOPIC = "__txnbuffer_decisions"
+VERSION = "tb.v"
+KIND = "tb.kind"
+ADDRESS = "tb.address"
+OWNERS = "tb.owners"
+GROUP = "tb.group"
+FORMAT_VERSION = "1"
+
+OWNER_KEY = "__owner"
+ENDED_KEY = "ended"
+PROOF_KEY = "proof"
+
+
+class OwnerEpoch(NamedTuple):
+    """An owner's epoch and random id; from `skipped` on, up to before `first`, nobody leased anything."""
+
+    epoch: int
+    id: str
+    skipped: int = 0
+    first: int = 0
+
+
+class Owner(NamedTuple):
+    """`address`: HOST:PORT for clients; nothing where they know it. `owners`: those up to itself, which is the last."""
+
+    epoch: int
+    owner: str
+    address: str = ""
+    owners: tuple[OwnerEpoch, ...] = ()
+
+
+class NamedCommit(NamedTuple):
+    name: str
+    number: int
+
+
+class PositionCommit(NamedTuple):
+    group: str
+    topic: str
+    end: Position
+
+
+class Retired(NamedTuple):
+    first: int
+    size: int
+
+
+class Group(NamedTuple):
+    number: int
+    epoch: int
+    decided_at: int
+    rows: Sequence[Row]
+    retired: tuple[Retired, ...] = ()
+    names: tuple[NamedCommit, ...] = ()
+    positions: tuple[PositionCommit, ...] = ()
+
+
+class LowWaterMark(NamedTuple):
+    number: int
+    low_water_mark: int
+    raised_at: int
+    committed: BitMap64
+    aborted: BitMap64
+
+
+class EndedIds(NamedTuple):
+    ids: BitMap64
+
+
+class Lease(NamedTuple):
+    first: int
+    size: int
+    session: str
+    granted_at: int
+
+
+class RegisteredTopic(NamedTuple):
+    topic: str
+    one_phase: bool
+
+
+class Name(NamedTuple):
+    """`opening` grows by one with each opening; `deleted`: forgotten, but that numbers up to `committed` are over.
+
+    `since`: it says what groups below this number said; 0: whatever stands before it.
+    """
+
+    name: str
+    opening: int
+    committed: int
+    deleted: bool
+    since: int = 0
+
+
+class Consumers(NamedTuple):
+    """`since`: as of a name."""
+
+    group: str
+    generation: int
+    positions: tuple[tuple[str, Position], ...]
+    since: int = 0
+
+
+Entry: TypeAlias = Owner | Group | LowWaterMark | EndedIds | Lease | RegisteredTopic | Name | Consumers
+
+_LONGS = {"type": "array", "items": "long"}
+_STRINGS = {"type": "array", "items": "string"}
+
+SCHEMAS: dict[str, list[tuple[str, Any]]] = {
+    "owner": [("epoch", "long"), ("owner", "string")],
+    "group": [
+        ("number", "long"),
+        ("epoch", "long"),
+        ("decided_at", "long"),
+        ("least", _LONGS),
+        ("outcomes", "bytes"),
+        ("topics", _STRINGS),
+        ("topic_counts", _LONGS),
+        ("topic_rows", _LONGS),
+        ("records", _LONGS),
+        ("retired_first", _LONGS),
+        ("retired_size", _LONGS),
+        ("names", _STRINGS),
+        ("name_numbers", _LONGS),
+        ("position_groups", _STRINGS),
+        ("position_topics", _STRINGS),
+        ("position_ledgers", _LONGS),
+        ("position_entries", _LONGS),
+        ("position_batches", _LONGS),
+    ],
+    "mark": [
+        ("number", "long"),
+        ("low_water_mark", "long"),
+        ("raised_at", "long"),
+        ("committed", "bytes"),
+        ("aborted", "bytes"),
+    ],
+    "ended": [("ids", "bytes")],
+    "lease": [("first", "long"), ("size", "long"), ("session", "string"), ("granted_at", "long")],
+    "topic": [("topic", "string"), ("one_phase", "boolean")],
+    "name": [("name", "string"), ("opening", "long"), ("committed", "long"), ("deleted", "boolean")],
+    "consumers": [
+        ("group", "string"),
+        ("generation", "long"),
+        ("topics", _STRINGS),
+        ("ledgers", _LONGS),
+        ("entries", _LONGS),
+        ("batches", _LONGS),
+    ],
+}
+
+_PARSED = {
+    kind: avro.schema(
+        {
+            "type": "record",
+            "name": kind.capitalize(),
+            "namespace": "txnbuffer.decisions",
+            "fields": [{"name": name, "type": of} for name, of in fields],
+        }
+    )
+    for kind, fields in SCHEMAS.items()
+}
+_PROPERTIES = {kind: {VERSION: FORMAT_VERSION, KIND: kind} for kind in SCHEMAS}
+
+
+def key_of(entry: Entry) -> str:
+    """The key under which an entry stands."""
+    match entry:
+        case Owner():
+            return OWNER_KEY
+        case Group(number=number):
+            return f"group-{number}"
+        case LowWaterMark(number=number):
+            return f"mark-{number}"
+        case EndedIds():
+            return ENDED_KEY
+        case Lease(first=first):
+            return f"lease-{first}"
+        case RegisteredTopic(topic=name):
+            return f"topic-{name}"
+        case Name(name=name):
+            return f"name-{name}"
+        case Consumers(group=name):
+            return f"consumers-{name}"
+
+
+def encode(entry: Entry) -> Message:
+    """The message that carries an entry."""
+    kind, record = _to_record(entry)
+    properties = _PROPERTIES[kind]
+    if isinstance(entry, Owner):
+        properties = properties | ({ADDRESS: entry.address} if entry.address else {})
+        owners = [one if any(one[2:]) else one[:2] for one in entry.owners]
+        properties = properties | ({OWNERS: json.dumps(owners, separators=(",", ":"))} if owners else {})
+    elif isinstance(entry, Name | Consumers) and entry.since:
+        properties = properties | {GROUP: str(entry.since)}
+    return Message(key_of(entry).encode(), avro.encode(_PARSED[kind], record), properties)
+
+
+def tombstone(key: str) -> Message:
+    """The message that makes the log forget a key."""
+    return Message(key.encode(), None, {VERSION: FORMAT_VERSION})
+
+
+def decode(message: Message) -> Entry | None:
+    """The entry of a message; None for one that makes its key forgotten. Raises UnreadableDecision."""
+    key = (message.key or b"").decode(errors="replace")
+    version = message.properties.get(VERSION)
+    if version != FORMAT_VERSION:
+        raise UnreadableDecision(f"decision log, {key!r}: format version {version}; use the release that wrote it")
+    if message.value is None:
+        return None
+    kind = message.properties.get(KIND, "")
+    try:
+        if kind not in _PARSED:
+            raise ValueError(f"kind {kind!r} is unknown")
+        entry = _of_record(kind, avro.decode(_PARSED[kind], message.value), message.properties)
+        if key_of(entry) != key:
+            raise ValueError(f"its content belongs under {key_of(entry)!r}")
+    except (ValueError, TypeError) as error:
+        raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log before going on") from None
+    return entry
+
+
+def to_bytes(bitmap: BitMap64) -> bytes:
+    """A bitmap in its written form."""
+    copy = bitmap.copy()
+    copy.run_optimize()
+    data: bytes = copy.serialize()
+    return data
+
+
+def _of_bytes(data: bytes) -> BitMap64:
+    try:
+        bitmap = BitMap64.deserialize(data)
+    except Exception as error:  # the library raises whatever it stumbles over
+        raise ValueError(f"a bitmap can't be read: {error}") from None
+    if to_bytes(bitmap) != data:
+        raise ValueError("a bitmap can't be read: its bytes are not those of any")
+    return bitmap
+
+
+def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
+    match entry:
+        case Owner():
+            return "owner", {"epoch": entry.epoch, "owner": entry.owner}
+        case Group():
+            return "group", _group_record(entry)
+        case LowWaterMark():
+            bitmaps = {"committed": to_bytes(entry.committed), "aborted": to_bytes(entry.aborted)}
+            return "mark", entry._asdict() | bitmaps
+        case EndedIds():
+            return "ended", {"ids": to_bytes(entry.ids)}
+        case Lease():
+            return "lease", entry._asdict()
+        case RegisteredTopic():
+            return "topic", entry._asdict()
+        case Name():
+            return "name", {name: value for name, value in entry._asdict().items() if name != "since"}
+        case Consumers(group=group, generation=generation, positions=places):
+            columns = position_columns([end for _, end in places], "")
+            topics = [topic for topic, _ in places]
+            return "consumers", {"group": group, "generation": generation, "topics": topics} | columns
+
+
+def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str]) -> Entry:
+    since = int(properties.get(GROUP, "0"))
+    match kind:
+        case "owner":
+            owners = tuple(
+                OwnerEpoch(int(epoch), str(by), *map(int, skip))
+                for epoch, by, *skip in json.loads(properties.get(OWNERS, "[]"))
+            )
+            return Owner(**record, address=properties.get(ADDRESS, ""), owners=owners)
+        case "group":
+            return _group(record)
+        case "mark":
+            bitmaps = {"committed": _of_bytes(record["committed"]), "aborted": _of_bytes(record["aborted"])}
+            return LowWaterMark(**record | bitmaps)
+        case "ended":
+            return EndedIds(_of_bytes(record["ids"]))
+        case "lease":
+            return Lease(**record)
+        case "topic":
+            return RegisteredTopic(**record)
+        case "name":
+            return Name(**record, since=since)
+        case _:
+            ends = positions(record, "")
+            same_length(record["topics"], ends)
+            pairs = tuple(zip(record["topics"], ends, strict=True))
+            return Consumers(record["group"], record["generation"], pairs, since)
+
+
+def _group_record(group: Group) -> dict[str, Any]:
+    rows = DecisionRows.of(group.rows)
+    return {
+        "number": group.number,
+        "epoch": group.epoch,
+        "decided_at": group.decided_at,
+        "least": deltas(list(rows.least)),
+        "outcomes": rows.outcomes,
+        "topics": rows.topics,
+        "topic_counts": rows.counts,
+        "topic_rows": rows.named,
+        "records": rows.records,
+        "retired_first": deltas([block.first for block in group.retired]),
+        "retired_size": [block.size for block in group.retired],
+        "names": [commit.name for commit in group.names],
+        "name_numbers": [commit.number for commit in group.names],
+        "position_groups": [commit.group for commit in group.positions],
+        "position_topics": [commit.topic for commit in group.positions],
+    } | position_columns([commit.end for commit in group.positions], "position_")
+
+
+def _group(record: dict[str, Any]) -> Group:
+    least, outcomes, counts = sums(record["least"]), record["outcomes"], record["topic_counts"]
+    same_length(least, outcomes, counts)
+    topics, topic_rows, records = record["topics"], record["topic_rows"], record["records"]
+    if sum(counts) != len(topic_rows) or min(counts, default=0) < 0:
+        raise ValueError(f"its rows name {sum(counts)} topics and there are {len(topic_rows)}")
+    same_length(topic_rows, records)
+    if topic_rows and not 0 <= min(topic_rows) <= max(topic_rows) < len(topics):
+        raise ValueError("a row names a topic that is not in the table")
+    if max(outcomes, default=0) > 1:
+        raise ValueError(f"{max(outcomes)} is no outcome")
+    rows = DecisionRows(least, outcomes, counts, topics, topic_rows, records)
+    blocks, sizes = sums(record["retired_first"]), record["retired_size"]
+    same_length(blocks, sizes)
+    same_length(record["names"], record["name_numbers"])
+    places = positions(record, "position_")
+    same_length(record["position_groups"], record["position_topics"], places)
+    return Group(
+        record["number"],
+        record["epoch"],
+        record["decided_at"],
+        rows,
+        tuple(map(Retired, blocks, sizes)),
+        tuple(map(NamedCommit, record["names"], record["name_numbers"])),
+        tuple(map(PositionCommit, record["position_groups"], record["position_topics"], places)),
+    )
+
+
+_NOTE = re.compile(r"([1-9][0-9]{0,18}) (\S+:[0-9]+|)( no-topics)?", re.ASCII)
+
+
+class OwnerAddress(NamedTuple):
+    """`makes_topics`: clients may create missing topics."""
+
+    epoch: int
+    address: str
+    makes_topics: bool = True
+
+
+def encode_owner_address(owner: OwnerAddress) -> str:
+    return f"{owner.epoch} {owner.address}{'' if owner.makes_topics else ' no-topics'}"
+
+
+def decode_owner_address(text: str) -> OwnerAddress | None:
+    """None for any other text, for example that of a later version."""
+    found = _NOTE.fullmatch(text)
+    return None if found is None else OwnerAddress(int(found[1]), found[2], found[3] is None)

@@ -1,0 +1,506 @@
+"""Who gets which partition: evenly, and with few moves.
+
+Where members want different topics one may have too many of what nobody with less wants. Then partitions move along a
+chain: each member of it gives one that the next one wants, only the first has one less and the last one more. Where no
+chain leads from a member to one that has at least two less, no other way of sharing is more even.
+
+The members of one consumer group, and who of them holds which partition since when.
+
+A partition here is one of a topic with partitions, or a topic without. Whenever one gets another holder, or loses the
+one it had, the group's next generation begins, and the partition is held *since* that generation: who was told of
+an older one commits nothing there, and whoever was told of this or a later one is its holder. So nobody has to be
+asked to let go, and a member that was stopped for long can do no harm when it goes on.
+
+What is here is not stored. A new owner knows the generation alone, which stands for all partitions: what its last
+members have under way can commit until the first of them comes again, which begins the next one.
+
+Consumer groups: consume, transform and produce exactly once.
+
+A transaction that consumed a partition says from where to where, and by which generation of its group. It may commit
+only if nobody else was given the partition since, and if it starts where the group's last committed one ended: so
+a consumer that was given up can't do work twice. Who holds what is `txnbuffer.coordinator.groups`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from broker_io.errors import MessageTooLarge
+from broker_io.partitions import whole_name
+from broker_io.position import EARLIEST, Position
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.decisions import Consumers, PositionCommit
+from txnbuffer.coordinator.history import ConsumersState
+from txnbuffer.coordinator.messages import (
+    ConsumerPosition,
+    Done,
+    GroupHeartbeat,
+    Joined,
+    MemberAssignments,
+    PartitionAssignment,
+)
+from txnbuffer.coordinator.sizes import consumers_bytes
+from txnbuffer.errors import Error, InvalidRequest, PositionConflict, StaleGeneration
+
+Held = Mapping[str, dict[str, list[str]]]
+"""The partitions of each member by topic."""
+
+
+def assign(
+    partitions: Mapping[str, str], members: Mapping[str, Collection[str]], holders: Mapping[str, str]
+) -> dict[str, str]:
+    """The member for each partition that anyone wants, as evenly as can be.
+
+    `partitions`: the topic of each; `members`: the topics that each wants; `holders`: who has what now. Where all want
+    the same nobody gets two more than another one, and nobody loses what needn't move for that.
+    """
+    held: dict[str, dict[str, list[str]]] = {member: {} for member in members}
+    wanting: dict[str, list[str]] = defaultdict(list)
+    for member in sorted(members):
+        for topic in members[member]:
+            wanting[topic].append(member)
+    free = []
+    for partition in sorted(partitions):
+        topic, holder = partitions[partition], holders.get(partition, "")
+        if holder in members and topic in members[holder]:
+            held[holder].setdefault(topic, []).append(partition)
+        else:
+            free.append(partition)
+    load = {member: sum(map(len, topics.values())) for member, topics in held.items()}
+    for partition in free:
+        topic = partitions[partition]
+        if wanting[topic]:
+            member = min(wanting[topic], key=load.__getitem__)
+            held[member].setdefault(topic, []).append(partition)
+            load[member] += 1
+    while _move_one(held, wanting, load):
+        pass
+    return {partition: member for member, topics in held.items() for names in topics.values() for partition in names}
+
+
+def _move_one(held: Held, wanting: Mapping[str, list[str]], load: dict[str, int]) -> bool:
+    """Make one who has much have one less, and one who has at least two less have one more; False if that can't be."""
+    seen: set[str] = set()
+    for giver in sorted(load, key=lambda member: (-load[member], member)):
+        chain = [] if giver in seen else _chain(giver, held, wanting, load, seen)
+        for member, topic, taker in chain:
+            held[taker].setdefault(topic, []).append(held[member][topic].pop())
+        if chain:
+            load[giver] -= 1
+            load[chain[0][2]] += 1
+            return True
+    return False
+
+
+def _chain(
+    giver: str, held: Held, wanting: Mapping[str, list[str]], load: Mapping[str, int], seen: set[str]
+) -> list[tuple[str, str, str]]:
+    """A shortest chain from the giver as (member, topic, next member), the last first; empty if there is none.
+
+    `seen`: members who can't be reached with success by anyone who has no more; those reached in vain are added.
+    """
+    came: dict[str, tuple[str, str]] = {}
+    asked: set[str] = set()
+    ring = [giver]
+    seen.add(giver)
+    while ring:
+        further: list[str] = []
+        for member in ring:
+            for topic in sorted(topic for topic, names in held[member].items() if names and topic not in asked):
+                asked.add(topic)
+                news = [other for other in wanting[topic] if other not in seen]
+                came |= dict.fromkeys(news, (member, topic))
+                seen.update(news)
+                further += news
+        taker = min(further, key=lambda member: (load[member], member), default=giver)
+        if load[giver] - load[taker] > 1:
+            chain = []
+            while taker != giver:
+                member, topic = came[taker]
+                chain.append((member, topic, taker))
+                taker = member
+            return chain
+        ring = further
+    return []
+
+
+AWAY_TIMEOUT = 2.0
+"""Seconds after which a member is given up whose connection broke and that did not come again."""
+SILENCE = 3.0
+"""Seconds after which a member that nothing was heard of may be gone."""
+BETWEEN = "\n"
+"""No name of a topic holds it."""
+
+
+class Stage(enum.Enum):
+    """Where a group is."""
+
+    EMPTY = "empty"
+    WRITING = "rebalancing"
+    STABLE = "stable"
+
+
+class StageTransition(NamedTuple):
+    before: Stage
+    event: str
+    after: Stage
+
+
+STEPS = (
+    StageTransition(Stage.EMPTY, "a member comes", Stage.WRITING),
+    StageTransition(Stage.WRITING, "the newest generation is durable", Stage.STABLE),
+    StageTransition(Stage.STABLE, "a partition gets another holder, or loses it", Stage.WRITING),
+    StageTransition(Stage.WRITING, "the last member goes", Stage.EMPTY),
+    StageTransition(Stage.STABLE, "the last member goes", Stage.EMPTY),
+)
+
+
+def table() -> str:
+    """The table as Markdown, as the documentation shows it."""
+    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in STEPS]
+    return "\n".join(["| group | event | next |", "|---|---|---|", *rows])
+
+
+class Member:
+    """`heard`: when it was heard of last; `away`: since when its connection is gone."""
+
+    __slots__ = ("away", "heard", "name", "partitions", "session", "topics")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.session = ""
+        self.partitions: dict[str, str] = {}
+        self.topics: frozenset[str] = frozenset()
+        self.heard = 0.0
+        self.away: float | None = None
+
+
+class Members:
+    """`writing`: generations that are not durable yet. `holders`: the member of each partition that has one."""
+
+    def __init__(self, generation: int) -> None:
+        self.by_name: dict[str, Member] = {}
+        self.holders: dict[str, str] = {}
+        self.writing = 0
+        self._floor = generation
+        self._since: dict[str, int] = {}
+        self._changed = False
+
+    @property
+    def stage(self) -> Stage:
+        if not self.by_name:
+            return Stage.EMPTY
+        return Stage.WRITING if self.writing else Stage.STABLE
+
+    def may_commit(self, partition: str, generation: int) -> bool:
+        """Whether who was given the partition in this generation, or held it then, still does."""
+        return generation >= self._since.get(partition, self._floor)
+
+    def hear(self, part: GroupHeartbeat, session: str, now: float) -> None:
+        """A member says that it is there, and what there is to be read."""
+        member = self.by_name.get(part.member)
+        if member is None:
+            member = self.by_name[part.member] = Member(part.member)
+        member.session, member.heard, member.away = session, now, None
+        partitions = dict(zip(part.partitions, part.topics, strict=True))
+        if not member.partitions or partitions != member.partitions:
+            # Members that want the same share one dictionary.
+            same = (other.partitions for other in self.by_name.values() if other.partitions == partitions)
+            member.partitions, member.topics = next(same, partitions), frozenset(part.topics)
+            self._changed = True
+
+    def leave(self, name: str) -> None:
+        self._changed |= self.by_name.pop(name, None) is not None
+
+    def leave_session(self, session: str) -> None:
+        """All members of a client go."""
+        for member in [member for member in self.by_name.values() if member.session == session]:
+            self.leave(member.name)
+
+    def away(self, session: str, now: float) -> None:
+        """The connection of a client broke."""
+        for member in self.by_name.values():
+            if member.session == session and member.away is None:
+                member.away = now
+
+    def expire(self, now: float, timeout: float) -> None:
+        """Give up members that were not heard of in time."""
+        for member in [*self.by_name.values()]:
+            gone = member.away is not None and member.away + AWAY_TIMEOUT <= now
+            if gone or member.heard + timeout <= now:
+                self.leave(member.name)
+
+    def unsettled(self, name: str, now: float) -> bool:
+        """Whether what somebody else holds may soon be this one's, because that one may be gone."""
+        holding = {*self.holders.values()} - {name}
+        members = (self.by_name[other] for other in holding if other in self.by_name)
+        return any(member.away is not None or member.heard + SILENCE <= now for member in members)
+
+    def fence(self, generation: int) -> None:
+        """Whoever was told of an older generation commits nothing any more, whatever it holds."""
+        self.by_name.clear()
+        self.holders.clear()
+        self._since.clear()
+        self._floor = generation
+        self._changed = False
+
+    def rebalance(self, generation: int) -> bool:
+        """See who should hold what; if anything moves it does so in this generation."""
+        if not self._changed:
+            return False
+        self._changed = False
+        holders = assign(*self._wanted(), self.holders)
+        moved = [name for name in {**self.holders, **holders} if self.holders.get(name) != holders.get(name)]
+        self._since |= dict.fromkeys(moved, generation)
+        self.holders = holders
+        return bool(moved)
+
+    def _wanted(self) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+        """The names by which each partition is wanted, as one text, and which such texts each member wants.
+
+        One may want a topic, and another a single partition of it by its own name.
+        """
+        names: dict[str, set[str]] = defaultdict(set)
+        for listed in {id(member.partitions): member.partitions for member in self.by_name.values()}.values():
+            for partition, topic in listed.items():
+                names[partition].add(topic)
+        partitions = {partition: BETWEEN.join(sorted(topics)) for partition, topics in names.items()}
+        texts = {text: {*text.split(BETWEEN)} for text in partitions.values()}
+        return partitions, {
+            name: frozenset(text for text, topics in texts.items() if not member.topics.isdisjoint(topics))
+            for name, member in self.by_name.items()
+        }
+
+    def shares(self, member: str) -> Iterator[tuple[str, int]]:
+        """What a member holds, and since which generation."""
+        return ((name, self._since[name]) for name, holder in self.holders.items() if holder == member)
+
+
+MAX_MEMBERS = 1_000
+MAX_PARTITIONS = 10_000
+"""Of one group."""
+
+
+class ConsumerGroups:
+    """Positions count what stands in the log or is on its way there: all after it lands behind it."""
+
+    def __init__(self, core: Core, states: dict[str, ConsumersState]) -> None:
+        self._core = core
+        self._states = states
+        self._members: dict[str, Members] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """How many positions a group had when its entry was measured, and the bytes."""
+        self._waiting: dict[str, list[tuple[str, int, str]]] = {}
+
+    def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
+        """Name, generation, and by topic how far each has come."""
+        return ((name, state.generation, state.positions) for name, state in self._states.items())
+
+    def floor(self, topic: str) -> int | None:
+        """Return the lowest ledger of a topic from which a group goes on."""
+        found = [state.positions[topic].ledger for state in self._states.values() if topic in state.positions]
+        return min(found, default=None)
+
+    def members(self, group: str) -> Members:
+        """Who shares the group."""
+        known = self._members.get(group)
+        if known is None:
+            state = self._states.get(group)
+            known = self._members[group] = Members(0 if state is None else state.generation)
+        return known
+
+    def join(self, session: str, request: int, group: str) -> None:
+        """Begin a new generation without members; the older ones can commit no more."""
+        if (refusal := self._too_large(group)) is not None:
+            self._core.answer(session, request, refusal)
+            return
+        state = self._states.setdefault(group, ConsumersState())
+        state.generation += 1
+        state.group = 0
+        self.members(group).fence(state.generation)
+        joined = Joined(state.generation, tuple(state.positions.items()))
+        self._core.journal.put(self._entry(group, state), lambda: self._core.answer(session, request, joined))
+
+    def forget(self, request: int, group: str, topic: str | None) -> None:
+        """Let a group begin anew on a topic and its partitions, or on all. Answered with Done, or why not."""
+        state = self._states.get(group, ConsumersState())
+        gone = [name for name in state.positions if topic in (None, name, whole_name(name))]
+        if not gone:
+            where = "has come to nothing" if topic is None else f"never was on {topic!r}"
+            self._core.answer("", request, InvalidRequest(f"group {group!r} {where}: there is nothing to forget"))
+        elif count := len(self.members(group).by_name):
+            self._core.answer("", request, InvalidRequest(f"group {group!r} has {count} members: end them first"))
+        elif (refusal := self._too_large(group, {*state.positions}.difference(gone))) is not None:
+            self._core.answer("", request, refusal)
+        else:
+            self._sizes.pop(group, None)
+            for name in gone:
+                del state.positions[name]
+            state.generation += 1
+            state.group = 0
+            self.members(group).fence(state.generation)
+            self._core.journal.put(self._entry(group, state), lambda: self._core.answer("", request, Done()))
+
+    def refusal(self, positions: tuple[ConsumerPosition, ...]) -> Error | None:
+        """Why a transaction that consumed these can't commit."""
+        for group, topic, generation, start, _ in positions:
+            state = self._states.get(group)
+            if state is None or generation > state.generation or not self.members(group).may_commit(topic, generation):
+                return StaleGeneration(
+                    f"group {group!r} gave {topic!r} to another one after generation {generation}; "
+                    "join it anew, go on from its positions"
+                )
+            last = state.positions.get(topic)
+            if last is None and start != EARLIEST and topic in self.members(group).holders:
+                return PositionConflict(
+                    f"the transaction starts at {start} of {topic!r}, group {group!r} has not begun: ask anew"
+                )
+            if last is not None and start != last:
+                return PositionConflict(
+                    f"the transaction starts at {start} of {topic!r}, group {group!r} has come to {last}: go on there"
+                )
+        for group in {position.group for position in positions}:
+            topics = [position.topic for position in positions if position.group == group]
+            if (refusal := self._grows_too_large(group, topics)) is not None:
+                return refusal
+        return None
+
+    def commit(self, commits: Sequence[PositionCommit], number: int) -> None:
+        """The decision just taken, in group `number` of the log, moves the groups of consumers."""
+        for group, topic, end in commits:
+            state = self._states[group]
+            state.positions[topic] = end
+            state.group = number
+
+    def may_repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
+        """Whether what only a group of decisions says can be written down elsewhere."""
+        return all(self._too_large(name) is None for name in self._said_by(group, consumers))
+
+    def repeat(self, group: int, consumers: tuple[str, ...]) -> None:
+        """A group of decisions is about to be forgotten: write down what only it says."""
+        for name in self._said_by(group, consumers):
+            state = self._states[name]
+            state.group = 0
+            self._core.journal.put(self._entry(name, state))
+
+    def _said_by(self, group: int, consumers: tuple[str, ...]) -> list[str]:
+        return [name for name in consumers if name in self._states and self._states[name].group == group]
+
+    # Members
+
+    def take_part(self, session: str, request: int, part: GroupHeartbeat) -> None:
+        """A member comes, says that it is still there, or goes. Answered with Shares."""
+        members = self.members(part.group)
+        if part.leaves:
+            members.leave(part.member)
+        elif (refusal := self._crowded(members, part)) is not None:
+            self._core.answer(session, request, refusal)
+            return
+        else:
+            members.hear(part, session, self._core.now)
+        self._rebalance(part.group, changed=not part.leaves and self._begin(part))
+        self._waiting.setdefault(part.group, []).append((session, request, part.member))
+        self._tell(part.group)
+
+    def session_away(self, session: str) -> None:
+        """The connection of a client broke."""
+        for members in self._members.values():
+            members.away(session, self._core.now)
+
+    def session_closed(self, session: str) -> None:
+        """A client goes for good."""
+        for group, members in self._members.items():
+            members.leave_session(session)
+            self._rebalance(group)
+
+    def tick(self) -> None:
+        """Give up who was not heard of in time."""
+        for group, members in self._members.items():
+            if members.by_name:
+                members.expire(self._core.now, self._core.config.member_timeout)
+                self._rebalance(group)
+
+    def _crowded(self, members: Members, part: GroupHeartbeat) -> Error | None:
+        if len(part.partitions) > MAX_PARTITIONS:
+            return InvalidRequest(f"a group has at most {MAX_PARTITIONS} partitions, not {len(part.partitions)}")
+        if part.member not in members.by_name and len(members.by_name) >= MAX_MEMBERS:
+            return InvalidRequest(f"group {part.group!r} has {MAX_MEMBERS} members, more can't be: end some")
+        return self._grows_too_large(part.group, part.partitions) or self._too_large(part.group)
+
+    def _grows_too_large(self, group: str, topics: Iterable[str]) -> MessageTooLarge | None:
+        """Why a group can't begin on topics that it never was on."""
+        state = self._states.get(group)
+        known = () if state is None else state.positions
+        new = {topic for topic in topics if topic not in known}
+        return self._too_large(group, new.union(known)) if new else None
+
+    def _too_large(self, group: str, topics: Collection[str] | None = None) -> MessageTooLarge | None:
+        """Why a group with positions on topics, those that it has, can't be written down: they stand in one message."""
+        if topics is None:
+            state = self._states.get(group)
+            topics = () if state is None else state.positions
+            if self._sizes.get(group, (-1, 0))[0] != len(topics):
+                self._sizes[group] = len(topics), consumers_bytes(group, topics)
+            size = self._sizes[group][1]
+        else:
+            size = consumers_bytes(group, topics)
+        limit = self._core.config.max_message_bytes
+        if size <= limit:
+            return None
+        return MessageTooLarge(
+            f"group {group!r} with positions on {len(topics)} topics and partitions takes up to {size} bytes of the "
+            f"decision log, {limit} may be: share them among several groups, make it forget topics that it reads no "
+            "more, or let the service write larger messages (log.max_message_bytes)"
+        )
+
+    def _begin(self, part: GroupHeartbeat) -> bool:
+        """Note where the group begins on topics that it never was on; whether there are such."""
+        state = self._states.setdefault(part.group, ConsumersState())
+        known = {topic for topic, name in zip(part.topics, part.partitions, strict=True) if name in state.positions}
+        ends = part.ends or (EARLIEST,) * len(part.partitions)
+        begun = {
+            name: end
+            for topic, name, end in zip(part.topics, part.partitions, ends, strict=True)
+            if topic not in known and part.ends
+        }
+        state.positions |= begun
+        return bool(begun)
+
+    def _rebalance(self, group: str, *, changed: bool = False) -> None:
+        """Let partitions move, and write the generation in which they do.
+
+        None do in a group of an older owner that is too large to be written: its members are refused until it is not.
+        """
+        if self._too_large(group) is not None:
+            return
+        members = self._members[group]
+        state = self._states.setdefault(group, ConsumersState())
+        if members.rebalance(state.generation + 1) or changed:
+            state.generation += 1
+            state.group = 0
+            members.writing += 1
+            self._core.journal.put(self._entry(group, state), lambda: self._written(group))
+
+    def _written(self, group: str) -> None:
+        self._members[group].writing -= 1
+        self._tell(group)
+
+    def _tell(self, group: str) -> None:
+        """Answer who waits, once all that it is told is durable."""
+        members, state = self._members[group], self._states[group]
+        if members.writing:
+            return
+        for session, request, member in self._waiting.pop(group, ()):
+            shares = tuple(
+                PartitionAssignment(partition, since, state.positions.get(partition, EARLIEST))
+                for partition, since in members.shares(member)
+            )
+            # One that was given up while it waited for this comes again, and is given its share then.
+            unsettled = member not in members.by_name or members.unsettled(member, self._core.now)
+            self._core.answer(session, request, MemberAssignments(state.generation, shares, unsettled))
+
+    def _entry(self, name: str, state: ConsumersState) -> Consumers:
+        return Consumers(name, state.generation, tuple(state.positions.items()))

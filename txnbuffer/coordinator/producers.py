@@ -1,0 +1,148 @@
+"""Named producers: a name has one holder, and the last number that was committed under it.
+
+Whoever opens a name fences its older holder and ends what that one has open. A number at or below the last
+committed one is committed already. So one commit of a name is under way at a time.
+
+Many sessions may write for one number: each begins a transaction that is shared. Opening the name leaves them
+alone: whoever commits the number names those that win, and the others of numbers up to it end with that.
+
+A name that is deleted may have numbers that are over all the same: nobody begins a share of them any more, for as long
+as outcomes are remembered. So who is late by then hears that, and leaves nothing open that nobody ends.
+"""
+
+from __future__ import annotations
+
+from txnbuffer.coordinator.core import Core
+from txnbuffer.coordinator.decisions import Name
+from txnbuffer.coordinator.history import NameState
+from txnbuffer.coordinator.messages import Done, NameOpened, ProducerSequence, State
+from txnbuffer.coordinator.transaction import TransactionState
+from txnbuffer.errors import AlreadyCommitted, Error, InvalidRequest, ProducerFenced
+
+
+class NamedProducers:
+    """`committed` of a state counts what stands in the log or is on its way there: all after it lands behind it."""
+
+    def __init__(self, core: Core, states: dict[str, NameState]) -> None:
+        self._core = core
+        self._states = states
+        self._attempts: dict[str, dict[int, TransactionState]] = {}
+        self._shared: dict[str, dict[int, TransactionState]] = {}
+        self._deleted: dict[str, tuple[int, float]] = {}
+        """Deleted names: the first group that can't speak of one any more, and the time up to which it is kept."""
+        for name, state in states.items():
+            if state.deleted:
+                self._note_deleted(name, state)
+
+    def open(self, session: str, request: int, name: str) -> None:
+        """Make the session the holder; `attempts` of the older one are to be ended before."""
+        state = self._states.setdefault(name, NameState())
+        state.opening += 1
+        state.group = 0
+        state.deleted = False
+        opened = NameOpened(state.opening, state.committed)
+        self._core.journal.put(self._entry(name, state), lambda: self._core.answer(session, request, opened))
+
+    def delete(self, session: str, request: int, name: str, over: int) -> None:
+        """Forget the name and its numbers, but that those up to `over` are over, and fence its holder."""
+        state = self._states.get(name) or NameState(deleted=True)
+        if state.deleted and state.committed == over:
+            self._core.answer(session, request, Done())
+            return
+        self._states[name] = state
+        state.opening += 1
+        state.committed, state.group = over, 0
+        state.deleted = True
+
+        def deleted() -> None:
+            self._note_deleted(name, state)
+            self._core.answer(session, request, Done())
+
+        self._core.journal.put(self._entry(name, state), deleted)
+
+    def _note_deleted(self, name: str, state: NameState) -> None:
+        core = self._core
+        kept = core.now + core.config.remember if state.committed else core.now
+        self._deleted[name] = core.journal.next_group, kept
+
+    def attempts(self, name: str) -> list[TransactionState]:
+        """What was begun under a name and is not settled."""
+        return list(self._attempts.get(name, {}).values())
+
+    def begun(self, naming: ProducerSequence, transaction: TransactionState) -> None:
+        transaction.name = naming.name
+        self._attempts.setdefault(naming.name, {})[transaction.txn.least] = transaction
+
+    def share(self, naming: ProducerSequence, transaction: TransactionState) -> None:
+        """A transaction was begun as one of many for a number."""
+        transaction.shared = (naming.name, naming.number)
+        self._shared.setdefault(naming.name, {})[transaction.txn.least] = transaction
+
+    def shared(self, name: str) -> list[TransactionState]:
+        """What was begun as one of many under a name and is not settled."""
+        return list(self._shared.get(name, {}).values())
+
+    def ended(self, transaction: TransactionState) -> None:
+        if transaction.name is not None:
+            _remove(self._attempts, transaction.name, transaction)
+        if transaction.shared is not None:
+            _remove(self._shared, transaction.shared[0], transaction)
+
+    def refusal(self, naming: ProducerSequence) -> Error | None:
+        """Why a number can't be committed by this holder."""
+        name, number, opening = naming
+        state = self._states.get(name)
+        if naming.shared:
+            return self._refusal_to_share(naming, state)
+        if state is None or state.deleted or state.opening != opening:
+            return ProducerFenced(f"{name!r} was opened by another producer after this one; stop this one")
+        if number <= state.committed:
+            return AlreadyCommitted(name, number, state.committed)
+        return None
+
+    def _refusal_to_share(self, naming: ProducerSequence, state: NameState | None) -> Error | None:
+        name, number, _ = naming
+        if number < 1:
+            return InvalidRequest(f"{name!r}: number {number} is none, they start at 1")
+        if state is not None and number <= state.committed:
+            if state.deleted:
+                return ProducerFenced(f"{name!r} is over and deleted: what was not written by then comes too late")
+            return AlreadyCommitted(name, number, state.committed)
+        if any(other.plan is not None and other.state is State.OPEN for other in self.attempts(name)):
+            return ProducerFenced(f"{name!r} is committing a number: what was not written by then comes too late")
+        return None
+
+    def commit(self, naming: ProducerSequence, group: int) -> None:
+        """The decision just taken, in that group, commits a number."""
+        state = self._states[naming.name]
+        state.committed = naming.number
+        state.group = group
+
+    def repeat(self, group: int, names: tuple[str, ...]) -> None:
+        """A group is about to be forgotten: write down what only it says."""
+        for name in names:
+            state = self._states.get(name)
+            if state is not None and state.group == group:
+                state.group = 0
+                self._core.journal.put(self._entry(name, state))
+
+    def forgettable(self, oldest_group: int) -> list[str]:
+        """Keys of deleted names that no group from `oldest_group` on speaks of."""
+        keys = []
+        for name, (group, kept) in list(self._deleted.items()):
+            if group <= oldest_group and kept <= self._core.now:
+                del self._deleted[name]
+                if name in self._states and self._states[name].deleted:
+                    del self._states[name]
+                    keys.append(f"name-{name}")
+        return keys
+
+    def _entry(self, name: str, state: NameState) -> Name:
+        return Name(name, state.opening, state.committed, state.deleted)
+
+
+def _remove(known: dict[str, dict[int, TransactionState]], name: str, transaction: TransactionState) -> None:
+    transactions = known.get(name, {})
+    transactions.pop(transaction.txn.least, None)
+    if not transactions:
+        known.pop(name, None)

@@ -1,0 +1,137 @@
+"""What clients say of transactions besides commit: open again, begun, abort, asked for."""
+
+from __future__ import annotations
+
+from txnbuffer.coordinator.commit import link
+from txnbuffer.coordinator.completion import TransactionCompletion
+from txnbuffer.coordinator.core import Core, never_leased
+from txnbuffer.coordinator.messages import ENDED, FINISHED, TERMINAL, Begin, SessionOpened, State
+from txnbuffer.coordinator.producers import NamedProducers
+from txnbuffer.coordinator.sessions import Sessions
+from txnbuffer.coordinator.transaction import Session, TransactionState
+from txnbuffer.errors import ForeignTransaction, InvalidRequest, OutcomeForgotten
+from txnbuffer.model import TxnId
+
+
+class TransactionRequests:
+    def __init__(self, core: Core, sessions: Sessions, names: NamedProducers, ending: TransactionCompletion) -> None:
+        self._core = core
+        self._sessions = sessions
+        self._names = names
+        self._ending = ending
+
+    def open(self, session: Session, request: int, claims: tuple[TxnId, ...], up_to: int) -> None:
+        """Adopt what a session has open; of ids up to `up_to` end everything else of it."""
+        states = tuple((txn, self._claim(session, txn)) for txn in claims)
+        claimed = [txn.least for txn in claims if txn.most == self._core.shard]
+        self._sessions.keep_only(session, claimed, up_to, "its client did not name it when it came back")
+        self._core.answer(session.name, request, SessionOpened(self._core.epoch, states))
+
+    def begin(self, session: Session, begin: Begin) -> None:
+        """A transaction was begun: watch its time, its parent and its name."""
+        core, config = self._core, self._core.config
+        timeout = config.transaction_timeout if begin.timeout is None else begin.timeout
+        if not 0 < timeout <= config.max_transaction_timeout:
+            text = f"transaction {begin.txn} may last up to {config.max_transaction_timeout:g} s, not {timeout:g}"
+            core.answer(session.name, begin.request, InvalidRequest(text))
+            return
+        transaction = self._sessions.find(session.name, begin.request, begin.txn, commit=True)
+        if transaction is None:
+            return
+        if transaction.state is not State.OPEN:
+            transaction.wait(session.name, begin.request, commit=True)
+            self._ending.answer_if_due(transaction)
+            return
+        if begin.naming is not None and begin.naming.opening == FINISHED and transaction.shared is not None:
+            transaction.finished = True  # its time goes on
+            return
+        core.watch(transaction, core.now + timeout)
+        if begin.parent is not None:
+            self._join(transaction, begin.parent)
+        if begin.naming is not None and transaction.state is State.OPEN:
+            refusal = self._names.refusal(begin.naming)
+            if refusal is None and begin.naming.shared:
+                self._names.share(begin.naming, transaction)
+            elif refusal is None:
+                self._names.begun(begin.naming, transaction)
+            else:
+                transaction.wait(session.name, begin.request, commit=True)
+                self._ending.abort(transaction, str(refusal), refusal=refusal)
+
+    def abort(self, name: str, request: int, txn: TxnId, topics: tuple[str, ...], operator: bool) -> None:
+        """End an open transaction; of any other, tell the outcome once it is durable."""
+        transaction = self._core.live.get(txn.least) if operator else None
+        if transaction is None or txn.most != self._core.shard:
+            transaction = self._sessions.find(name, request, txn, commit=False, operator=operator)
+        if transaction is None:
+            return
+        transaction.wait(name, request, commit=False)
+        if transaction.state is State.OPEN and (operator or transaction.plan is None):
+            known = tuple(topic for topic in dict.fromkeys(topics) if topic in self._core.topics)
+            reason = "an operator aborted it" if operator else "its client aborted it"
+            self._ending.abort(transaction, reason, known, by_marker=not operator)
+            if not operator and transaction.finished and (transaction.session and transaction.session.name) != name:
+                self._give_up(transaction)
+        else:
+            self._ending.answer_if_due(transaction)
+
+    def _give_up(self, aborted: TransactionState) -> None:
+        """Who aborts what another wrote for a number commits nothing of it: whatever is open for it by now ends."""
+        for other in self._names.shared(aborted.shared[0]) if aborted.shared is not None else ():
+            if other.shared == aborted.shared and other.state is State.OPEN and other.lead is None:
+                self._ending.abort(other, "its number was given up")
+
+    def query(self, name: str, request: int, txn: TxnId) -> None:
+        """Tell how a transaction ended, or how far it has come."""
+        core, least = self._core, txn.least
+        transaction = core.live.get(least)
+        if txn.most != core.shard:
+            text = f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+            core.answer(name, request, ForeignTransaction(text))
+        elif transaction is not None:
+            if transaction.state in TERMINAL:
+                transaction.wait(name, request, commit=False)
+                self._ending.answer_if_due(transaction)
+            else:
+                core.answer(name, request, transaction.state)
+        elif core.progress.has_ended(least):
+            core.answer_ended((name, request, False), txn)
+        elif self._sessions.retirement(least) is not None:
+            core.answer(name, request, State.ABORTING)
+        elif self._sessions.locate(least) is not None:
+            core.answer(name, request, State.OPEN)
+        else:
+            core.answer(name, request, never_leased(txn))
+
+    def _claim(self, session: Session, txn: TxnId) -> State | ForeignTransaction | OutcomeForgotten:
+        """The state of a transaction that a session says is its own; one that nobody knew is adopted."""
+        core, sessions = self._core, self._sessions
+        transaction = core.live.get(txn.least)
+        block = sessions.locate(txn.least)
+        ended = core.progress.has_ended(txn.least) and not core.was_skipped(txn.least)
+        if txn.most != core.shard or (transaction is None and block is None and not ended):
+            return ForeignTransaction(f"transaction {txn} was never leased by this coordinator")
+        if transaction is not None:
+            return transaction.state
+        if core.progress.has_ended(txn.least):
+            outcome = core.outcomes.find(txn.least)
+            return OutcomeForgotten(txn) if outcome is None else ENDED[outcome]
+        if sessions.retirement(txn.least) is not None:
+            return State.ABORTING
+        if block is None or block.session is not session:
+            return ForeignTransaction(f"transaction {txn} belongs to another session")
+        return sessions.start(txn, block, core.config.transaction_timeout).state
+
+    def _join(self, branch: TransactionState, parent: TxnId) -> None:
+        """Make a transaction a branch; it ends at once if its parent has ended or is about to."""
+        core = self._core
+        lead = core.live.get(parent.least)
+        if lead is None and not core.progress.has_ended(parent.least):
+            block = self._sessions.locate(parent.least)
+            if block is not None and self._sessions.retirement(parent.least) is None:
+                lead = self._sessions.start(parent, block, core.config.transaction_timeout)
+        usable = lead is not None and lead is not branch and lead.lead is None and not branch.branches
+        if lead is not None and usable and lead.state is State.OPEN and lead.plan is None:
+            link(lead, branch)
+        else:
+            self._ending.abort(branch, f"its transaction {parent} is not open")

@@ -1,0 +1,158 @@
+"""Recover: the buffer snapshots of many topics made anew from their logs, side by side, where they are lost or wrong.
+
+Tasks fold one log each and send what came out; the driver, as the fenced owner, writes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from broker_io import open_broker
+from broker_io.errors import Error
+from broker_io.port import Broker
+from snapshots.keys import SNAPSHOT_TOPIC, is_internal
+from snapshots.owner import acquire
+from snapshots.shard_count import owner_of
+from txnbuffer.errors import InvalidRequest
+from txnbuffer.pipeline.jobs.running import Tell, told
+from txnbuffer.pipeline.options import ReadOptions
+from txnbuffer.pipeline.planning import names
+from txnbuffer.pipeline.spark.tasks import anywhere, open_for_reading
+from txnbuffer.recovery.decision_log import hold
+from txnbuffer.recovery.rebuild import Folded, folded, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+FIELDS = {
+    "topic": pa.string(),
+    "incarnation": pa.string(),
+    "transactional": pa.bool_(),
+    "applied": pa.string(),
+    "aborts": pa.int64(),
+    "open_transactions": pa.int64(),
+    "visible_records": pa.int64(),
+    "state": pa.binary(),
+    "parts": pa.list_(pa.binary()),
+    "problem": pa.string(),
+    "differences": pa.list_(pa.string()),
+    "trimmed": pa.bool_(),
+    "failure": pa.string(),
+}
+"""The columns of `folds`: those of `Folded`, or topic and failure where a log can't be folded."""
+
+Row = dict[str, Any]
+
+SCHEMA = (
+    "topic string, incarnation string, transactional boolean, applied string, aborts long, open_transactions long, "
+    "visible_records long, state binary, parts array<binary>, problem string, differences array<string>, "
+    "trimmed boolean, failure string"
+)
+
+
+TRIMMED = "whole, and knows what stood in ledgers that are gone"
+
+
+def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
+    """What logs tell, one row for each of the topics: see `txnbuffer.recovery.rebuild.Folded`."""
+    return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
+
+
+def fold_all(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task makes of its topics."""
+    schema = pa.schema(list(FIELDS.items()))
+    with open_for_reading(options) as broker:
+        for batch in batches:
+            for topic in batch["topic"].to_pylist():
+                yield pa.RecordBatch.from_pylist([_fold(broker, topic)], schema=schema)
+
+
+def _fold(broker: Broker, topic: str) -> Row:
+    """A log that can't be folded holds back no other."""
+    try:
+        found = folded(broker, topic)
+    except Error as error:
+        return {"topic": topic, "failure": str(error)}
+    return {name: getattr(found, name, None) for name in FIELDS}
+
+
+def recover(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    *,
+    everything: bool = False,
+    wanted: bool = False,
+    tell: Tell = print,
+) -> list[Row]:
+    """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all but
+    those that are sound and know what stood in ledgers that are gone.
+
+    One row for each topic that has transactions, or can't be read. Raises OwnershipLost, and Locked or StillHeld while
+    a service has the log.
+    """
+    chosen = anywhere(ReadOptions.of(options))
+    with open_for_reading(chosen) as broker:
+        topics = [topic for topic in names(broker, chosen) if not is_internal(topic)]
+    if not topics:
+        return []
+    tell(f"folding the logs of {len(topics)} topics")
+    frame = spark.createDataFrame([(topic,) for topic in topics], "topic string").repartition(len(topics))
+    with told(spark, "folding", tell):
+        rows = sorted(folds(frame, chosen).collect(), key=lambda row: str(row.topic))
+    failed = [_failed(row) for row in rows if row.failure is not None]
+    found = [_folded(row) for row in rows if row.failure is None]
+    found = [one for one in found if one.transactional or one.differences]
+    due = [one for one in found if not one.sound or (everything and not one.trimmed)]
+    if wanted and due:
+        _write(chosen, due, tell)
+    written = {one.topic for one in due} if wanted else set()
+    return failed + [_row(one, written=one.topic in written) for one in found]
+
+
+def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
+    if options.broker.startswith("txnbuf:"):
+        raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
+    with open_broker(options.broker, **options.broker_options) as broker:
+        owners = {one.topic: owner_of(broker, one.topic) for one in found}
+        written = 0
+        for owner in sorted(set(owners.values())):
+            with hold(broker, owner):
+                ownership, table = acquire(broker, owner.topic(SNAPSHOT_TOPIC))
+                with ownership:
+                    for one in (one for one in found if owners[one.topic] == owner):
+                        write(broker, ownership, table, one, time.time_ns() // 1_000_000)
+                        written += 1
+                        tell(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
+
+
+def _folded(row: Any) -> Folded:
+    columns = row.asDict()
+    del columns["failure"]
+    columns |= {"state": bytes(row.state), "parts": tuple(map(bytes, row.parts)), "differences": tuple(row.differences)}
+    return Folded(**columns)
+
+
+def _failed(row: Any) -> Row:
+    nothing = dict.fromkeys(("applied", "aborts", "open_transactions", "visible_records"))
+    return {
+        "topic": row.topic, "snapshot": f"can't be told: {row.failure}", "differences": [], **nothing, "written": False,
+    }  # fmt: skip
+
+
+def _row(one: Folded, *, written: bool) -> Row:
+    return {
+        "topic": one.topic,
+        "snapshot": one.problem or ("differs" if one.differences else TRIMMED if one.trimmed else "equal"),
+        "differences": [*one.differences],
+        "applied": one.applied,
+        "aborts": one.aborts,
+        "open_transactions": one.open_transactions,
+        "visible_records": one.visible_records,
+        "written": written,
+    }

@@ -1,0 +1,396 @@
+"""The state inside an end entry, schema `state-1`: one topic between two messages, but for its parts.
+
+It has the whole state of the transaction buffer (`txnbuffer.buffer.state`), how far seqnos were given
+and the first seqno of each ledger, and what proves that nothing is missing where the log goes on:
+the ledger that follows if the one of the applied position was closed and wholly applied.
+
+For change streams it has the failover log, newest version first (`failover_uuid`: six bytes each, the
+highest first), and the index of mutation snapshots, ascending: seqnos and positions of the first and last
+mutation of each, and how many stood in it. Entries of earlier releases have neither; then the topic's only
+version is the one that its incarnation gives. The durable cursors stand by name, each with the seqno up to which
+whoever owns it has all.
+
+Sealed parts as entries: `T-1`, `T-2`, …, schema `part-1`.
+
+A part holds what the buffer sealed as one: aborted transactions with the positions of their markers, and
+ranges of suppressed positions, each in log order. Besides it has its topic, number, epoch, the first and
+last position of its items, and the chain digest before it. It ends with the digest of all its bytes
+before, which is the chain digest after it. Once an end entry names a part it is never written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from broker_io.position import Position, Positions
+from snapshots.errors import SnapshotDamaged
+from snapshots.format import PART, Stored, checked, sealed, unsealed
+from snapshots.keys import EntryKey, KeyKind
+from snapshots.records import (
+    AXES,
+    MAX_LONG_BYTES,
+    BadColumn,
+    BadRecord,
+    get_column,
+    get_position,
+    get_positions,
+    put_columns,
+    put_position,
+    put_positions,
+    reaches,
+    record,
+)
+from txnbuffer.buffer.effects import Damage
+from txnbuffer.buffer.sequencer import SequencerState
+from txnbuffer.buffer.state import (
+    BufferSegment,
+    BufferState,
+    CoordinatorColumns,
+    Counters,
+    Items,
+    OngoingColumns,
+    SegmentColumns,
+)
+from txnbuffer.model import TxnId
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.streams.failover import Version
+
+REST_BYTES = 2048
+"""What an entry takes besides its items: key, properties, the topic's name, ends of columns."""
+ITEM_BYTES = 6 * MAX_LONG_BYTES
+
+
+def part_items(limit: int) -> int:
+    """So many items fit into an entry of at most `limit` bytes, whatever they are."""
+    return (limit - REST_BYTES) // ITEM_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedSegment:
+    """One part entry; `chain_after` is empty until it was encoded."""
+
+    topic: str
+    epoch: int
+    chain_before: bytes
+    part: BufferSegment
+    chain_after: bytes = b""
+
+
+def put_items(prefix: str, items: Items) -> dict[str, Any]:
+    return {
+        f"{prefix}aborts": len(items.least),
+        f"{prefix}ranges": len(items.firsts),
+        **put_columns({f"{prefix}most": items.most, f"{prefix}least": items.least}),
+        **put_positions(f"{prefix}marker", items.markers),
+        **put_positions(f"{prefix}first", items.firsts),
+        **put_positions(f"{prefix}last", items.lasts),
+    }
+
+
+def get_items(values: Mapping[str, Any], prefix: str) -> Items:
+    aborts, ranges = values[f"{prefix}aborts"], values[f"{prefix}ranges"]
+    return Items(
+        get_column(values, f"{prefix}most", aborts),
+        get_column(values, f"{prefix}least", aborts),
+        get_positions(values, f"{prefix}marker", aborts),
+        get_positions(values, f"{prefix}first", ranges),
+        get_positions(values, f"{prefix}last", ranges),
+    )
+
+
+def encode_part(entry: EncodedSegment) -> bytes:
+    """The value of a part entry; its last 16 bytes are the chain digest after it."""
+    items = entry.part.items
+    values = {
+        "topic": entry.topic,
+        "number": entry.part.number,
+        "epoch": entry.epoch,
+        **put_position("low", items.first),
+        **put_position("high", items.last),
+        "chain_before": entry.chain_before,
+        **put_items("", items),
+    }
+    return sealed(record("part-1", __package__), values, "chain_after")
+
+
+class PartPayload(NamedTuple):
+    """A sealed part for the writer of snapshots."""
+
+    part: BufferSegment
+
+    @property
+    def number(self) -> int:
+        return self.part.number
+
+    def encode(self, topic: str, epoch: int, chain_before: bytes) -> bytes:
+        return encode_part(EncodedSegment(topic, epoch, chain_before, self.part))
+
+
+def _decode(data: bytes) -> tuple[EncodedSegment, Position | None, Position | None]:
+    values = unsealed(record("part-1", __package__), data)
+    try:
+        items = get_items(values, "")
+    except BadColumn as error:
+        raise BadRecord(str(error)) from error
+    part = BufferSegment(values["number"], items)
+    entry = EncodedSegment(values["topic"], values["epoch"], values["chain_before"], part, values["chain_after"])
+    return entry, get_position(values, "low"), get_position(values, "high")
+
+
+def decode_part(topic: str, number: int, stored: Stored) -> EncodedSegment:
+    """The part entry of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
+    key = EntryKey(topic, KeyKind.PART, number)
+    entry, low, high = checked(key, PART, stored, _decode)
+    if (entry.topic, entry.part.number) != (topic, number):
+        raise SnapshotDamaged(topic, str(key), f"it is part {entry.part.number} of topic {entry.topic}")
+    items: Items = entry.part.items
+    if not len(items) or (low, high) != (items.first, items.last) or entry.epoch != stored.epoch:
+        raise SnapshotDamaged(topic, str(key), "its head and its items contradict each other")
+    return entry
+
+
+UNKNOWN_LEDGER = -1
+
+UUID_BYTES = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopicState:
+    """What one end entry holds of its topic.
+
+    `origin_ledger` is the first ledger that existed when the topic was registered; `following_ledger` the one
+    in which the log goes on behind `buffer.applied` if the ledger of that position was closed and wholly
+    applied (or if nothing was applied yet), else UNKNOWN_LEDGER. `versions`: the failover log,
+    newest first, not checked. `cursors`: names and seqnos of the durable cursors.
+    """
+
+    buffer: BufferState
+    sequencer: SequencerState
+    origin_ledger: int
+    following_ledger: int = UNKNOWN_LEDGER
+    versions: tuple[Version, ...] = ()
+    index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
+    cursors: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def resume_ledger(self) -> int:
+        """The lowest ledger that a recovery from here, or a reader of what it decides later, has to read."""
+        applied, max_read, numbered = self.buffer.applied, self.buffer.max_read, self.sequencer.position
+        if applied is None or self.following_ledger != UNKNOWN_LEDGER:
+            needed = [self.following_ledger]
+        else:
+            needed = [applied.ledger]
+        for position in (max_read, numbered):
+            if not reaches(position, applied):
+                needed.append(self.origin_ledger if position is None else position.ledger)
+        return min(needed)
+
+
+def encode_state(state: TopicState) -> bytes:
+    values = {
+        "origin_ledger": state.origin_ledger,
+        "following_ledger": state.following_ledger,
+        **_put_buffer(state.buffer),
+        **_put_sequencer(state.sequencer),
+        **_put_index(state.index),
+        "failover_uuid": [version.uuid.to_bytes(UUID_BYTES, "big") for version in state.versions],
+        "failover_seqno": np.array([version.seqno for version in state.versions], np.int64),
+        "cursor_name": [name.encode() for name, _ in state.cursors],
+        "cursor_seqno": np.array([seqno for _, seqno in state.cursors], np.int64),
+    }
+    return record("state-1", __package__).encode(values)
+
+
+def decode_state(data: bytes) -> TopicState:
+    """Read what `encode_state` wrote. Raises BadRecord."""
+    values = record("state-1", __package__).decode(data)
+    try:
+        return TopicState(
+            _get_buffer(values),
+            _get_sequencer(values),
+            values["origin_ledger"],
+            values["following_ledger"],
+            _get_versions(values),
+            _get_index(values),
+            _get_cursors(values),
+        )
+    except BadColumn as error:
+        raise BadRecord(str(error)) from error
+
+
+def _put_buffer(buffer: BufferState) -> dict[str, Any]:
+    return {
+        "part_size": buffer.part_size,
+        **put_position("applied", buffer.applied),
+        **put_position("max_read", buffer.max_read),
+        "first_ledger": buffer.first_ledger,
+        **_put_ongoing(buffer.ongoing),
+        **_put_coordinators(buffer.coordinators),
+        "part_first": buffer.parts.first,
+        "parts": len(buffer.parts),
+        **put_columns(
+            {
+                "part_last_ledger": buffer.parts.last_ledgers,
+                "part_aborts": buffer.parts.aborts,
+                "part_ranges": buffer.parts.suppressed,
+            }
+        ),
+        **put_items("tail_", buffer.tail),
+        **buffer.counters._asdict(),
+        **_put_damage(buffer.damage),
+    }
+
+
+def _get_buffer(values: Mapping[str, Any]) -> BufferState:
+    parts = values["parts"]
+    return BufferState(
+        part_size=values["part_size"],
+        applied=get_position(values, "applied"),
+        max_read=get_position(values, "max_read"),
+        first_ledger=values["first_ledger"],
+        ongoing=_get_ongoing(values),
+        coordinators=_get_coordinators(values),
+        parts=SegmentColumns(
+            values["part_first"],
+            get_column(values, "part_last_ledger", parts),
+            get_column(values, "part_aborts", parts),
+            get_column(values, "part_ranges", parts),
+        ),
+        tail=get_items(values, "tail_"),
+        counters=Counters(**{name: values[name] for name in Counters._fields}),
+        damage=_get_damage(values),
+    )
+
+
+def _put_ongoing(ongoing: OngoingColumns) -> dict[str, Any]:
+    return {
+        "ongoing": len(ongoing),
+        **put_columns({"ongoing_most": ongoing.most, "ongoing_least": ongoing.least}),
+        **put_positions("ongoing_first", ongoing.firsts),
+        **put_positions("ongoing_before", ongoing.befores),
+        **put_columns({"ongoing_highest": ongoing.highest, "ongoing_accepted": ongoing.accepted}),
+    }
+
+
+def _get_ongoing(values: Mapping[str, Any]) -> OngoingColumns:
+    count = values["ongoing"]
+    return OngoingColumns(
+        get_column(values, "ongoing_most", count),
+        get_column(values, "ongoing_least", count),
+        get_positions(values, "ongoing_first", count),
+        get_positions(values, "ongoing_before", count),
+        get_column(values, "ongoing_highest", count),
+        get_column(values, "ongoing_accepted", count),
+    )
+
+
+def _put_coordinators(coordinators: CoordinatorColumns) -> dict[str, Any]:
+    return {
+        "coordinators": len(coordinators),
+        **put_columns(
+            {
+                "coordinator_most": coordinators.most,
+                "coordinator_low_water_mark": coordinators.low_water_marks,
+                "coordinator_epoch": coordinators.epochs,
+            }
+        ),
+        "coordinator_committed": list(coordinators.committed),
+        "coordinator_aborted": list(coordinators.aborted),
+    }
+
+
+def _get_coordinators(values: Mapping[str, Any]) -> CoordinatorColumns:
+    count = values["coordinators"]
+    committed, aborted = tuple(values["coordinator_committed"]), tuple(values["coordinator_aborted"])
+    if not len(committed) == len(aborted) == count:
+        raise BadColumn(f"bitmaps of {len(committed)} and {len(aborted)} coordinators where {count} are")
+    return CoordinatorColumns(
+        get_column(values, "coordinator_most", count),
+        get_column(values, "coordinator_low_water_mark", count),
+        get_column(values, "coordinator_epoch", count),
+        committed,
+        aborted,
+    )
+
+
+def _put_damage(damage: tuple[Damage, ...]) -> dict[str, Any]:
+    numbers = np.array([(*entry.txn, entry.expected, entry.accepted) for entry in damage], np.int64).reshape(-1, 4)
+    most, least, expected, accepted = numbers.T
+    return {
+        "damage": len(damage),
+        **put_columns({"damage_most": most, "damage_least": least}),
+        **put_positions("damage_at", Positions.of([entry.position for entry in damage])),
+        **put_columns({"damage_expected": expected, "damage_accepted": accepted}),
+    }
+
+
+def _get_damage(values: Mapping[str, Any]) -> tuple[Damage, ...]:
+    count = values["damage"]
+    columns = [
+        get_column(values, f"damage_{name}", count).tolist() for name in ("most", "least", "expected", "accepted")
+    ]
+    at = get_positions(values, "damage_at", count)
+    return tuple(
+        Damage(TxnId(most, least), position, expected, accepted)
+        for most, least, expected, accepted, position in zip(*columns, at, strict=True)
+    )
+
+
+def _put_sequencer(state: SequencerState) -> dict[str, Any]:
+    return {
+        **put_position("sequenced", state.position),
+        "next_seqno": state.next_seqno,
+        "seqno_ledger": state.ledgers,
+        "seqno_first": state.first_seqnos,
+    }
+
+
+def _get_sequencer(values: Mapping[str, Any]) -> SequencerState:
+    ledgers, firsts = values["seqno_ledger"], values["seqno_first"]
+    if len(ledgers) != len(firsts):
+        raise BadColumn(f"{len(firsts)} first seqnos of {len(ledgers)} ledgers")
+    position: Position | None = get_position(values, "sequenced")
+    return SequencerState(position, values["next_seqno"], ledgers, firsts)
+
+
+def _get_versions(values: Mapping[str, Any]) -> tuple[Version, ...]:
+    uuids, seqnos = values["failover_uuid"], values["failover_seqno"].tolist()
+    if len(uuids) != len(seqnos):
+        raise BadColumn(f"{len(uuids)} versions that began at {len(seqnos)} seqnos")
+    return tuple(Version(int.from_bytes(uuid, "big"), seqno) for uuid, seqno in zip(uuids, seqnos, strict=True))
+
+
+def _get_cursors(values: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    names, seqnos = values["cursor_name"], values["cursor_seqno"].tolist()
+    if len(names) != len(seqnos):
+        raise BadColumn(f"{len(names)} durable cursors at {len(seqnos)} seqnos")
+    try:
+        return tuple(zip([name.decode() for name in names], seqnos, strict=True))
+    except UnicodeDecodeError as error:
+        raise BadColumn(f"the name of a durable cursor is no UTF-8 ({error})") from None
+
+
+def _put_index(index: IndexColumns) -> dict[str, Any]:
+    columns = {"index_start": index.starts, "index_end": index.ends, "index_count": index.rows}
+    for end, places in (("first", index.firsts), ("last", index.lasts)):
+        for axis, column in zip(AXES, (places.ledgers, places.entries, places.indexes), strict=True):
+            columns[f"index_{end}_{axis}"] = column
+    return columns
+
+
+def _get_index(values: Mapping[str, Any]) -> IndexColumns:
+    """Raises BadColumn where it is none."""
+    first, last = (Positions(*(values[f"index_{end}_{axis}"] for axis in AXES)) for end in ("first", "last"))
+    index = IndexColumns(values["index_start"], values["index_end"], first, last, values["index_count"])
+    sizes = {len(column) for name, column in values.items() if name.startswith("index_")}
+    if len(sizes) > 1:
+        raise BadColumn("the columns of the index of mutation snapshots have different lengths")
+    try:
+        SnapshotIndex.of(index)
+    except ValueError as error:
+        raise BadColumn(str(error)) from error
+    return index

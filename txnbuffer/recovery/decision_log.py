@@ -1,0 +1,164 @@
+"""The decision log of a shard beside the topics whose transactions it decides: is it whole, and if not, begin it anew.
+
+Beginning anew writes two entries behind whatever the log still holds: an owner of a higher epoch than any topic has
+seen, and a low-water mark far above every id that any topic has seen. Ids are leased above it. What was decided and had
+no marker yet is lost with the log; it aborts, as does what was open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from broker_io.batch import Batch, PlacedBatch
+from broker_io.errors import PositionTrimmed, StillHeld, TopicNotFound
+from broker_io.port import Broker, Writer
+from broker_io.position import EARLIEST
+from snapshots.keys import SNAPSHOT_TOPIC
+from snapshots.scan import behind_silence, scan
+from snapshots.shards import Shard
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
+from txnbuffer.coordinator.history import History
+from txnbuffer.coordinator.takeover import begun_anew, no_owner, what_is_lost
+from txnbuffer.recovery.load import load
+from txnbuffer.recovery.restore import restored_topics
+
+Buffers = dict[str, TransactionBuffer]
+
+
+class Decisions(NamedTuple):
+    """The decision log `topic` of a shard, and `buffers`, which know of every marker and record that is there.
+
+    `lost` tells what is gone of the log; None if nothing shows that anything is.
+    """
+
+    topic: str
+    history: History
+    buffers: Buffers
+    lost: str | None
+
+    def open_transactions(self, shard: Shard) -> dict[int, set[str]]:
+        """Ids of this shard that some topic has undecided records of, each with these topics."""
+        found: dict[int, set[str]] = {}
+        for topic, buffer in self.buffers.items():
+            for opened in buffer.ongoing:
+                if opened.txn.most == shard.number:
+                    found.setdefault(opened.txn.least, set()).add(topic)
+        return found
+
+    def halves(self, shard: Shard) -> list[int]:
+        """Those of them that another topic knows as committed."""
+        known = [buffer.coordinators.get(shard.number) for buffer in self.buffers.values()]
+        return [
+            least
+            for least in sorted(self.open_transactions(shard))
+            if any(state is not None and least in state.committed for state in known)
+        ]
+
+
+def look(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisions:
+    """Fold the topics of all shards, which may have transactions of this one, and read its decision log after that.
+
+    What a marker tells stands there by then. `buffers`: topics as `folded` just had them.
+
+    Raises as `folded`, and UnreadableDecision.
+    """
+    decisions = shard.topic(DECISIONS)
+    if buffers is None:
+        buffers = folded(broker, shard.of)
+    history, gone = _read_history(broker, decisions)
+    lost = gone or no_owner(history) or what_is_lost(history, history.epoch + 1, shard.number, buffers)
+    return Decisions(decisions, history, buffers, lost)
+
+
+def begin_anew(broker: Broker, shard: Shard, owner: str) -> Decisions:
+    """Let a log that has lost something go on above all that is known; returns what was found before.
+
+    Raises StillHeld, and changes nothing, while a service has it; and as `look`.
+    """
+    broker.create_topic(shard.topic(DECISIONS))
+    with hold(broker, shard) as writer:
+        found = look(broker, shard)
+        if found.lost is not None and writer is not None:
+            entries = begun_anew(found.history, shard.number, found.buffers, owner)
+            writer.append(Batch.of(entries)).result()
+        return found
+
+
+@contextmanager
+def hold(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
+    """Be the decision log's only writer: no service takes over meanwhile. None where there is no such log.
+
+    Raises StillHeld while a service has it.
+    """
+    decisions = shard.topic(DECISIONS)
+    try:
+        writer = broker.writer(decisions, exclusive=True, wait=0.0)
+    except TopicNotFound:
+        yield None
+        return
+    except StillHeld:
+        text = f"a service has {decisions}: stop it, and those that stand by, before anything is written beside it"
+        raise StillHeld(text) from None
+    with writer:
+        yield writer
+
+
+def folded(broker: Broker, shards: int) -> Buffers:
+    """The topics of all shards, up to their ends.
+
+    Raises SnapshotError for a topic whose snapshot can't be used: repair that first; and what a reader raises.
+    """
+    owners = (Shard(number, shards) for number in range(shards))
+    return {name: buffer for owner in owners for name, buffer in _buffers(broker, owner).items()}
+
+
+def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
+    """What a decision log says, and why its end can't be read if it can't.
+
+    Raises UnreadableDecision, and ServiceUnavailable where what stands before the end does not come.
+    """
+    history, at = History(), EARLIEST
+    try:
+        with broker.reader(decisions, compacted=True) as reader:
+            while (placed := reader.read()) is not None:
+                at = placed.positions.last
+                _apply(history, placed)
+        end = broker.last_position(decisions)
+    except TopicNotFound:
+        return history, None
+    if end is None:
+        return history, None
+    for placed in behind_silence(broker, decisions, at, end):
+        _apply(history, placed)
+    try:
+        broker.reader(decisions, end, inclusive=False).close()
+    except PositionTrimmed as error:
+        return history, str(error)
+    return history, None
+
+
+def _apply(history: History, placed: PlacedBatch) -> None:
+    for message in placed.messages:
+        history.apply(message)
+
+
+def _buffers(broker: Broker, shard: Shard) -> Buffers:
+    try:
+        names = restored_topics(scan(broker, shard.topic(SNAPSHOT_TOPIC)))
+    except TopicNotFound:
+        return {}
+    there = {*broker.topics()}
+    buffers: Buffers = {}
+    for name in filter(there.__contains__, filter(shard.owns, names)):
+        loaded = load(broker, name)
+        if not loaded.registered:
+            continue
+        with broker.reader(name, loaded.resume, inclusive=False) as reader:
+            while (placed := reader.read()) is not None:
+                loaded.buffer.apply_batch(placed)
+                loaded.buffer.take_sealed()
+        buffers[name] = loaded.buffer
+    return buffers

@@ -1,0 +1,346 @@
+"""Seqnos of one tailed topic: a sequencer fed from the tail, or from the log again where it trails too far.
+
+One data topic as its owner follows it: buffer, seqnos, the account of its snapshots.
+
+Dropping parts whose ledgers are gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from broker_io.batch import PlacedBatch
+from broker_io.environment import Clock
+from broker_io.errors import StorageError
+from broker_io.port import Broker, Ledger, Reader
+from broker_io.position import NO_INDEX, Position
+from snapshots.errors import SnapshotDamaged
+from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, Stored
+from snapshots.keys import EntryKey, KeyKind, part_key
+from snapshots.policy import SnapshotDue, SnapshotPolicy
+from snapshots.records import reaches
+from snapshots.writer import SnapshotPlan, SnapshotWriter
+from txnbuffer.buffer.buffer import TransactionBuffer
+from txnbuffer.buffer.effects import Effect, Suppressed, TransactionEnded
+from txnbuffer.buffer.sequencer import Sequenced, Sequencer
+from txnbuffer.mutations.index import IndexColumns
+from txnbuffer.recovery.codec import UNKNOWN_LEDGER, EncodedSegment, PartPayload, TopicState, decode_part, encode_state
+from txnbuffer.recovery.restore import Restored, version_of
+from txnbuffer.streams.failover import FailoverLog
+
+Told = Callable[[PlacedBatch, Sequenced], None]
+
+HELD_BYTES = 8 * 1024 * 1024
+"""Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
+
+STEP_MESSAGES = 4096
+"""Messages that one step reads again at most, about."""
+
+
+class TopicSequencer:
+    """Gives seqnos behind `renumber` (exclusive), in step with a buffer that was applied up to `resume`.
+
+    `trails`: what is to be numbered is read from the log again. `told` is called with what got seqnos.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: str,
+        buffer: TransactionBuffer,
+        sequencer: Sequencer,
+        *,
+        renumber: Position,
+        resume: Position,
+    ) -> None:
+        self.sequencer = sequencer
+        self.held_limit = HELD_BYTES
+        self.told: Told | None = None
+        self._broker = broker
+        self._topic = topic
+        self._buffer = buffer
+        self._renumber = renumber
+        self.trails = renumber != resume
+        self._reader: Reader | None = None
+        self._held: deque[PlacedBatch] = deque()
+        self._held_bytes = 0
+
+    @property
+    def behind(self) -> bool:
+        """Whether something is decided that has to be read from the log again to be numbered."""
+        limit = self._buffer.max_read_position
+        return self.trails and limit is not None and not reaches(self._renumber, limit)
+
+    def applied(self, placed: PlacedBatch) -> None:
+        """The buffer has applied these messages, the next of the tail."""
+        if not self.trails:
+            self._held.append(placed)
+            self._held_bytes += _weight(placed)
+            if self._held_bytes > self.held_limit:
+                self.advance()
+                self.trails = self._held_bytes > self.held_limit
+            if self.trails:
+                self._held.clear()
+                self._held_bytes = 0
+
+    def goes_on(self, ledger: int) -> None:
+        """The log goes on in this ledger behind what is applied: once all that is numbered, the next is there.
+
+        Then the ledger before may vanish, whatever comes and however long it stays undecided.
+        """
+        if self.sequencer.position is not None and reaches(self.sequencer.position, self._buffer.applied):
+            self._renumber = self.sequencer.position = max(self._renumber, Position(ledger, -1))
+
+    def advance(self) -> None:
+        """Number all that is decided by now."""
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Number some of what is decided by now, a bounded amount; False if nothing was left to do."""
+        if self.trails:
+            return self._read()
+        while self._held:
+            placed = self._held[0]
+            if self._number(placed) < len(placed):
+                return False
+            self._held.popleft()
+            self._held_bytes -= _weight(placed)
+        return False
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _number(self, placed: PlacedBatch) -> int:
+        """Number what is decided of a batch; how many of its messages have been numbered by now."""
+        numbered = self.sequencer.advance(placed, self._buffer)
+        if self.told is not None and numbered.stop > numbered.start:
+            self.told(placed, numbered)
+        at = self.sequencer.position
+        if at is None:
+            return 0
+        self._renumber = max(self._renumber, at)
+        return placed.positions.search(at, right=True)
+
+    def _read(self) -> bool:
+        """Number one batch of the log behind the last number; False if nothing more is decided there."""
+        limit = self._buffer.max_read_position
+        if limit is None or reaches(self._renumber, limit):
+            self.trails = not reaches(self._renumber, self._buffer.applied)
+            if not self.trails:
+                self.close()
+            return False
+        if self._reader is None:
+            self._reader = self._broker.reader(self._topic, self._renumber, inclusive=False)
+        placed = self._reader.read(limit=STEP_MESSAGES)
+        if placed is None:
+            return False
+        if self._number(placed) < len(placed):
+            self.close()  # the rest of the batch is read again once it is decided
+            return False
+        return True
+
+
+def _weight(placed: PlacedBatch) -> int:
+    return len(placed.messages.values.data) + len(placed.messages.keys.data) + 64 * len(placed)
+
+
+REPLAY_TIMEOUT = 30.0
+"""Seconds in which a message that the log says it holds must be read."""
+
+
+class CapturedSnapshot(NamedTuple):
+    """The snapshot of one topic about to be written, and how many messages and changes it covers."""
+
+    tail: FollowedTopic
+    plan: SnapshotPlan
+    state: TopicState
+    messages: int
+    changes: int
+
+
+class FollowedTopic:
+    """Follows one topic from where it was restored.
+
+    `failover`: the versions of its history. `index`: where mutations stand in its log, as the next snapshot has it; it
+    must not go beyond what is numbered. `cursors`: the durable ones, name → seqno up to which its owner has all; to be
+    replaced, not changed, as another thread may write it.
+    """
+
+    def __init__(
+        self, broker: Broker, restored: Restored, writer: SnapshotWriter, policy: SnapshotPolicy, clock: Clock
+    ) -> None:
+        self.topic = restored.topic
+        self.writer = writer
+        self.buffer: TransactionBuffer = restored.buffer
+        self.due = SnapshotDue(policy, clock.monotonic())
+        self.origin_ledger = restored.origin_ledger
+        self.generations: list[int] = []
+        if restored.snapshot is not None:
+            self.generations.append(restored.snapshot.state.resume_ledger)
+        self._broker = broker
+        self._clock = clock
+        self._following = (self.buffer.applied, restored.following_ledger)
+        self._reader: Reader | None = broker.reader(self.topic, restored.resume, inclusive=False)
+        self._resume = restored.resume
+        self.numbering = TopicSequencer(
+            broker,
+            self.topic,
+            self.buffer,
+            restored.sequencer,
+            renumber=restored.renumber,
+            resume=restored.resume,
+        )
+        self.failover: FailoverLog = restored.failover
+        self.index: IndexColumns = restored.index
+        self.cursors: Mapping[str, int] = restored.cursors
+
+    def replay(self) -> list[Effect]:
+        """Apply everything up to the present end of the log; nothing is visible before. Raises as `read` does."""
+        end = self._broker.last_position(self.topic)
+        effects: list[Effect] = []
+        if end is not None and end > self.at:
+            self.buffer.replay_until(end)
+            started, messages = self._clock.monotonic(), self.due.messages
+            while self.buffer.replaying:
+                found = self.read(REPLAY_TIMEOUT)
+                if found is None:
+                    raise StorageError(
+                        f"topic {self.topic}: the log ends at {end}, but nothing came behind {self.at} within "
+                        f"{REPLAY_TIMEOUT:.0f} s; look whether the broker is well, and no transactions of its own end "
+                        "the log, and start again"
+                    )
+                effects += found
+            self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)
+        self.numbering.advance()
+        return effects
+
+    def taken_over(self, owner: str) -> None:
+        """Begin a version of the topic's history: `owner`, another text for each, goes on from what is numbered."""
+        uuid = version_of(self.topic, self.writer.incarnation, owner)
+        self.failover = self.failover.taken_over(uuid, self.numbering.sequencer.next_seqno - 1)
+
+    def read(self, timeout: float = 0.0) -> list[Effect] | None:
+        """Apply the next messages; None if none came in `timeout` seconds.
+
+        Raises ProtocolStopped, PositionTrimmed, Damaged: the topic can't be followed any further then.
+        """
+        if self._reader is None:
+            raise AssertionError(f"the reader of topic {self.topic} was given away")
+        placed = self._reader.read(timeout=timeout)
+        return None if placed is None else self.apply(placed)
+
+    def apply(self, placed: PlacedBatch) -> list[Effect]:
+        """Apply messages that follow the applied ones, for an owner that knows what it appends. Raises as `read`."""
+        effects = self.buffer.apply_batch(placed)
+        self.numbering.applied(placed)
+        self.due.applied(len(placed), sum(isinstance(effect, TransactionEnded | Suppressed) for effect in effects))
+        return effects
+
+    @property
+    def at(self) -> Position:
+        """Where to read on: everything up to here is applied."""
+        applied = self.buffer.applied
+        return self._resume if applied is None else max(applied, self._resume)
+
+    def state(self) -> TopicState:
+        """The state at this moment. Sealed parts have to be taken first."""
+        following = self._following_ledger()
+        if following != UNKNOWN_LEDGER:
+            self.numbering.goes_on(following)
+        return TopicState(
+            self.buffer.snapshot_state(),
+            self.numbering.sequencer.snapshot_state(),
+            self.origin_ledger,
+            following,
+            self.failover.versions,
+            self.index,
+            tuple(sorted(self.cursors.items())),
+        )
+
+    def _following_ledger(self) -> int:
+        """The ledger in which the log goes on, if that can be told; what was told once of a position stays true."""
+        applied = self.buffer.applied
+        if applied is not None and (self._following[0] != applied or self._following[1] == UNKNOWN_LEDGER):
+            self._following = (applied, _following(applied, self._broker.ledgers(self.topic)))
+        return self._following[1]
+
+    def plan(self, epoch: int) -> tuple[SnapshotPlan, TopicState]:
+        """The next snapshot of this topic, as it stands at this moment."""
+        self.writer.add(map(PartPayload, self.buffer.take_sealed()))
+        state = self.state()
+        return self.writer.plan(epoch, encode_state(state)), state
+
+    def capture(self, epoch: int) -> CapturedSnapshot:
+        """The next snapshot with what it covers."""
+        return CapturedSnapshot(self, *self.plan(epoch), self.due.messages, self.due.changes)
+
+    def written(self, state: TopicState, messages: int, changes: int) -> None:
+        """A snapshot is durable that covers so many of the messages and changes applied since the one before."""
+        self.generations = [*self.generations[-1:], state.resume_ledger]
+        self.due.written(self._clock.monotonic(), messages, changes)
+
+    def floor(self) -> int:
+        """The lowest ledger that readers of what is still undecided and both kept snapshots need."""
+        return min([self.state().resume_ledger, *self.generations])
+
+    def give_reader(self) -> Reader:
+        """The reader, which goes on behind `at`, for its new owner: from here on what comes is given to `apply`."""
+        reader, self._reader = self._reader, None
+        if reader is None:
+            raise AssertionError(f"the reader of topic {self.topic} was given away")
+        return reader
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self.numbering.close()
+
+
+def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
+    for ledger, following in itertools.pairwise(ledgers):
+        if applied is not None and ledger.ledger == applied.ledger:
+            # A member of a set does not tell whether it is the last one.
+            whole = ledger.closed and ledger.entries == applied.entry + 1 and applied.batch == NO_INDEX
+            return following.ledger if whole and following.lasting else UNKNOWN_LEDGER
+    return UNKNOWN_LEDGER
+
+
+def drop_parts(broker: Broker, snapshot_topic: str, tail: FollowedTopic, first_ledger: int) -> bool:
+    """All ledgers below one are gone: let buffer and next snapshot forget the parts that only they needed.
+
+    Each dropped part is read again first, for its ids stand nowhere else. True if there were any. Raises
+    SnapshotDamaged if one can't be read; then nothing was dropped.
+    """
+    tail.numbering.sequencer.trim(first_ledger)
+    writer, summaries = tail.writer, tail.buffer.parts.summaries
+    if writer.waiting:
+        return False  # not all parts are durable yet; the next snapshot comes back to this
+    expired = itertools.takewhile(lambda summary: summary.last_ledger < first_ledger, summaries)
+    numbers = [summary.number for summary in expired if summary.number in writer.chain]
+    places = writer.live_parts
+    entries = [read_part(broker, snapshot_topic, tail.topic, number, places.get(number)) for number in numbers]
+    for number, entry in zip(tail.buffer.trim(first_ledger), entries, strict=True):
+        tail.buffer.forget(entry.part)
+        writer.drop_to(number + 1)
+    return bool(entries)
+
+
+def read_part(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
+    """One part entry from where it stands in the snapshot topic."""
+    key = EntryKey(topic, KeyKind.PART, number)
+    if at is None:
+        raise SnapshotDamaged(topic, str(key), "it is missing, though the end entry names it")
+    with broker.reader(snapshot_topic, at, compacted=True) as reader:  # raw it may be trimmed behind a compaction
+        placed = reader.read(limit=1, timeout=30.0)
+    if placed is None or placed.positions.first != at or placed.messages.keys[0] != part_key(topic, number):
+        raise SnapshotDamaged(topic, str(key), f"it does not stand at {at} of {snapshot_topic} any more")
+    _, value, properties, _ = placed.messages[0]
+    names = (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)
+    version, kind, epoch = (properties.get(name, "") for name in names)
+    return decode_part(topic, number, Stored(at, version, kind, int(epoch or -1), value))

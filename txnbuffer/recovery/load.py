@@ -1,0 +1,180 @@
+"""What a reader process needs of a topic: its buffer as the newest snapshot has it, while the owner writes on.
+
+A reader never writes. What it reads may not belong together, for the owner writes and the broker
+compacts meanwhile; then it reads on, and anew, a bounded number of times, before it believes in damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import Position
+from snapshots.errors import SnapshotError, SnapshotMissing, UnsupportedSnapshot
+from snapshots.scan import Scan
+from snapshots.shard_count import snapshot_topic_of
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.recovery.restore import Restored, before_ledger, fresh, restore
+from txnbuffer.streams.failover import FailoverLog
+
+ATTEMPTS = 5
+"""So often a snapshot whose entries don't belong together is read anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTopic:
+    """One topic as a reader starts with it.
+
+    Apply the log to `buffer` behind `resume`, number it behind `numbered` (both exclusive). What `buffer` calls
+    decided is decided from the first moment; it knows the rest once it was applied up to the end of the log.
+    `registered` is False for a topic without a snapshot, which has no transactions: its whole log is to be
+    applied, and its records have no seqnos yet. The snapshot tells of all from `origin_ledger` on, the log still
+    has what stands from `first_ledger` on.
+    """
+
+    topic: str
+    incarnation: str
+    buffer: TransactionBuffer
+    sequencer: Sequencer
+    resume: Position
+    numbered: Position
+    first_ledger: int
+    origin_ledger: int
+    registered: bool
+    failover: FailoverLog
+
+    def anchor(self, start: Position) -> tuple[int | None, Position]:
+        """The nearest place at or below `start` whose seqno is known: `(seqno, position)`.
+
+        The first visible record behind `position` (exclusive) has that seqno. Where none is known the seqno is
+        None and reading can begin right before `start`.
+        """
+        lowest = before_ledger(self.first_ledger)
+        known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
+        if self.registered:
+            known.append((self.numbered, self.sequencer.next_seqno))
+        usable = [(at, seqno) for at, seqno in known if at == lowest or lowest < at < start]
+        if not usable:
+            return None, max(lowest, Position(start.ledger, start.entry - 1))
+        at, seqno = max(usable)
+        return seqno, at
+
+
+def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> LoadedTopic:
+    """One topic as its newest snapshot has it, without writing anything; of its shard's snapshots unless told.
+
+    Raises TopicNotFound, SnapshotDamaged, UnsupportedSnapshot, AppliedPositionTrimmed.
+    """
+    snapshot_topic = snapshot_topic or snapshot_topic_of(broker, topic)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            restored = _attempt(broker, topic, snapshot_topic)
+        except UnsupportedSnapshot:
+            raise
+        except (SnapshotError, PositionTrimmed):
+            if attempt == ATTEMPTS:
+                raise
+        else:
+            return _loaded(broker, restored)
+    raise AssertionError("the last attempt returns or raises")
+
+
+class Snapshots:
+    """Loads many topics by one scan of each topic that holds their snapshots; it is read on for every topic.
+
+    What was read of a topic is let go of when it is loaded, so that another time it is loaded alone.
+    """
+
+    def __init__(self, broker: Broker, topics: Iterable[str]) -> None:
+        self._broker = broker
+        self._wanted = {*topics}
+        self._scans: dict[str, Scan] = {}
+
+    def load(self, topic: str) -> LoadedTopic:
+        """As `load` of one topic does; what does not belong together is left to that."""
+        if topic not in self._wanted:
+            return load(self._broker, topic)
+        snapshot_topic = snapshot_topic_of(self._broker, topic)
+        try:
+            return _loaded(self._broker, self._attempt(topic, snapshot_topic))
+        except UnsupportedSnapshot:
+            raise
+        except SnapshotError:
+            return load(self._broker, topic, snapshot_topic=snapshot_topic)
+        except PositionTrimmed:
+            self._let_go(snapshot_topic)
+            return load(self._broker, topic, snapshot_topic=snapshot_topic)
+        finally:
+            self._wanted.discard(topic)
+            for running in self._scans.values():
+                running.table.topics.pop(topic, None)
+
+    def _attempt(self, topic: str, snapshot_topic: str) -> Restored:
+        self._broker.incarnation(topic)  # as below
+        if snapshot_topic not in self._scans:
+            try:
+                self._scans[snapshot_topic] = Scan(self._broker, snapshot_topic, self._wanted)
+            except TopicNotFound:
+                return _fresh(self._broker, topic)
+        return _restored(self._broker, topic, snapshot_topic, self._scans[snapshot_topic])
+
+    def _let_go(self, snapshot_topic: str) -> None:
+        if (running := self._scans.pop(snapshot_topic, None)) is not None:
+            running.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for snapshot_topic in [*self._scans]:
+            self._let_go(snapshot_topic)
+
+
+def _attempt(broker: Broker, topic: str, snapshot_topic: str) -> Restored:
+    broker.incarnation(topic)  # a missing data topic is told apart from a missing snapshot topic
+    try:
+        running = Scan(broker, snapshot_topic, frozenset({topic}))
+    except TopicNotFound:
+        return _fresh(broker, topic)
+    try:
+        return _restored(broker, topic, snapshot_topic, running)
+    finally:
+        running.close()
+
+
+def _restored(broker: Broker, topic: str, snapshot_topic: str, running: Scan) -> Restored:
+    running.read_to_end()
+    try:
+        return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+    except SnapshotError:
+        running.read_to_end()  # a compaction may have hidden what a newer end entry replaced
+    try:
+        return restore(broker, running.table, topic, snapshot_topic=snapshot_topic, fall_back=False)
+    except SnapshotMissing:
+        return _fresh(broker, topic)
+
+
+def _fresh(broker: Broker, topic: str) -> Restored:
+    return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), PART_SIZE)
+
+
+def _loaded(broker: Broker, restored: Restored) -> LoadedTopic:
+    return LoadedTopic(
+        restored.topic,
+        restored.incarnation,
+        restored.buffer,
+        restored.sequencer,
+        restored.resume,
+        restored.renumber,
+        broker.ledgers(restored.topic)[0].ledger,
+        restored.origin_ledger,
+        restored.snapshot is not None,
+        restored.failover,
+    )

@@ -1,0 +1,521 @@
+"""Making tails: from a snapshot that was restored, or from the start of what a log holds.
+
+A topic as a new owner finds it: restored from its snapshot, its log applied up to the end. Nothing is written.
+
+The owner of buffer snapshots: recovers all topics with one scan, follows them, snapshots and trims them.
+
+Synchronous and not thread-safe: one thread calls. A topic that can't be recovered or followed stops
+alone: its error stands in `problems` under its name, every question about it raises that error, and
+the others go on. When ownership is lost everything stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+from broker_io.batch import PlacedBatch
+from broker_io.environment import Clock, SystemClock
+from broker_io.errors import Error, TopicNotFound
+from broker_io.port import Broker, Ledger
+from snapshots.errors import NotRegistered, OwnershipLost, SnapshotMissing, stopped_by
+from snapshots.keys import SNAPSHOT_TOPIC, check_data_topic
+from snapshots.owner import SnapshotOwnership, acquire
+from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
+from snapshots.scan import SnapshotTable, TopicEntries, scan
+from snapshots.writer import MAX_ENTRY_BYTES, SnapshotPlan, SnapshotWriter, commit
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.effects import Effect
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.errors import ProtocolStopped
+from txnbuffer.recovery.codec import PartPayload
+from txnbuffer.recovery.followed_topic import CapturedSnapshot, FollowedTopic, drop_parts
+from txnbuffer.recovery.restore import (
+    LOST,
+    Restored,
+    deleted_whole,
+    exists,
+    fresh,
+    holds_transactions,
+    incarnation_written,
+    kept_history,
+    restore,
+    restored_topics,
+    was_deleted,
+)
+
+
+class FollowedTopicFactory:
+    """`entries` are what the snapshot topic holds of a topic, whatever state that is in."""
+
+    def __init__(
+        self, broker: Broker, clock: Clock, policy: SnapshotPolicy, part_size: int, max_entry_bytes: int
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._policy = policy
+        self._part_size = part_size
+        self._max_entry_bytes = max_entry_bytes
+
+    def whole(self, topic: str, entries: TopicEntries, epoch: int) -> FollowedTopic:
+        """From the start of the log. Raises TopicNotFound."""
+        return self._whole(topic, entries, epoch, self._broker.ledgers(topic))
+
+    def begun(self, topic: str, epoch: int, deleted: str | None) -> FollowedTopic:
+        """Up to the end of the log of a topic that has no snapshot, made if missing.
+
+        Raises SnapshotMissing if it holds transactions, unless it is the incarnation that was `deleted`.
+        """
+        self._broker.create_topic(topic)
+        ledgers = self._broker.ledgers(topic)
+        tail = self._whole(topic, TopicEntries(), epoch, ledgers)
+        try:
+            if any(ledger.entries for ledger in ledgers):
+                tail.replay()
+            if tail.buffer.transactional and deleted != tail.writer.incarnation:
+                raise SnapshotMissing(topic, LOST)
+        except Error:
+            tail.close()
+            raise
+        return tail
+
+    def _whole(self, topic: str, entries: TopicEntries, epoch: int, ledgers: list[Ledger]) -> FollowedTopic:
+        branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
+        incarnation = self._broker.incarnation(topic)
+        return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
+
+    def keep_history(self, tail: FollowedTopic, former: TopicEntries) -> None:
+        """Let readers of a topic whose log was folded anew go on from what it still has of its history."""
+        incarnation, ledgers = tail.writer.incarnation, self._broker.ledgers(tail.topic)
+        uuid = tail.failover.current.uuid
+        kept = kept_history(tail.topic, incarnation, former, ledgers, tail.numbering.sequencer, uuid)
+        if kept is not None:
+            tail.failover, tail.cursors = kept
+
+    def restored(self, restored: Restored, entries: TopicEntries) -> FollowedTopic:
+        """From where a snapshot ends."""
+        writer = self.writer(restored.topic, restored.incarnation, entries)
+        if restored.snapshot is not None:
+            writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
+            writer.add(map(PartPayload, restored.rewrite))
+        return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
+
+    def writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
+        """What writes the topic's snapshots from here on."""
+        writer = SnapshotWriter(topic, incarnation, self._max_entry_bytes)
+        writer.found(entries)
+        return writer
+
+
+T = TypeVar("T")
+
+
+class ForEach(Protocol):
+    """Does something for each of many topics, in order as `map` does, or at the same time; the results in order."""
+
+    def __call__(self, function: Callable[[str], T], topics: Iterable[str], /) -> Iterable[T]: ...
+
+
+class Replayed(NamedTuple):
+    """`effects`: what was replayed. `notes` tell what was unusual."""
+
+    tail: FollowedTopic
+    effects: list[Effect]
+    notes: list[str]
+
+
+class TopicGone(NamedTuple):
+    """The topic is gone, or another one now, or its deletion was cut short."""
+
+    why: Error
+
+
+def replayed(
+    broker: Broker,
+    table: SnapshotTable,
+    snapshot_topic: str,
+    new_tail: Callable[[Restored, TopicEntries], FollowedTopic],
+    topic: str,
+) -> Replayed | TopicGone | Error:
+    """What became of a topic with entries. An error stops this topic, and is returned: the others go on."""
+    try:
+        restored = restore(broker, table, topic, snapshot_topic=snapshot_topic)
+    except (SnapshotMissing, TopicNotFound) as error:
+        return TopicGone(error)
+    except Error as error:
+        return error
+    try:
+        tail = new_tail(restored, table.topics[topic])
+    except Error as error:
+        return error
+    try:
+        return Replayed(tail, tail.replay(), restored.notes)
+    except Error as error:
+        tail.close()
+        return error
+
+
+Floor = Callable[[str], "int | None"]
+"""The lowest ledger of a topic that something else still needs; None if nothing does."""
+
+READS_IN_A_ROW = 64
+"""So often one topic is read before the next one's turn comes."""
+WAIT_STEP = 0.005
+"""Seconds that a waiting `pump` gives one topic before it looks at the next."""
+
+
+class SnapshotManager:
+    """Call `recover` first, which reads topics by `each`. `floor` holds back trimming besides what we need."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        clock: Clock | None = None,
+        policy: SnapshotPolicy = DEFAULT_POLICY,
+        snapshot_topic: str = SNAPSHOT_TOPIC,
+        part_size: int = PART_SIZE,
+        max_entry_bytes: int = MAX_ENTRY_BYTES,
+        floor: Floor | None = None,
+        each: ForEach = map,
+    ) -> None:
+        self.problems: dict[str, Error] = {}
+        self.notes: list[str] = []
+        self._broker = broker
+        self._clock = clock or SystemClock()
+        self._snapshot_topic = snapshot_topic
+        self._make = FollowedTopicFactory(broker, self._clock, policy, part_size, max_entry_bytes)
+        self._floor = floor
+        self._each = each
+        self._ownership: SnapshotOwnership | None = None
+        self._tails: dict[str, FollowedTopic] = {}
+        self._unsettled: list[tuple[SnapshotWriter, SnapshotPlan]] = []
+        self._fallen_back: list[str] = []
+        self._deleted: dict[str, str] = {}
+        self._remade: set[str] = set()
+
+    # What is asked
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this owner; it grows when a failed write had to be settled."""
+        return self._owned().epoch
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that are followed, sorted."""
+        return sorted(self._tails)
+
+    def buffer(self, topic: str) -> TransactionBuffer:
+        """Raises NotRegistered, or what stopped the topic."""
+        return self._tail(topic).buffer
+
+    def sequencer(self, topic: str) -> Sequencer:
+        return self._tail(topic).numbering.sequencer
+
+    # What is done
+
+    def recover(self, owner: str = "") -> dict[str, list[Effect]]:
+        """Become the owner, restore every topic that has a snapshot, and apply its log up to its end.
+
+        Returns the effects of what was replayed, by topic. Topics that failed stand in `problems`, what was
+        unusual in `notes`; a topic that had to fall back has a new snapshot at once. With `owner`, a text that no other
+        has, all have one, in which a version of their histories begins. Raises OwnershipLost if another owner came at
+        the same time and is the later one, and what the write of a snapshot raises.
+        """
+        self._ownership, table = acquire(self._broker, self._snapshot_topic)
+        effects: dict[str, list[Effect]] = {}
+        topics = restored_topics(table)
+        read = partial(replayed, self._broker, table, self._snapshot_topic, self._make.restored)
+        for topic, state in zip(topics, self._each(read, topics), strict=True):
+            if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
+                effects[topic] = found
+        for tail in self._tails.values() if owner else ():
+            tail.taken_over(owner)
+        changed = self._tails if owner else self._fallen_back
+        self._write([self._tails[topic] for topic in changed if topic in self._tails])
+        return effects
+
+    def expect(self, topics: Iterable[str]) -> None:
+        """After `recover`, topics that were registered once: one that has lost its snapshot stands in `problems`.
+
+        So does one that was made anew and holds transactions again, with TopicNotFound: `remake` it.
+        """
+        for topic in {*topics} - {*self._tails, *self.problems, *self._deleted}:
+            if self._guarded(topic, partial(holds_transactions, self._broker, topic)):
+                self.problems[topic] = was_deleted(topic) if topic in self._remade else SnapshotMissing(topic, LOST)
+
+    def register(self, topic: str, prepared: FollowedTopic | None = None) -> None:
+        """Follow a topic, made if missing; its first snapshot is durable before this returns.
+
+        `prepared`: what `prepare` gave. Raises as that does, what stopped the topic if it is known but can't be
+        followed, and whatever the write raises: then it is not registered.
+        """
+        if topic in self._tails or topic in self.problems:
+            self._tail(topic)
+            return
+        tail = prepared or self.prepare(topic)
+        try:
+            self._write([tail])
+        except Error as error:
+            tail.close()
+            if tail.writer.last is not None:
+                self.problems[topic] = error
+            raise
+        self._follow(tail)
+
+    def prepare(self, topic: str) -> FollowedTopic:
+        """What `register` needs, by questions to the broker only: any thread may ask them meanwhile.
+
+        Raises InvalidTopicName, and SnapshotMissing if the log holds transactions whose snapshot was lost.
+        """
+        check_data_topic(topic)
+        return self._make.begun(topic, self._owned().epoch, self._deleted.get(topic))
+
+    def rebuild(self, topic: str) -> None:
+        """Replace the snapshot of a topic by what its log still holds, whatever state that snapshot is in.
+
+        What stood in ledgers that are gone is forgotten: for repair, after `problems` has named the topic.
+        """
+        check_data_topic(topic)
+        entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
+        if (tail := self._tails.pop(topic, None)) is not None:
+            tail.close()
+        self._begin(self._make.whole(topic, entries, self.epoch), entries)
+
+    def remake(self, topic: str) -> None:
+        """Follow a topic that was missing: the same one from its snapshot, one made anew from the start of its log.
+
+        Raises as `register`; then it can be tried again.
+        """
+        check_data_topic(topic)
+        self.settle()
+        table = scan(self._broker, self._snapshot_topic, topic)
+        entries = table.topics.get(topic, TopicEntries())
+        try:
+            tail = self._make.restored(
+                restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic), entries
+            )
+        except SnapshotMissing:
+            tail = self._make.whole(topic, entries, self.epoch)
+        self._begin(tail)
+
+    def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
+        """Apply what is new in all topics, waiting up to `timeout` seconds for the first of it; snapshot what is due.
+
+        Returns the effects by topic. Raises OwnershipLost and what the write of a snapshot raises.
+        """
+        self._owned()
+        deadline = self._clock.monotonic() + timeout
+        effects = self._read_all(0.0)
+        while not effects and (left := deadline - self._clock.monotonic()) > 0 and self._tails:
+            effects = self._read_all(min(left, WAIT_STEP))
+        now = self._clock.monotonic()
+        self._write([tail for tail in self._tails.values() if tail.due.due(now)])
+        return effects
+
+    def apply(self, topic: str, placed: PlacedBatch) -> list[Effect] | None:
+        """Apply what was just appended to a topic; None if that stopped it, and then `problems` tells why."""
+        tail = self._tails.get(topic)
+        return None if tail is None else self._guarded(topic, partial(tail.apply, placed))
+
+    def tail(self, topic: str) -> FollowedTopic:
+        """How a topic is followed. Raises NotRegistered, or what stopped the topic."""
+        return self._tail(topic)
+
+    def stop(self, topic: str, error: Error) -> None:
+        """A topic can't be followed any further: its error stands in `problems`."""
+        self.problems[topic] = stopped_by(topic, error)
+        if (tail := self._tails.pop(topic, None)) is not None:
+            tail.close()
+
+    def due(self) -> list[str]:
+        """The topics whose snapshot is due."""
+        now = self._clock.monotonic()
+        return [topic for topic, tail in [*self._tails.items()] if tail.due.due(now)]
+
+    def snapshot(self, topic: str) -> None:
+        """Write a snapshot now. Raises as `pump`; then the next one covers the same and more."""
+        self._write([self._tail(topic)])
+
+    def trim(self, topic: str, first_ledger: int) -> int:
+        """Drop the ledgers below `first_ledger` as far as nothing needs them; the first ledger that still exists.
+
+        Parts whose markers are all gone leave the snapshot. Raises as `snapshot`.
+        """
+        tail = self._tail(topic)
+        self._write([tail])
+        other = None if self._floor is None else self._floor(topic)
+        self._broker.trim(topic, min(first_ledger, tail.floor(), first_ledger if other is None else other))
+        existing = self._broker.ledgers(topic)[0].ledger
+        if self._drop_parts(tail):
+            self._write([tail])
+        return existing
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic. While the data topic is there, which is the caller's, one entry tells of the deletion."""
+        tail = self._tail(topic)
+        self.settle()
+        self._delete_keys(tail.writer)
+        tail.close()
+        del self._tails[topic]
+
+    def close(self) -> None:
+        """Snapshot what has changed, as far as that is still possible, and give up ownership."""
+        ownership, self._ownership = self._ownership, None
+        if ownership is None:
+            return
+        try:
+            if not ownership.lost:
+                self._ownership = ownership
+                self._write([tail for tail in self._tails.values() if tail.due.messages])
+        finally:
+            self._ownership = None
+            for tail in self._tails.values():
+                tail.close()
+            self._tails.clear()
+            ownership.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._ownership is not None:
+            self._ownership.lost = True  # what failed may be half done: leave it to the next owner
+        self.close()
+
+    # Within
+
+    def _owned(self) -> SnapshotOwnership:
+        if self._ownership is None:
+            raise NotRegistered("nothing is owned: call recover() first")
+        if self._ownership.lost:
+            raise OwnershipLost(self._snapshot_topic, self._ownership.epoch)
+        return self._ownership
+
+    def _tail(self, topic: str) -> FollowedTopic:
+        self._owned()
+        if topic in self.problems:
+            raise self.problems[topic]
+        if topic not in self._tails:
+            raise NotRegistered(f"topic {topic} is not followed here: register it first")
+        return self._tails[topic]
+
+    def _guarded(self, topic: str, work: Callable[[], T]) -> T | None:
+        """Do something for one topic; if it fails the topic stops, and nothing else does."""
+        try:
+            return work()
+        except OwnershipLost:
+            raise
+        except Error as error:
+            self.stop(topic, error.of_topic(topic) if isinstance(error, ProtocolStopped) else error)
+            return None
+
+    def _recovered(self, entries: TopicEntries, topic: str, state: Replayed | TopicGone | Error) -> list[Effect]:
+        if isinstance(state, Error):
+            raise state
+        if isinstance(state, TopicGone):
+            if not deleted_whole(self._broker, topic, entries):
+                self._delete_keys(self._make.writer(topic, incarnation_written(topic, entries), entries))
+                self._remade.add(topic)
+                self.notes.append(f"topic {topic}: removed what was left of its snapshot ({state.why})")
+            else:
+                self._deleted[topic] = incarnation_written(topic, entries)
+            return []
+        self.notes += state.notes
+        self._fallen_back += [topic] if state.notes else []
+        self._tails[topic] = state.tail
+        return state.effects
+
+    def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
+        effects: dict[str, list[Effect]] = {}
+        for topic, tail in [*self._tails.items()]:
+            for _ in range(READS_IN_A_ROW):
+                found = self._guarded(topic, partial(tail.read, timeout))
+                if found is None:
+                    break
+                effects.setdefault(topic, []).extend(found)
+                timeout = 0.0
+            if topic in self._tails:
+                self._guarded(topic, tail.numbering.advance)
+        return effects
+
+    # A snapshot in steps, for an owner that must not wait: all but `settle` and `write` belong to the one thread that
+    # calls everything else, those two may run in another. Nothing else is written between `settle` and `finish`.
+
+    def settle(self) -> None:
+        """If an earlier write failed, find out what became of it before anything else is written."""
+        if not self._unsettled:
+            return
+        table = self._owned().renew()
+        for writer, plan in self._unsettled:
+            writer.settle(plan, table.topics.get(writer.topic, TopicEntries()))
+        self._unsettled = []
+
+    def begin(self, topics: Iterable[str]) -> list[CapturedSnapshot]:
+        """Capture the state of topics as it is now."""
+        return [self._tails[topic].capture(self._owned().epoch) for topic in topics if topic in self._tails]
+
+    def write(self, captured: Sequence[CapturedSnapshot]) -> None:
+        """Write what was captured. Raises as `pump`."""
+        self._commit([(one.tail.writer, one.plan) for one in captured])
+
+    def finish(self, captured: Sequence[CapturedSnapshot]) -> None:
+        """What was captured is durable."""
+        for tail, _, state, messages, changes in captured:
+            tail.written(state, messages, changes)
+            if tail.buffer.applied is not None:
+                self._drop_parts(tail)
+
+    def _write(self, tails: Sequence[FollowedTopic]) -> None:
+        if not tails:
+            return
+        self.settle()
+        for tail in tails:
+            tail.numbering.advance()
+        captured = [tail.capture(self._owned().epoch) for tail in tails]
+        self.write(captured)
+        self.finish(captured)
+
+    def _drop_parts(self, tail: FollowedTopic) -> bool:
+        """Let go of parts whose ledgers are gone; the next snapshot names them no more."""
+        existing = self._broker.ledgers(tail.topic)[0].ledger
+        if existing <= max(tail.buffer.first_ledger, tail.origin_ledger):
+            return False
+        return drop_parts(self._broker, self._snapshot_topic, tail, existing)
+
+    def _commit(self, planned: list[tuple[SnapshotWriter, SnapshotPlan]]) -> None:
+        ownership = self._owned()
+        self._unsettled = planned
+        commit(ownership, planned)
+        self._unsettled = []
+        if (note := ownership.compact()) is not None:
+            self.notes.append(note)
+
+    def _begin(self, tail: FollowedTopic, former: TopicEntries | None = None) -> None:
+        """Follow a topic from here on; its snapshot is durable before. It goes on with the history of `former`."""
+        try:
+            tail.replay()
+            if former is not None:
+                self._make.keep_history(tail, former)
+            self._write([tail])
+        except BaseException:
+            tail.close()
+            raise
+        self._follow(tail)
+
+    def _follow(self, tail: FollowedTopic) -> None:
+        self.problems.pop(tail.topic, None)
+        self._deleted.pop(tail.topic, None)
+        self._remade.discard(tail.topic)
+        self._tails[tail.topic] = tail
+
+    def _delete_keys(self, writer: SnapshotWriter) -> None:
+        keep_end = exists(self._broker, writer.topic, writer.incarnation)
+        self._commit([(writer, writer.plan_deletion(self._owned().epoch, keep_end=keep_end))])
+        if keep_end:
+            self._deleted[writer.topic] = writer.incarnation

@@ -1,0 +1,191 @@
+"""A topic's snapshot made anew from its log: folded anywhere, in any process, then written by the owner.
+
+`folded` reads the log from its first ledger to its end and writes nothing; what it returns is bytes, which can be sent.
+`write` puts that in the place of the topic's snapshot, whatever state this is in.
+
+Where the first ledgers are trimmed the snapshot knows more than the log: which transactions ended there, and how many
+records were visible. Then the two are not compared as a whole, but a record that the snapshot shows and what is left
+of the log hides proves the snapshot wrong: whatever came before, that record is aborted, late or sent twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from broker_io.errors import StorageError, TopicNotFound
+from broker_io.port import Broker
+from broker_io.position import Position
+from snapshots.errors import SnapshotError
+from snapshots.format import FORMAT_VERSION, PART, Stored, chain_start
+from snapshots.owner import SnapshotOwnership
+from snapshots.scan import SnapshotTable, TopicEntries
+from snapshots.writer import MAX_ENTRY_BYTES, SnapshotWriter, commit
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.state import BufferSegment
+from txnbuffer.buffer.visibility import PinnedVisibility, decided_rows, visible_counts
+from txnbuffer.recovery.codec import (
+    EncodedSegment,
+    PartPayload,
+    TopicState,
+    decode_part,
+    decode_state,
+    encode_part,
+    encode_state,
+)
+from txnbuffer.recovery.load import LoadedTopic, load
+from txnbuffer.recovery.restore import before_ledger, fresh, kept_history
+from txnbuffer.recovery.verify import diff_states, rebuild
+
+MAX_WAIT = 60.0
+"""Seconds in which a message that is known to be there must come."""
+
+_ANY_EPOCH = 1
+"""Parts on their way have no epoch yet."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """A topic as its log tells it, up to the log's end when it was read.
+
+    `state` and `parts` are in their written form. `differences` from the snapshot that there is, a line each; `problem`
+    is why that can't be used, "" if it can. `trimmed`: the snapshot knows what stood in ledgers that are gone.
+    `transactional` is False for a log that needs no snapshot.
+    """
+
+    topic: str
+    incarnation: str
+    transactional: bool
+    applied: str
+    aborts: int
+    open_transactions: int
+    visible_records: int
+    state: bytes
+    parts: tuple[bytes, ...]
+    problem: str
+    differences: tuple[str, ...]
+    trimmed: bool
+
+    @property
+    def sound(self) -> bool:
+        """Whether the snapshot says what the log says."""
+        return not self.differences and (not self.problem or not self.transactional)
+
+
+def folded(broker: Broker, topic: str) -> Folded:
+    """Fold the log of a topic. Raises TopicNotFound, ProtocolStopped, PositionTrimmed, Damaged."""
+    incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
+    end = broker.last_position(topic)
+    loaded, problem = from_snapshot(broker, topic)
+    end = end if loaded is None else loaded.buffer.applied  # both are compared as of one position
+    part_size = PART_SIZE if loaded is None else loaded.buffer.parts.part_size
+    buffer, sequencer, parts = TransactionBuffer(part_size), Sequencer(), []
+    start = before_ledger(origin)
+    with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
+        while end is not None and (buffer.applied is None or buffer.applied < end):
+            placed = reader.read(timeout=MAX_WAIT)
+            if placed is None:
+                raise StorageError(f"topic {topic}: its log ends at {end}, but nothing came behind {buffer.applied}")
+            buffer.apply_batch(placed.take(slice(placed.positions.search(end, right=True))))
+            parts += buffer.take_sealed()
+        while (placed := second.read()) is not None:
+            if sequencer.advance(placed, buffer).stop < len(placed):
+                break
+    state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
+    written = encode_state(state), tuple(_encoded(topic, part) for part in parts)
+    differences, trimmed = _differences(broker, loaded, buffer)
+    return Folded(
+        topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
+        len(buffer.ongoing), sequencer.next_seqno - 1, *written, problem, tuple(differences), trimmed,
+    )  # fmt: skip
+
+
+def compared(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str], bool]:
+    """The state of a topic from its log alone, how its snapshot, with the log behind it, differs, and whether that
+    knows what stood in ledgers that are gone.
+
+    A service that runs appends meanwhile: both are as of one position.
+    """
+    loaded, problem = from_snapshot(broker, topic)
+    part_size = PART_SIZE if loaded is None else loaded.buffer.parts.part_size
+    until = broker.last_position(topic) if loaded is None else loaded.buffer.applied
+    rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=until)
+    if loaded is None:
+        return rebuilt, sequencer, [problem], False
+    return rebuilt, sequencer, *_differences(broker, loaded, rebuilt)
+
+
+def from_snapshot(broker: Broker, topic: str) -> tuple[LoadedTopic | None, str]:
+    """The buffer of a topic at the end of its log by way of its snapshot, or why there is none."""
+    try:
+        loaded = load(broker, topic)
+    except SnapshotError as error:
+        return None, str(error)
+    if not loaded.registered:
+        return None, "the topic has no snapshot"
+    with broker.reader(topic, loaded.resume, inclusive=False) as reader:
+        while (placed := reader.read()) is not None:
+            loaded.buffer.apply_batch(placed)
+    loaded.buffer.take_sealed()
+    return loaded, ""
+
+
+def _differences(broker: Broker, loaded: LoadedTopic | None, rebuilt: TransactionBuffer) -> tuple[list[str], bool]:
+    """What a snapshot says otherwise than the log, and whether the log is trimmed below where the snapshot begins."""
+    if loaded is None:
+        return [], False
+    if broker.ledgers(loaded.topic)[0].ledger != loaded.origin_ledger:
+        return _shown_wrongly(broker, loaded, rebuilt), True
+    rebuilt.trim(loaded.buffer.first_ledger)
+    return diff_states(loaded.buffer, rebuilt), False
+
+
+def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuffer) -> list[str]:
+    """Records that the snapshot shows although the log says that they are none to show."""
+    buffer = loaded.buffer
+    shown = PinnedVisibility(buffer.aborted, buffer.suppressed, buffer.decided_position)
+    known = PinnedVisibility(rebuilt.aborted, rebuilt.suppressed, buffer.decided_position)
+    count, first = 0, None
+    with broker.reader(loaded.topic) as reader:
+        while (placed := reader.read()) is not None:
+            wrong = np.maximum(visible_counts(placed, shown) - visible_counts(placed, known), 0)
+            count += int(wrong.sum())
+            if first is None and wrong.any():
+                first = placed.positions[int(np.argmax(wrong > 0))]
+            if decided_rows(placed, shown) < len(placed):
+                break
+    return [] if first is None else [f"shown, and hidden by the log: {count} records, such as {first}"]
+
+
+def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, found: Folded, now_ms: int) -> None:
+    """Make what was folded the topic's snapshot, as the owner.
+
+    Raises TopicNotFound if the topic was made anew since, OwnershipLost, and what the broker raises.
+    """
+    topic, ledgers = found.topic, broker.ledgers(found.topic)
+    if broker.incarnation(topic) != found.incarnation:
+        raise TopicNotFound(f"topic {topic} was deleted and made anew while its log was read: try again")
+    entries = table.topics.get(topic, TopicEntries())
+    state = decode_state(found.state)
+    branch = f"{ownership.epoch}-{now_ms}"  # seqnos begin anew: nobody goes on from older ones
+    failover = fresh(topic, found.incarnation, ledgers, state.buffer.part_size, branch).failover
+    cursors: dict[str, int] = {}
+    sequencer = Sequencer.restore(state.sequencer)
+    kept = kept_history(topic, found.incarnation, entries, ledgers, sequencer, failover.current.uuid)
+    if kept is not None:
+        failover, cursors = kept
+    state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
+    writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
+    writer.found(entries)
+    writer.add(PartPayload(_decoded(topic, number, part)) for number, part in enumerate(found.parts, 1))
+    commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])
+
+
+def _encoded(topic: str, part: BufferSegment) -> bytes:
+    return encode_part(EncodedSegment(topic, _ANY_EPOCH, chain_start(topic, ""), part))
+
+
+def _decoded(topic: str, number: int, data: bytes) -> BufferSegment:
+    return decode_part(topic, number, Stored(Position(0, 0), FORMAT_VERSION, PART, _ANY_EPOCH, data)).part

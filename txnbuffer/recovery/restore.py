@@ -1,0 +1,336 @@
+"""From the entries of a topic to its restored buffer.
+
+`read_snapshot` checks that the entries belong together, `restore` that the log goes on where the
+snapshot ends. If the newest end entry is unusable, `restore` falls back: first to an older end entry
+that the raw snapshot topic still holds complete, then to a replay of the whole data topic if nothing of
+it was ever trimmed, else it raises the error. What a fall-back loses is time only: the log replayed
+from there leads to the same state.
+
+What tells a snapshot that was deleted on purpose from one that was lost.
+
+As long as the data topic is there, a deletion leaves its end entry behind, `deleted` and without parts:
+the log still holds transactions, and only that entry says why no snapshot tells of them. It goes with the
+first recovery that finds the data topic gone or made anew, and a registration replaces it.
+
+Telling a topic that has lost its snapshot from one that never had transactions, or was made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from broker_io.errors import PositionTrimmed, TopicNotFound
+from broker_io.port import Broker, Ledger
+from broker_io.position import Position
+from snapshots.errors import AppliedPositionTrimmed, SnapshotDamaged, SnapshotError, SnapshotMissing
+from snapshots.format import EndEntry, Stored, decode_end, digest
+from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
+from snapshots.records import BadRecord, reaches
+from snapshots.scan import SnapshotTable, TopicEntries, scan
+from snapshots.segments import chained, state_bytes
+from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.sequencer import Sequencer
+from txnbuffer.buffer.state import BufferSegment
+from txnbuffer.columns import any_transactional
+from txnbuffer.errors import SegmentMismatch
+from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
+from txnbuffer.recovery.codec import UNKNOWN_LEDGER, UUID_BYTES, TopicState, decode_part, decode_state
+from txnbuffer.streams.failover import FailoverLog, Version
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredSnapshot:
+    """One complete snapshot of one topic, checked. `chain` has the digest after each of its parts."""
+
+    end: EndEntry
+    state: TopicState
+    chain: dict[int, bytes]
+    buffer: TransactionBuffer
+
+
+@dataclass(slots=True)
+class Restored:
+    """One topic as its snapshot has it.
+
+    The log is applied behind `resume` and numbered behind `renumber`, both exclusive. `snapshot` is None where
+    the whole log has to be replayed; `rewrite` are its parts if they are not all live any more, and have to
+    be written again before an end entry names them; `notes` tell what was unusual, for operators.
+    """
+
+    topic: str
+    incarnation: str
+    snapshot: StoredSnapshot | None
+    buffer: TransactionBuffer
+    sequencer: Sequencer
+    origin_ledger: int
+    following_ledger: int
+    resume: Position
+    renumber: Position
+    failover: FailoverLog
+    index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
+    cursors: dict[str, int] = field(default_factory=dict)
+    rewrite: list[BufferSegment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def before_ledger(ledger: int) -> Position:
+    """The position to read behind for all messages of a ledger."""
+    return Position(ledger, -1)
+
+
+def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
+    """The snapshot that the end entry names, whole and checked.
+
+    Raises SnapshotMissing if the topic has no entry at all, SnapshotDamaged and UnsupportedSnapshot otherwise.
+    """
+    if entries.end is None:
+        if entries.parts or entries.spills:
+            raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "it is missing, though other entries exist")
+        raise SnapshotMissing(topic, "it was never registered, or it was deleted")
+    end = decode_end(topic, entries.end)
+    if end.deleted:
+        raise SnapshotMissing(topic, "its deletion has begun")
+    try:
+        state = decode_state(state_bytes(topic, end, entries.spills))
+    except BadRecord as error:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+    named = state.buffer.parts
+    if (named.first, named.end) != (end.first_part, end.next_part):
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its state and its head name different parts")
+    chain: dict[int, bytes] = {}
+    try:
+        buffer = TransactionBuffer.restore(state.buffer, _parts(topic, end, entries.parts, chain))
+    except SegmentMismatch as error:
+        raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
+    return StoredSnapshot(end, state, chain, buffer)
+
+
+def _parts(topic: str, end: EndEntry, found: dict[int, Stored], chain: dict[int, bytes]) -> Iterator[BufferSegment]:
+    """The parts one by one, for all of them at once are big; their digests go into `chain`."""
+    for entry in chained(topic, end, found, decode_part):
+        chain[entry.part.number] = entry.chain_after
+        yield entry.part
+
+
+def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -> tuple[Position, Position]:
+    """Behind which positions the log is to be applied, and numbered. Raises AppliedPositionTrimmed."""
+    existing = {ledger.ledger for ledger in ledgers}
+    applied, numbered = state.buffer.applied, state.sequencer.position
+    if applied is not None and applied.ledger in existing:
+        resume = applied
+    elif state.following_ledger in existing:
+        resume = before_ledger(state.following_ledger)
+    else:
+        raise AppliedPositionTrimmed(topic, applied, ledgers[0].ledger)
+    if reaches(numbered, applied):
+        return resume, resume
+    if numbered is None and state.origin_ledger in existing:
+        return resume, before_ledger(state.origin_ledger)
+    if numbered is not None and numbered.ledger in existing:
+        return resume, numbered
+    raise AppliedPositionTrimmed(topic, numbered, ledgers[0].ledger)
+
+
+def restore(
+    broker: Broker, table: SnapshotTable, topic: str, *, snapshot_topic: str = SNAPSHOT_TOPIC, fall_back: bool = True
+) -> Restored:
+    """One topic from what a scan found; the log is not read yet.
+
+    Raises SnapshotMissing (also if the topic was made anew since), SnapshotDamaged, UnsupportedSnapshot,
+    AppliedPositionTrimmed, TopicNotFound.
+    """
+    incarnation = broker.incarnation(topic)
+    ledgers = broker.ledgers(topic)
+    entries = table.topics.get(topic, TopicEntries())
+    try:
+        return _restored(topic, incarnation, entries, ledgers)
+    except (SnapshotDamaged, AppliedPositionTrimmed) as error:
+        if not fall_back:
+            raise
+        older = _older(broker, snapshot_topic, topic)
+        restored = _from_older(topic, incarnation, older, ledgers, entries.parts)
+        restored = restored or _from_start(topic, incarnation, older, ledgers)
+        if restored is None:
+            raise
+        restored.notes.insert(0, str(error))
+        return restored
+
+
+def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger]) -> Restored:
+    snapshot = read_snapshot(topic, entries)
+    if snapshot.end.incarnation != incarnation:
+        raise SnapshotMissing(topic, "the topic was deleted and made anew since")
+    resume, renumber = resume_positions(topic, snapshot.state, ledgers)
+    return Restored(
+        topic,
+        incarnation,
+        snapshot,
+        snapshot.buffer,
+        Sequencer.restore(snapshot.state.sequencer),
+        snapshot.state.origin_ledger,
+        snapshot.state.following_ledger,
+        resume,
+        renumber,
+        stored_log(topic, incarnation, snapshot.state.versions),
+        snapshot.state.index,
+        dict(snapshot.state.cursors),
+    )
+
+
+def fresh(
+    topic: str, incarnation: str, ledgers: Sequence[Ledger], part_size: int = PART_SIZE, branch: str = ""
+) -> Restored:
+    """A topic from the start of what its log holds; `branch` tells its history from others of the same topic."""
+    origin = ledgers[0].ledger
+    start = before_ledger(origin)
+    buffer, sequencer = TransactionBuffer(part_size), Sequencer()
+    log = FailoverLog.initial(version_of(topic, incarnation, branch))
+    return Restored(topic, incarnation, None, buffer, sequencer, origin, origin, start, start, log)
+
+
+def kept_history(
+    topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequence[Ledger], sequencer: Sequencer, uuid: int
+) -> tuple[FailoverLog, dict[str, int]] | None:
+    """Failover log and durable cursors of a topic whose log was folded and numbered anew, from its first ledger on.
+
+    What is left of a log that was never trimmed gets the numbers that it had, up to where something is missing: there
+    the version `uuid` begins. None where no end entry can be read, or the log has lost its beginning: then nobody
+    can go on from older numbers.
+    """
+    try:
+        state = _origin(topic, incarnation, entries)
+    except (SnapshotError, BadRecord):
+        return None
+    if state.origin_ledger != ledgers[0].ledger:
+        return None
+    common = sequencer.next_seqno - 1
+    for ledger, first in zip(state.sequencer.ledgers.tolist(), state.sequencer.first_seqnos.tolist(), strict=True):
+        if sequencer.first_seqnos.get(ledger) != first:
+            common = min(common, first - 1)
+    log = stored_log(topic, incarnation, state.versions)
+    return log.created(uuid, common), {name: min(seqno, common) for name, seqno in state.cursors}
+
+
+def stored_log(topic: str, incarnation: str, versions: Iterable[Version]) -> FailoverLog:
+    """The failover log of stored versions; of a topic without any it has the one that every recovery finds again."""
+    return FailoverLog.sanitised(versions, version_of(topic, incarnation, ""))
+
+
+def version_of(topic: str, incarnation: str, branch: str) -> int:
+    """The uuid of a version of a topic's history; `branch` is another one for each, "" for the first."""
+    return int.from_bytes(digest(f"{topic}\0{incarnation}\0{branch}".encode())[:UUID_BYTES], "big") or 1
+
+
+def _older(broker: Broker, snapshot_topic: str, topic: str) -> list[TopicEntries]:
+    """The ends of a topic that the raw snapshot topic still holds, newest first."""
+    try:
+        history = scan(broker, snapshot_topic, topic, raw=True).history
+    except PositionTrimmed:
+        return []
+    return list(reversed((history or {}).get(topic, ())))
+
+
+def _from_older(
+    topic: str,
+    incarnation: str,
+    older: Iterable[TopicEntries],
+    ledgers: Sequence[Ledger],
+    live: Mapping[int, Stored],
+) -> Restored | None:
+    for entries in older:
+        try:
+            restored = _restored(topic, incarnation, entries, ledgers)
+        except SnapshotError:
+            continue
+        if (snapshot := restored.snapshot) is not None:
+            restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot.end.snapshot_id}")
+            named = {number: entries.parts[number] for number in snapshot.end.parts}
+            if any(number not in live or live[number].position != part.position for number, part in named.items()):
+                restored.rewrite = [decode_part(topic, number, part).part for number, part in named.items()]
+        return restored
+    return None
+
+
+def _from_start(
+    topic: str, incarnation: str, older: Iterable[TopicEntries], ledgers: Sequence[Ledger]
+) -> Restored | None:
+    """A replay of the whole log, if an end entry that can be read proves that it begins where it always did."""
+    for entries in older:
+        try:
+            state = _origin(topic, incarnation, entries)
+        except (SnapshotError, BadRecord):
+            continue
+        if state.origin_ledger != ledgers[0].ledger or state.origin_ledger == UNKNOWN_LEDGER:
+            return None
+        restored = fresh(topic, incarnation, ledgers, state.buffer.part_size)
+        restored.failover = stored_log(topic, incarnation, state.versions)
+        restored.cursors = dict(state.cursors)
+        restored.notes.append(f"topic {topic}: replayed from the start of its log, of which nothing was ever trimmed")
+        return restored
+    return None
+
+
+def _origin(topic: str, incarnation: str, entries: TopicEntries) -> TopicState:
+    if entries.end is None:
+        raise SnapshotMissing(topic, "no end entry")
+    end = decode_end(topic, entries.end)
+    if end.incarnation != incarnation or end.deleted:
+        raise SnapshotMissing(topic, "of another incarnation")
+    return decode_state(state_bytes(topic, end, entries.spills))
+
+
+def restored_topics(table: SnapshotTable) -> list[str]:
+    """The data topics that have entries, sorted."""
+    return sorted(topic for topic, entries in table.topics.items() if entries)
+
+
+def deleted_whole(broker: Broker, topic: str, entries: TopicEntries) -> bool:
+    """Whether nothing of a deletion is left to be done: its end entry is of the topic that is there, and alone."""
+    end = _end(topic, entries)
+    if end is None or not end.deleted or entries.parts or entries.spills:
+        return False
+    return exists(broker, topic, end.incarnation)
+
+
+def incarnation_written(topic: str, entries: TopicEntries) -> str:
+    """The incarnation that the end entry is of; empty if that can't be told."""
+    end = _end(topic, entries)
+    return "" if end is None else end.incarnation
+
+
+def exists(broker: Broker, topic: str, incarnation: str) -> bool:
+    """Whether this very topic is there."""
+    try:
+        return broker.incarnation(topic) == incarnation
+    except TopicNotFound:
+        return False
+
+
+def _end(topic: str, entries: TopicEntries) -> EndEntry | None:
+    if entries.end is None:
+        return None
+    try:
+        return decode_end(topic, entries.end)
+    except SnapshotError:
+        return None
+
+
+LOST = "its log holds transactions, so it had one"
+
+
+def holds_transactions(broker: Broker, topic: str) -> bool:
+    """Whether a log that has no snapshot holds a message of a transaction; then it had one. Raises as a reader does."""
+    try:
+        with broker.reader(topic) as reader:
+            while (placed := reader.read()) is not None:
+                if any_transactional(placed.messages):
+                    return True
+    except TopicNotFound:
+        pass
+    return False
+
+
+def was_deleted(topic: str) -> TopicNotFound:
+    """Why a topic that is there is not the one that is asked for."""
+    return TopicNotFound(f"topic {topic!r} was deleted; one that was made anew has to be registered")

@@ -1,0 +1,423 @@
+"""The version of the session protocol that a client speaks.
+
+A client's frames begin in all versions with `hello`, null or a record, and that with the version, whatever stands
+behind it. A service of another version reads no more, and ends the call with the status FAILED_PRECONDITION, whose
+details say who is to be upgraded: so neither has to read a frame of the other.
+
+Frames from client to service.
+
+The control record has these fields; a topic is a row of the table `topics`, a transaction id its two
+halves `…_most` and `…_least`, where one `most` may stand for all rows; a column that would say the
+default in every row may be empty.
+
+    hello            null, or version, session, and the open transactions most[], least[]; the version stands
+                     there in all versions, see `txnbuffer.rpc.client_frames`
+    topics           names that the rest of the frame uses
+    register_*       request, name: topics to register
+    lease_*          request, size
+    open_*           request, name: producers to open
+    delete_*         request, name: producers to delete; over: numbers up to it are over all the same
+    join_*           request, name: consumer groups to join
+    members          members of consumer groups: request, group, member, leaves; the partitions topics[] (row of
+                     `topics`), partitions[]; ends: empty, or ledger, entry and batch of each
+    begin_*          request, most, least, timeout in seconds (0: the default)
+    begin_extras     what few begins have: row (of begin_*), parent, naming
+    send_topics      the topic of each block behind the control record
+    commit_*         request, most, least; wait: one byte each, 1 to wait until it is visible; topics: how many
+                     the transaction wrote to; then for these, transaction by transaction, topic_rows (the
+                     topic) and records (how many records)
+    commit_extras    what few commits have: row (of commit_*), naming, winners, losers, positions
+    abort_*          request, most, least; topics: how many the transaction may have written to; then topic_rows
+    query_*          request, most, least
+    returned_*       first, size: ids given back
+    bye              the client goes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker_io.block import BadBlock, encode_block
+from broker_io.decoding import decode_foreign_block
+from broker_io.position import Position
+from txnbuffer import avro
+from txnbuffer.coordinator.messages import Begin, Branch, Commit, ConsumerPosition, GroupHeartbeat, ProducerSequence
+from txnbuffer.errors import MalformedFrame
+from txnbuffer.model import TxnId
+from txnbuffer.rpc.columns import (
+    LONGS,
+    STRINGS,
+    Fields,
+    chosen,
+    control_of,
+    join,
+    not_negative,
+    optional,
+    record,
+    rows,
+    runs,
+    same_length,
+    split,
+    txn_columns,
+    txns_of,
+)
+from txnbuffer.rpc.frames import (
+    Abort,
+    ClientFrame,
+    Deletion,
+    IdBlock,
+    LeaseRequest,
+    NamedRequest,
+    Query,
+    Send,
+    SessionHello,
+    check_version,
+)
+
+BEGINNING = record("Beginning", [("hello", optional(record("Versioned", [("version", "long")])))])
+
+_BEGINNING = avro.schema(BEGINNING)
+
+
+def check_hello(frame: bytes) -> None:
+    """Raises VersionMismatch if a frame says hello in another version than ours, ValueError if it is no frame."""
+    hello = avro.decode_first(_BEGINNING, control_of(frame))["hello"]
+    if hello is not None:
+        check_version(hello["version"])
+
+
+_ID = record("Id", [("most", "long"), ("least", "long")])
+_NAMING = record("Naming", [("name", "string"), ("number", "long"), ("opening", "long")])
+_BRANCH = record("Branch", [("most", "long"), ("least", "long"), ("topics", LONGS), ("records", LONGS)])
+_POSITION = record(
+    "Position",
+    [("group", "string"), ("topic", "long"), ("generation", "long"), ("start", LONGS), ("end", LONGS)],
+)
+_HELLO = record("Hello", [("version", "long"), ("session", "string"), ("most", LONGS), ("least", LONGS)])
+_BEGIN_EXTRA = record("BeginExtra", [("row", "long"), ("parent", optional(_ID)), ("naming", optional(_NAMING))])
+_MEMBER = record(
+    "Member",
+    [
+        *(("request", "long"), ("group", "string"), ("member", "string"), ("leaves", "boolean")),
+        *(("topics", LONGS), ("partitions", STRINGS), ("ends", LONGS)),
+    ],
+)
+_COMMIT_EXTRA = record(
+    "CommitExtra",
+    [
+        ("row", "long"),
+        ("naming", optional("txnbuffer.session.Naming")),
+        ("winners", rows(_BRANCH)),
+        ("loser_most", LONGS),
+        ("loser_least", LONGS),
+        ("positions", rows(_POSITION)),
+    ],
+)
+_DOUBLES = {"type": "array", "items": "double"}
+
+CLIENT_SCHEMA = record(
+    "ClientFrame",
+    [
+        ("hello", optional(_HELLO)),
+        ("topics", STRINGS),
+        *((name, LONGS) for name in ("register_request", "lease_request", "lease_size", "open_request")),
+        *((name, LONGS) for name in ("delete_request", "delete_over", "join_request")),
+        *((name, STRINGS) for name in ("register_name", "open_name", "delete_name", "join_name")),
+        *((name, LONGS) for name in ("begin_request", "begin_most", "begin_least")),
+        ("members", rows(_MEMBER)),
+        ("begin_timeout", _DOUBLES),
+        ("begin_extras", rows(_BEGIN_EXTRA)),
+        ("send_topics", LONGS),
+        *((name, LONGS) for name in ("commit_request", "commit_most", "commit_least")),
+        ("commit_wait", "bytes"),
+        *((name, LONGS) for name in ("commit_topics", "commit_topic_rows", "commit_records")),
+        ("commit_extras", rows(_COMMIT_EXTRA)),
+        *((name, LONGS) for name in ("abort_request", "abort_most", "abort_least", "abort_topics", "abort_topic_rows")),
+        *((name, LONGS) for name in ("query_request", "query_most", "query_least")),
+        *((name, LONGS) for name in ("returned_first", "returned_size")),
+        ("bye", "boolean"),
+    ],
+)  # fmt: skip
+
+_SCHEMA = avro.schema(CLIENT_SCHEMA)
+
+
+class _Topics(dict[str, int]):
+    """Rows of the table of topics, given as names turn up."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = row = len(self)
+        return row
+
+
+def encode_client_frame(frame: ClientFrame) -> bytes:
+    """The bytes of a frame. Every batch of it has at least one message."""
+    topics = _Topics()
+    hello = frame.hello
+    control: Fields = {
+        "hello": None,
+        "send_topics": [topics[send.topic] for send in frame.sends],
+        **_pairs("register", "name", frame.registers),
+        **_pairs("lease", "size", frame.leases),
+        **_pairs("open", "name", frame.open_names),
+        "delete_request": [row.request for row in frame.delete_names],
+        "delete_name": [row.name for row in frame.delete_names],
+        "delete_over": [row.over for row in frame.delete_names] if any(row.over for row in frame.delete_names) else [],
+        **_pairs("join", "name", frame.joins),
+        "members": [_member(part, topics) for part in frame.members],
+        **_begins(frame.begins),
+        **_commits(frame.commits, topics),
+        **_txn_requests("abort", frame.aborts),
+        "abort_topics": [len(row.topics) for row in frame.aborts],
+        "abort_topic_rows": [topics[name] for row in frame.aborts for name in row.topics],
+        **_txn_requests("query", frame.queries),
+        "returned_first": [row.first for row in frame.returned],
+        "returned_size": [row.size for row in frame.returned],
+        "bye": frame.bye,
+    }
+    if hello is not None:
+        most, least = txn_columns(hello.open)
+        control["hello"] = {"version": hello.version, "session": hello.session, "most": most, "least": least}
+    control["topics"] = list(topics)
+    chunks: list[bytes] = []
+    for send in frame.sends:
+        chunks += encode_block(send.batch, first_entry=0, publish_time=0).chunks
+    return join(_SCHEMA, control, chunks)
+
+
+def _pairs(kind: str, second: str, pairs: tuple[NamedRequest, ...] | tuple[LeaseRequest, ...]) -> Fields:
+    return {f"{kind}_request": [pair[0] for pair in pairs], f"{kind}_{second}": [pair[1] for pair in pairs]}
+
+
+def _txn_requests(kind: str, asked: tuple[Abort, ...] | tuple[Query, ...]) -> Fields:
+    most, least = txn_columns([row.txn for row in asked])
+    return {f"{kind}_request": [row.request for row in asked], f"{kind}_most": most, f"{kind}_least": least}
+
+
+def _member(part: GroupHeartbeat, topics: _Topics) -> Fields:
+    ends = [number for end in part.ends for number in end]
+    return {**part._asdict(), "topics": [topics[name] for name in part.topics], "ends": ends}
+
+
+def _begins(begins: tuple[Begin, ...]) -> Fields:
+    most, least = txn_columns([begin.txn for begin in begins])
+    timeouts = [begin.timeout or 0.0 for begin in begins]
+    return {
+        "begin_request": [begin.request for begin in begins],
+        "begin_most": most,
+        "begin_least": least,
+        "begin_timeout": timeouts if any(timeouts) else [],
+        "begin_extras": [
+            {"row": row, "parent": begin.parent and begin.parent._asdict(), "naming": _naming(begin.naming)}
+            for row, begin in enumerate(begins)
+            if begin.parent is not None or begin.naming is not None
+        ],
+    }
+
+
+def _naming(naming: ProducerSequence | None) -> Fields | None:
+    return None if naming is None else naming._asdict()
+
+
+def _commits(commits: tuple[Commit, ...], topics: _Topics) -> Fields:
+    most, least = txn_columns([commit.txn for commit in commits])
+    waits = bytes([commit.wait_visible for commit in commits])
+    return {
+        "commit_request": [commit.request for commit in commits],
+        "commit_most": most,
+        "commit_least": least,
+        "commit_wait": waits if any(waits) else b"",
+        "commit_topics": [len(commit.topics) for commit in commits],
+        "commit_topic_rows": [topics[name] for commit in commits for name in commit.topics],
+        "commit_records": [count for commit in commits for count in commit.records],
+        "commit_extras": [
+            _commit_extra(row, commit, topics)
+            for row, commit in enumerate(commits)
+            if commit.naming is not None or commit.winners or commit.losers or commit.positions
+        ],
+    }
+
+
+def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
+    most, least = txn_columns(commit.losers)
+    return {
+        "row": row,
+        "naming": _naming(commit.naming),
+        "winners": [
+            {**winner.txn._asdict(), "topics": [topics[name] for name in winner.topics], "records": winner.records}
+            for winner in commit.winners
+        ],
+        "loser_most": most,
+        "loser_least": least,
+        "positions": [{**position._asdict(), "topic": topics[position.topic]} for position in commit.positions],
+    }
+
+
+# --- decoding ---
+
+
+def decode_client_frame(frame: bytes) -> ClientFrame:
+    """The frame of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release.
+
+    Of another version than ours nothing is read but that: VersionMismatch.
+    """
+    try:
+        check_hello(frame)
+        control, at = split(_SCHEMA, frame)
+        topics = control["topics"]
+        return ClientFrame(
+            hello=_read_hello(control["hello"]),
+            registers=tuple(map(NamedRequest, *_read_pairs(control, "register", "name"))),
+            leases=tuple(map(LeaseRequest, *_read_pairs(control, "lease", "size"))),
+            open_names=tuple(map(NamedRequest, *_read_pairs(control, "open", "name"))),
+            delete_names=_read_deletions(control),
+            joins=tuple(map(NamedRequest, *_read_pairs(control, "join", "name"))),
+            members=tuple(_read_member(fields, topics) for fields in control["members"]),
+            begins=_read_begins(control),
+            sends=_read_sends(frame, at, chosen(topics, control["send_topics"], "sends")),
+            commits=_read_commits(control, topics),
+            aborts=_read_aborts(control, topics),
+            queries=tuple(map(Query, *_read_txn_requests(control, "query"))),
+            returned=_read_returned(control),
+            bye=control["bye"],
+        )
+    except (ValueError, BadBlock) as error:
+        raise MalformedFrame(f"a client's frame can't be read: {error}; use a client of this release") from None
+
+
+def _read_hello(fields: Fields | None) -> SessionHello | None:
+    if fields is None:
+        return None
+    txns = txns_of(fields["most"], fields["least"], "the open transactions of hello")
+    return SessionHello(fields["version"], fields["session"], tuple(txns))
+
+
+def _read_pairs(control: Fields, kind: str, second: str) -> tuple[list[int], list[Any]]:
+    requests, others = control[f"{kind}_request"], control[f"{kind}_{second}"]
+    same_length(f"{kind} requests", requests, others)
+    return requests, others
+
+
+def _read_deletions(control: Fields) -> tuple[Deletion, ...]:
+    requests, names = _read_pairs(control, "delete", "name")
+    over = control["delete_over"] or [0] * len(requests)
+    same_length("delete requests", requests, over)
+    not_negative("delete requests", over)
+    return tuple(map(Deletion, requests, names, over))
+
+
+def _read_aborts(control: Fields, topics: list[str]) -> tuple[Abort, ...]:
+    requests, txns = _read_txn_requests(control, "abort")
+    names = chosen(topics, control["abort_topic_rows"], "aborts")
+    same_length("aborts", requests, control["abort_topics"])
+    return tuple(map(Abort, requests, txns, runs(control["abort_topics"], names, "aborts")))
+
+
+def _read_txn_requests(control: Fields, kind: str) -> tuple[list[int], list[TxnId]]:
+    requests = control[f"{kind}_request"]
+    txns = txns_of(control[f"{kind}_most"], control[f"{kind}_least"], f"{kind} requests")
+    same_length(f"{kind} requests", requests, txns)
+    return requests, txns
+
+
+def _read_returned(control: Fields) -> tuple[IdBlock, ...]:
+    firsts, counts = control["returned_first"], control["returned_size"]
+    same_length("ids given back", firsts, counts)
+    not_negative("ids given back", firsts, counts)
+    return tuple(map(IdBlock, firsts, counts))
+
+
+def _read_member(fields: Fields, topics: list[str]) -> GroupHeartbeat:
+    names, numbers, partitions = chosen(topics, fields["topics"], "members"), fields["ends"], fields["partitions"]
+    same_length("partitions of a member", names, partitions)
+    if numbers and len(numbers) != 3 * len(partitions):
+        raise ValueError(f"a member has {len(numbers)} numbers for the ends of {len(partitions)} partitions")
+    ends = tuple(map(Position, numbers[::3], numbers[1::3], numbers[2::3]))
+    head = fields["request"], fields["group"], fields["member"]
+    return GroupHeartbeat(*head, tuple(names), tuple(partitions), ends, fields["leaves"])
+
+
+def _read_begins(control: Fields) -> tuple[Begin, ...]:
+    requests = control["begin_request"]
+    txns = txns_of(control["begin_most"], control["begin_least"], "begins")
+    timeouts = control["begin_timeout"] or [0.0] * len(requests)
+    same_length("begins", requests, txns, timeouts)
+    if not all(0.0 <= timeout < float("inf") for timeout in timeouts):
+        raise ValueError("a begin has a timeout that is no time")
+    begins = list(map(Begin, requests, txns, [timeout or None for timeout in timeouts]))
+    for extra in control["begin_extras"]:
+        row, parent = _row(extra, len(begins), "begin"), extra["parent"]
+        begins[row] = begins[row]._replace(
+            parent=parent and txns_of([parent["most"]], [parent["least"]], "begins")[0],
+            naming=_read_naming(extra["naming"]),
+        )
+    return tuple(begins)
+
+
+def _read_commits(control: Fields, topics: list[str]) -> tuple[Commit, ...]:
+    requests, counts, records = control["commit_request"], control["commit_topics"], control["commit_records"]
+    txns = txns_of(control["commit_most"], control["commit_least"], "commits")
+    waits = control["commit_wait"] or bytes(len(requests))
+    names = chosen(topics, control["commit_topic_rows"], "commits")
+    same_length("commits", requests, txns, counts, waits)
+    same_length("topics of commits", names, records)
+    not_negative("commits", records)
+    if counts.count(1) == len(counts) == len(names):
+        topic_sets: list[tuple[str, ...]] = list(zip(names, strict=True))
+        record_sets: list[tuple[int, ...]] = list(zip(records, strict=True))
+    else:
+        topic_sets, record_sets = runs(counts, names, "commits"), runs(counts, records, "commits")
+    commits = list(map(Commit, requests, txns, topic_sets, record_sets, map(bool, waits)))
+    for extra in control["commit_extras"]:
+        row = _row(extra, len(commits), "commit")
+        commits[row] = commits[row]._replace(**_read_commit_extra(extra, topics))
+    return tuple(commits)
+
+
+def _read_commit_extra(extra: Fields, topics: list[str]) -> Fields:
+    return {
+        "naming": _read_naming(extra["naming"]),
+        "winners": tuple(_read_branch(winner, topics) for winner in extra["winners"]),
+        "losers": tuple(txns_of(extra["loser_most"], extra["loser_least"], "losing branches")),
+        "positions": tuple(_read_position(position, topics) for position in extra["positions"]),
+    }
+
+
+def _read_branch(fields: Fields, topics: list[str]) -> Branch:
+    names = chosen(topics, fields["topics"], "branches")
+    same_length("branches", names, fields["records"])
+    not_negative("branches", fields["records"])
+    (txn,) = txns_of([fields["most"]], [fields["least"]], "branches")
+    return Branch(TxnId(*txn), tuple(names), tuple(fields["records"]))
+
+
+def _read_position(fields: Fields, topics: list[str]) -> ConsumerPosition:
+    (topic,) = chosen(topics, [fields["topic"]], "positions")
+    if len(fields["start"]) != 3 or len(fields["end"]) != 3:
+        raise ValueError("a position of a commit hasn't got three numbers")
+    start, end = Position(*fields["start"]), Position(*fields["end"])
+    return ConsumerPosition(fields["group"], topic, fields["generation"], start, end)
+
+
+def _read_naming(fields: Fields | None) -> ProducerSequence | None:
+    return None if fields is None else ProducerSequence(**fields)
+
+
+def _row(extra: Fields, count: int, what: str) -> int:
+    row: int = extra["row"]
+    if not 0 <= row < count:
+        raise ValueError(f"it adds to {what} {row} of {count}")
+    return row
+
+
+def _read_sends(frame: bytes, at: int, topics: list[str]) -> tuple[Send, ...]:
+    sends = []
+    for number, topic in enumerate(topics):
+        try:
+            decoded, at = decode_foreign_block(frame, at)
+        except BadBlock as error:
+            raise ValueError(f"block {number}, for topic {topic!r}: {error}") from None
+        sends.append(Send(topic, decoded.messages))
+    if at != len(frame):
+        raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
+    return tuple(sends)

@@ -1,0 +1,127 @@
+"""What both kinds of frames are made of: the control record, columns, transaction ids.
+
+Errors over the session's wire: those of `broker_io.errors`, with transaction ids.
+
+An attribute `txn` goes as the text `most:least` among the details.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from broker_io import errors
+from broker_io.errors import ERROR_SCHEMA, Error
+from txnbuffer import avro
+from txnbuffer.model import MAX_LEAST, TxnId
+from txnbuffer.rpc.frames import MAX_FRAME_BYTES
+
+__all__ = ["ERROR_SCHEMA", "tell", "told"]
+
+
+Fields = dict[str, Any]
+
+LONGS = {"type": "array", "items": "long"}
+STRINGS = {"type": "array", "items": "string"}
+
+_LENGTH = struct.Struct("<I")
+
+
+def record(name: str, fields: Iterable[tuple[str, Any]], namespace: str = "txnbuffer.session") -> Fields:
+    """The schema of a record."""
+    parts = [{"name": field, "type": kind} for field, kind in fields]
+    return {"type": "record", "name": name, "namespace": namespace, "fields": parts}
+
+
+def optional(kind: Any) -> list[Any]:
+    return ["null", kind]
+
+
+def rows(kind: Any) -> Fields:
+    return {"type": "array", "items": kind}
+
+
+def join(schema: avro.Schema, control: Fields, blocks: Sequence[bytes]) -> bytes:
+    """A frame from its control record and the chunks of its blocks."""
+    head = avro.encode(schema, control)
+    return b"".join([_LENGTH.pack(len(head)), head, *blocks])
+
+
+def control_of(frame: bytes) -> bytes:
+    """The control record of a frame. Raises ValueError."""
+    if not _LENGTH.size <= len(frame) <= MAX_FRAME_BYTES:
+        raise ValueError(f"it has {len(frame)} bytes")
+    (size,) = _LENGTH.unpack_from(frame)
+    end = _LENGTH.size + size
+    if end > len(frame):
+        raise ValueError(f"its control record of {size} bytes is cut off")
+    return frame[_LENGTH.size : end]
+
+
+def split(schema: avro.Schema, frame: bytes) -> tuple[Fields, int]:
+    """The control record of a frame, decoded, and where its blocks begin. Raises ValueError."""
+    control = control_of(frame)
+    return avro.decode(schema, control), _LENGTH.size + len(control)
+
+
+def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
+    """`most` and `least`; the first as one number where it is the same for all."""
+    if not txns:
+        return (), ()
+    most, least = zip(*txns, strict=True)
+    return most if len(set(most)) > 1 else most[:1], least
+
+
+def txns_of(most: list[int], least: list[int], what: str) -> list[TxnId]:
+    """The ids that `txn_columns` wrote. Raises ValueError that says what they are of."""
+    if len(most) == 1:
+        most *= len(least)
+    if len(most) != len(least):
+        raise ValueError(f"{what} have {len(most)} and {len(least)} halves of transaction ids")
+    if least and not (min(most) >= 0 and max(most) <= MAX_LEAST and min(least) >= 1 and max(least) <= MAX_LEAST):
+        raise ValueError(f"{what} have a transaction id out of range")
+    return list(map(TxnId, most, least))
+
+
+def same_length(what: str, *columns: Sequence[Any]) -> None:
+    """Raise ValueError if columns of the same rows differ in length."""
+    if len(set(map(len, columns))) > 1:
+        raise ValueError(f"{what} have columns of {', '.join(str(len(column)) for column in columns)} rows")
+
+
+def not_negative(what: str, *columns: Sequence[int]) -> None:
+    """Raise ValueError if a number is below 0."""
+    if any(column and min(column) < 0 for column in columns):
+        raise ValueError(f"{what} have a number below 0")
+
+
+def runs(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, ...]]:
+    """Cut items into tuples of these lengths. Raises ValueError if they don't come out even."""
+    not_negative(what, counts)
+    ends = list(itertools.accumulate(counts, initial=0))
+    if ends[-1] != len(items):
+        raise ValueError(f"{what} have {len(items)} parts instead of {ends[-1]}")
+    return [tuple(items[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def chosen(table: Sequence[str], codes: list[int], what: str) -> list[str]:
+    """The names of a table that a column of its row numbers stands for. Raises ValueError."""
+    if codes and not 0 <= min(codes) <= max(codes) < len(table):
+        raise ValueError(f"{what} name a topic that the frame does not have")
+    return [table[code] for code in codes]
+
+
+def tell(error: Error) -> Fields:
+    """The record of an error."""
+    return errors.tell(error, lambda value: str(value) if isinstance(value, TxnId) else errors.detail(value))
+
+
+def told(fields: Fields) -> Error:
+    """The error of a record. Raises ValueError if it is none."""
+    error = errors.told(fields)
+    txn = vars(error).get("txn")
+    if txn is not None:
+        error.txn = TxnId.parse(str(txn))  # type: ignore[attr-defined]  # whichever class has one
+    return error

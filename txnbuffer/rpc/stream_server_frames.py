@@ -1,0 +1,316 @@
+"""What frames of both sides are made of, beside what `txnbuffer.rpc.columns` has: versions, checks, columns by kind.
+
+Frames from server to client: a control record, and blocks of mutations.
+
+kinds            one byte a message: 0 ok, 1 rollback, 2 refused, 3 snapshot begin, 4 mutations, 5 snapshot end,
+                 6 stream end, 7 noop, 8 goodbye
+ok               stream; the failover log, newest first: uuids[], version_seqnos[]; start, snapshot_start,
+                 snapshot_end, end, high_seqno, purge_seqno, cluster, incarnation
+rollback_*       stream, seqno
+refused_*        stream, error
+begin_*          stream, start, end; flags: one byte each (`SnapshotFlag`)
+mutations_*      stream, count: how many of the stream's mutations come here, at least 1
+end_*            stream, seqno, high (the high seqno)
+stream_end_*     stream; reason: one byte each (`EndReason`)
+goodbye          error
+block_stream     the stream of each block behind the control record. All blocks of a stream, one behind the
+                 other, hold the mutations of its messages, in order. Entry numbers of a block are seqnos,
+                 publish times those of the records
+ledgers, entries, indexes
+                 where the records stand in the topic's log: int64, little-endian, of the mutations of all blocks
+                 one behind the other; or one number that is the same for all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from broker_io.block import BadBlock, encode_block
+from broker_io.decoding import decode_foreign_block
+from broker_io.position import Int64s, Positions
+from txnbuffer import avro
+from txnbuffer.errors import MalformedFrame
+from txnbuffer.mutations.batch import MutationBatch
+from txnbuffer.rpc.columns import ERROR_SCHEMA, LONGS, Fields, join, record, rows, same_length, split, tell, told
+from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, Version
+from txnbuffer.streams.messages import (
+    EndReason,
+    Goodbye,
+    Noop,
+    Ok,
+    Refused,
+    RollbackRequired,
+    ServerMessage,
+    SnapshotBegin,
+    SnapshotEnd,
+    SnapshotFlag,
+    StreamEnd,
+    StreamMutations,
+)
+
+NAMESPACE = "txnbuffer.streams"
+
+M = TypeVar("M")
+
+
+def schema_of(name: str, fields: Iterable[tuple[str, Any]]) -> Fields:
+    """The schema of a record of this protocol."""
+    return record(name, fields, NAMESPACE)
+
+
+def columns(messages: Iterable[Iterable[Any]], *names: str) -> Fields:
+    """The fields of some messages as columns of these names."""
+    rows = list(messages)
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)} if rows else {
+        name: [] for name in names
+    }  # fmt: skip
+
+
+def rows_of(control: Fields, what: str, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of some columns, all of which are numbers from 0 on. Raises ValueError."""
+    found = [control[name] for name in names]
+    same_length(what, *found)
+    for column in found:
+        if column and min(column) < 0:
+            raise ValueError(f"{what} have a number below 0")
+    return zip(*found, strict=True)
+
+
+def in_order(kinds: bytes, by_kind: list[Iterator[M]]) -> tuple[M, ...]:
+    """The messages as `kinds` mixes them. Raises ValueError if there are others than that says."""
+    if kinds and max(kinds) >= len(by_kind):
+        raise ValueError(f"{max(kinds)} is no kind of message")
+    try:
+        messages = tuple([next(by_kind[kind]) for kind in kinds])
+    except StopIteration:
+        raise ValueError("it has fewer messages than it announces") from None
+    if any(next(rest, None) is not None for rest in by_kind):
+        raise ValueError("it has more messages than it announces")
+    return messages
+
+
+def version_columns(versions: tuple[Version, ...]) -> Fields:
+    return {"uuids": [version.uuid for version in versions], "version_seqnos": [version.seqno for version in versions]}
+
+
+def versions_of(fields: Fields) -> tuple[Version, ...]:
+    """The versions that `version_columns` wrote. Raises ValueError."""
+    return tuple(map(Version._make, rows_of(fields, "versions", "uuids", "version_seqnos")))
+
+
+def seqnos(what: str, *numbers: int) -> None:
+    """Raise ValueError if one is no seqno."""
+    if not 0 <= min(numbers) <= max(numbers) <= MAX_SEQNO:
+        raise ValueError(f"{what} has a number that is no seqno")
+
+
+_OK = schema_of(
+    "Ok",
+    [
+        *(("stream", "long"), ("uuids", LONGS), ("version_seqnos", LONGS)),
+        *((name, "long") for name in ("start", "snapshot_start", "snapshot_end", "end", "high_seqno", "purge_seqno")),
+        *(("cluster", "string"), ("incarnation", "string")),
+    ],
+)
+SERVER_SCHEMA = schema_of(
+    "ServerFrame",
+    [
+        *(("kinds", "bytes"), ("ok", rows(_OK)), ("rollback_stream", LONGS), ("rollback_seqno", LONGS)),
+        *(("refused_stream", LONGS), ("refused_error", rows(ERROR_SCHEMA))),
+        *(("begin_stream", LONGS), ("begin_start", LONGS), ("begin_end", LONGS), ("begin_flags", "bytes")),
+        *(("mutations_stream", LONGS), ("mutations_count", LONGS)),
+        *(("end_stream", LONGS), ("end_seqno", LONGS), ("end_high", LONGS)),
+        *(("stream_end_stream", LONGS), ("stream_end_reason", "bytes")),
+        ("goodbye", rows("txnbuffer.streams.Error")),
+        *(("block_stream", LONGS), ("ledgers", "bytes"), ("entries", "bytes"), ("indexes", "bytes")),
+    ],
+)
+
+_SCHEMA = avro.schema(SERVER_SCHEMA)
+_KINDS: tuple[type[ServerMessage], ...] = (
+    *(Ok, RollbackRequired, Refused, SnapshotBegin, StreamMutations, SnapshotEnd, StreamEnd, Noop, Goodbye),
+)
+_ALL_FLAGS = sum(SnapshotFlag)
+_MAX_SPAN = 2**32 - 1
+"""A block holds entry numbers within so many."""
+
+
+def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
+    """The bytes of messages in their order. Every batch of mutations has at least one."""
+    by_kind: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
+    kinds = bytearray()
+    for message in messages:
+        kinds.append(_KINDS.index(type(message)))
+        by_kind[type(message)].append(message)
+    flags = columns(by_kind[SnapshotBegin], "begin_stream", "begin_start", "begin_end", "begin_flags")
+    reasons = columns(by_kind[StreamEnd], "stream_end_stream", "stream_end_reason")
+    control: Fields = {
+        "kinds": bytes(kinds),
+        "ok": [_ok(ok) for ok in by_kind[Ok]],
+        **columns(by_kind[RollbackRequired], "rollback_stream", "rollback_seqno"),
+        "refused_stream": [refused.stream for refused in by_kind[Refused]],
+        "refused_error": [tell(refused.error) for refused in by_kind[Refused]],
+        **flags,
+        "begin_flags": bytes(flags["begin_flags"]),
+        "mutations_stream": [message.stream for message in by_kind[StreamMutations]],
+        "mutations_count": [len(message.mutations) for message in by_kind[StreamMutations]],
+        **columns(by_kind[SnapshotEnd], "end_stream", "end_seqno", "end_high"),
+        **reasons,
+        "stream_end_reason": bytes(reasons["stream_end_reason"]),
+        "goodbye": [tell(goodbye.error) for goodbye in by_kind[Goodbye]],
+    }
+    blocks = list(_blocks(by_kind[StreamMutations]))
+    control |= {"block_stream": [stream for stream, _ in blocks], **_places([batch for _, batch in blocks])}
+    chunks: list[bytes] = []
+    for _, batch in blocks:
+        times = batch.publish_times
+        same = bool((times == times[0]).all())
+        block = encode_block(
+            batch.messages,
+            first_entry=batch.first,
+            publish_time=int(times[0]),
+            entries=batch.seqnos,
+            publish_times=None if same else times,
+        )
+        chunks += block.chunks
+    return join(_SCHEMA, control, chunks)
+
+
+def _ok(ok: Ok) -> Fields:
+    fields = ok._asdict()
+    return {**fields, **version_columns(fields.pop("log").versions)}
+
+
+def _blocks(messages: Sequence[StreamMutations]) -> Iterator[tuple[int, MutationBatch]]:
+    """What each block holds, and its stream: one a stream, more where its seqnos are too far apart."""
+    streams: dict[int, list[MutationBatch]] = {}
+    for stream, mutations in messages:
+        streams.setdefault(stream, []).append(mutations)
+    for stream, parts in streams.items():
+        batch = MutationBatch.concat(parts)
+        while batch.last - batch.first >= _MAX_SPAN:
+            cut = int(np.searchsorted(batch.seqnos, batch.first + _MAX_SPAN))
+            yield stream, batch.take(slice(0, cut))
+            batch = batch.take(slice(cut, None))
+        yield stream, batch
+
+
+def _places(batches: Sequence[MutationBatch]) -> Fields:
+    positions = [batch.positions for batch in batches]
+    return {
+        "ledgers": _numbers([place.ledgers for place in positions]),
+        "entries": _numbers([place.entries for place in positions]),
+        "indexes": _numbers([place.indexes for place in positions]),
+    }
+
+
+def _numbers(parts: Sequence[Int64s]) -> bytes:
+    if not parts:
+        return b""
+    column = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return (column[:1] if (column == column[0]).all() else column).astype("<i8", copy=False).tobytes()
+
+
+# --- decoding ---
+
+
+def decode_stream_server_frame(frame: bytes) -> tuple[ServerMessage, ...]:
+    """The messages of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release."""
+    try:
+        control, at = split(_SCHEMA, frame)
+        mutations = _read_blocks(frame, at, control)
+        ends = ("end_stream", "end_seqno", "end_high")
+        by_kind: list[Iterator[ServerMessage]] = [
+            map(_read_ok, control["ok"]),
+            (RollbackRequired(*row) for row in rows_of(control, "rollbacks", "rollback_stream", "rollback_seqno")),
+            _read_refused(control),
+            _read_begins(control),
+            _read_mutations(control, mutations),
+            (SnapshotEnd(*row) for row in rows_of(control, "ends of snapshots", *ends)),
+            _read_stream_ends(control),
+            (Noop() for _ in range(control["kinds"].count(_KINDS.index(Noop)))),
+            (Goodbye(told(error)) for error in control["goodbye"]),
+        ]
+        return in_order(control["kinds"], by_kind)
+    except (ValueError, BadBlock) as error:
+        raise MalformedFrame(f"a server's frame can't be read: {error}; use a client of its release") from None
+
+
+def _read_ok(fields: Fields) -> Ok:
+    log = FailoverLog(versions_of(fields))
+    del fields["uuids"], fields["version_seqnos"]
+    ok = Ok(**fields, log=log)
+    seqnos("an ok", *ok[2:8])
+    if not ok.snapshot_start <= ok.start <= ok.snapshot_end:
+        raise ValueError(f"an ok starts at {ok.start}, not within [{ok.snapshot_start}, {ok.snapshot_end}]")
+    return ok
+
+
+def _read_refused(control: Fields) -> Iterator[Refused]:
+    same_length("refusals", control["refused_stream"], control["refused_error"])
+    for stream, error in zip(control["refused_stream"], control["refused_error"], strict=True):
+        yield Refused(stream, told(error))
+
+
+def _read_begins(control: Fields) -> Iterator[SnapshotBegin]:
+    names = ("begin_stream", "begin_start", "begin_end", "begin_flags")
+    for stream, start, end, flags in rows_of(control, "begins of snapshots", *names):
+        if not start <= end or flags > _ALL_FLAGS:
+            raise ValueError(f"a snapshot [{start}, {end}] with flags {flags}")
+        yield SnapshotBegin(stream, start, end, SnapshotFlag(flags))
+
+
+def _read_stream_ends(control: Fields) -> Iterator[StreamEnd]:
+    for stream, reason in rows_of(control, "ends of streams", "stream_end_stream", "stream_end_reason"):
+        yield StreamEnd(stream, EndReason(reason))
+
+
+def _read_mutations(control: Fields, blocks: dict[int, MutationBatch]) -> Iterator[StreamMutations]:
+    done = dict.fromkeys(blocks, 0)
+    for stream, count in rows_of(control, "mutations", "mutations_stream", "mutations_count"):
+        start = done.get(stream, 0)
+        if stream not in blocks or not 0 < count <= len(blocks[stream]) - start:
+            raise ValueError(f"stream {stream} has other mutations than its messages announce")
+        done[stream] = start + count
+        whole = count == len(blocks[stream])
+        yield StreamMutations(stream, blocks[stream] if whole else blocks[stream].take(slice(start, start + count)))
+    if any(done[stream] != len(batch) for stream, batch in blocks.items()):
+        raise ValueError("it has mutations that no message announces")
+
+
+def _read_blocks(frame: bytes, at: int, control: Fields) -> dict[int, MutationBatch]:
+    """The mutations of each stream."""
+    decoded = []
+    for number, stream in enumerate(control["block_stream"]):
+        try:
+            block, at = decode_foreign_block(frame, at)
+        except BadBlock as error:
+            raise ValueError(f"block {number}, of stream {stream}: {error}") from None
+        decoded.append((stream, block))
+    if at != len(frame):
+        raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
+    total = sum(len(block.messages) for _, block in decoded)
+    where = Positions(
+        _read_numbers(control["ledgers"], total, "ledgers"),
+        _read_numbers(control["entries"], total, "entries"),
+        _read_numbers(control["indexes"], total, "indexes"),
+    )
+    streams: dict[int, list[MutationBatch]] = {}
+    done = 0
+    for stream, (entries, times, messages) in decoded:
+        here = slice(done, done + len(messages))
+        batch = MutationBatch(entries, where.take(here), times, messages)
+        streams.setdefault(stream, []).append(batch)
+        done += len(messages)
+    return {stream: MutationBatch.concat(parts) for stream, parts in streams.items()}
+
+
+def _read_numbers(column: bytes, count: int, name: str) -> Int64s:
+    if len(column) == 8 and count:
+        return np.full(count, int.from_bytes(column, "little", signed=True), np.int64)
+    if len(column) != 8 * count:
+        raise ValueError(f"{count} mutations have {len(column)} bytes of {name}")
+    return np.frombuffer(column, "<i8").astype(np.int64, copy=False)

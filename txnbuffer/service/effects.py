@@ -1,0 +1,334 @@
+"""What the coordinator asks for, carried out; and what came of it, told to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from pyroaring import BitMap64
+
+from broker_io.errors import DiskWatermark, Error, TopicNotFound
+from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Suppressed, TransactionEnded
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.messages import (
+    AppendDecisions,
+    AppendMarker,
+    AwaitApplied,
+    CheckCounts,
+    RegisterTopic,
+    SessionResults,
+    StopAnswering,
+    WriteEpochMarker,
+)
+from txnbuffer.model import TxnId
+from txnbuffer.protocol import encode_marker
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.cluster_topics import MarkerWriters, RecordCounts, TopicRecreation
+from txnbuffer.service.remote_shards import Ask, RemoteTopics, ShardMessages
+from txnbuffer.service.sends import MessagesPart, Sends
+from txnbuffer.service.topic import ServiceTopic, Topics
+
+MUCH = 100
+"""With so many messages that wait to be appended to a topic, nothing more is asked about it."""
+
+
+class Counts:
+    """What has happened since the process began."""
+
+    def __init__(self) -> None:
+        self.committed = self.aborted = self.suppressed = self.damaged = 0
+
+
+class EffectExecutor:
+    """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
+
+    `marking`, `counting`, `doubting` and `remaking` are there where others write the topics too, `elsewhere` and
+    `letters` where topics may be those of other shards. `gone`: the decision log is, which is why nothing more can be
+    decided.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        topics: Topics,
+        appends: Appends,
+        sends: Sends,
+        decisions: ServiceTopic,
+        now: Callable[[], float],
+        answers: Callable[[SessionResults], None],
+        register: Callable[[str], None],
+        stop: Callable[[str], None],
+    ) -> None:
+        self.counts = Counts()
+        self.marking: MarkerWriters | None = None
+        self.counting: RecordCounts | None = None
+        self.doubting: RecordCounts | None = None
+        self.remaking: TopicRecreation | None = None
+        self.elsewhere: RemoteTopics | None = None
+        self.letters: ShardMessages | None = None
+        self.gone: TopicNotFound | None = None
+        self._refused_borders: list[WriteEpochMarker] = []
+        self._coordinator = coordinator
+        self._topics = topics
+        self._appends = appends
+        self._sends = sends
+        self._decisions = decisions
+        self._now = now
+        self._answers = answers
+        self._register = register
+        self._stop = stop
+
+    def join_cluster(
+        self,
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        wake: Callable[[], None],
+        again: Callable[[str], Awaitable[Error | None]],
+        ask: Ask,
+        floor: Callable[[str], int | None],
+    ) -> None:
+        """Carry out what it takes where others write the topics too: markers need writers, counts tails.
+
+        `again` registers a topic that was missing; `ask` and `floor` are those of `ShardMessages`.
+        """
+        coordinator, topics, appends, now = self._coordinator, self._topics, self._appends, self._now
+        broker, shard = topics.broker, topics.shard
+        marking = self.marking = MarkerWriters(broker, run, appends.release)
+        self.counting = RecordCounts(broker, run, self.count)
+        self.doubting = RecordCounts(broker, run, self.doubt)
+        self.remaking = TopicRecreation(coordinator, topics, run, again, now, wake)
+        if shard.of > 1:
+            elsewhere = self.elsewhere = RemoteTopics(broker, coordinator, appends, marking, run, now, wake)
+            self.letters = ShardMessages(
+                shard, coordinator, topics, elsewhere, appends, marking, run, ask, floor, now, wake
+            )
+
+    def writers_elsewhere(self) -> list[ServiceTopic]:
+        """Return the topics of other shards that have writers of ours."""
+        if self.elsewhere is None or self.letters is None:
+            return []
+        return [*self.elsewhere.by_name.values(), *self.letters.inboxes.values()]
+
+    def troubles_elsewhere(self) -> dict[str, Error | None]:
+        """Return what keeps markers and letters from topics of other shards, by what they are."""
+        return {f"writing to {topic.name}": topic.trouble for topic in self.writers_elsewhere()}
+
+    def carry_out(self) -> None:
+        """Do all that has to be done now."""
+        while effects := self._coordinator.take_effects():
+            for effect in effects:
+                match effect:
+                    case SessionResults():
+                        self._answers(effect)
+                    case CheckCounts(topic, least):
+                        self._ask_counts(topic, least)
+                    case AppendMarker():
+                        self._append_marker(effect)
+                    case AppendDecisions():
+                        self._append_decisions(effect)
+                    case RegisterTopic(topic):
+                        self._register_topic(topic)
+                    case AwaitApplied():
+                        self._await_applied(effect)
+                    case WriteEpochMarker():
+                        self._write_border(effect)
+                    case StopAnswering(reason):
+                        self._stop(reason)
+                        return
+        if self.letters is not None:
+            self.letters.send()
+
+    def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
+        """A topic's buffer has applied what was appended."""
+        ends = []
+        for effect in effects:
+            match effect:
+                case TransactionEnded(txn, outcome):
+                    ends.append((txn, outcome))
+                case Suppressed():
+                    self.counts.suppressed += effect.size
+                case Damage():
+                    self.counts.damaged += 1
+                case EpochRaised(coordinator, epoch) if coordinator == self._coordinator.shard:
+                    self._coordinator.newer_epoch_seen(epoch, f"topic {topic.name}")
+        if ends:
+            committed = sum(outcome for _, outcome in ends)
+            self.counts.committed += committed
+            self.counts.aborted += len(ends) - committed
+            self._coordinator.ended(topic.name, ends, self._now())
+            if self.letters is not None:
+                self.letters.applied(topic.name, (txn for txn, _ in ends))
+        if self.doubting is not None:
+            self.doubting.applied(topic)
+        if self.counting is not None:
+            self.counting.applied(topic)
+        elif topic.checks:
+            waiting, topic.checks = topic.checks, {}
+            self._check_counts(topic.name, tuple(waiting))
+
+    def tick(self) -> None:
+        """About every second: ask again, write again what a nearly full disk refused, and let go of what is idle."""
+        self.ask_again()
+        refused, self._refused_borders = self._refused_borders, []
+        for border in refused:
+            self._write_border(border)
+        if self.letters is not None:
+            self.letters.tick()
+        if self.elsewhere is not None:
+            self.elsewhere.tick()
+
+    def ask(self) -> None:
+        """Ask about everything that is ongoing anywhere."""
+        now = self._now()
+        for topic in self._topics.by_name.values():
+            if topic.tail is not None and len(topic.tail.buffer.ongoing):
+                self._ask(topic, [entry.txn for entry in topic.tail.buffer.ongoing], now)
+
+    def ask_again(self) -> None:
+        """Ask about what was ongoing already at the last such call, but not where markers can't be written now."""
+        now = self._now()
+        for topic in self._topics.by_name.values():
+            if topic.tail is None:
+                continue
+            buffer, up_to = topic.tail.buffer, topic.asked_up_to
+            topic.asked_up_to = buffer.applied
+            if up_to is not None and len(topic.waiting) < MUCH and len(buffer.ongoing):
+                older = [entry.txn for entry in buffer.ongoing.began_by(up_to)]
+                self._ask(topic, older, now)
+
+    def _ask(self, topic: ServiceTopic, txns: list[TxnId], now: float) -> None:
+        """A marker that stands in the topic already is to be read, not contradicted, however long that takes."""
+        if self.doubting is not None and (standing := {txn for txn in txns if self._has_marker(topic, txn)}):
+            txns = [txn for txn in txns if txn not in standing]
+            if new := standing - topic.doubted:
+                topic.doubted |= new
+                self.doubting.ask(topic, tuple(txn.least for txn in new))
+        self._coordinator.ask(topic.name, txns, now)
+        if self.letters is not None:
+            self.letters.ask(topic.name, txns)
+
+    def _has_marker(self, topic: ServiceTopic, txn: TxnId) -> bool:
+        """Whether the marker of a transaction stands in a topic, if there is to be one."""
+        if txn.most != self._coordinator.shard:
+            return False
+        known = self._coordinator.transaction(txn)
+        if known is None:
+            return self._coordinator.has_ended(txn.least)
+        return topic.name in known.topics and known.unfinished is not None and topic.name not in known.unfinished
+
+    def doubt(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
+        """The buffer has read all markers that these may have: what is still ongoing lacks one."""
+        txns = [TxnId(self._coordinator.shard, one) for one in least]
+        topic.doubted.difference_update(txns)
+        if topic.tail is not None:
+            ongoing = topic.tail.buffer.ongoing
+            self._coordinator.ask(topic.name, [txn for txn in txns if ongoing.get(txn) is not None], self._now())
+
+    def _register_topic(self, name: str) -> None:
+        if self.letters is None or self._topics.shard.owns(name):
+            self._register(name)
+        else:
+            self.letters.register(name)
+
+    def _await_applied(self, effect: AwaitApplied) -> None:
+        for topic in effect.topics:
+            if self.letters is not None and not self._topics.shard.owns(topic):
+                self.letters.await_applied(topic, effect.least)
+
+    def _ask_counts(self, name: str, least: tuple[int, ...]) -> None:
+        topic = self._topics.get(name)
+        if self.counting is None or topic is None or topic.tail is None:
+            self._check_counts(name, least)
+        else:
+            self.counting.ask(topic, least)
+
+    def count(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
+        """Tell how many records of each transaction the buffer of a topic has now."""
+        self._check_counts(topic.name, least)
+
+    def _check_counts(self, name: str, least: tuple[int, ...]) -> None:
+        topic = self._topics.get(name)
+        if topic is None or topic.tail is None:
+            self._coordinator.counts_checked(name, [(one, 0) for one in least], self._now())
+            return
+        shard, ongoing, sends = self._coordinator.shard, topic.tail.buffer.ongoing, self._sends
+        counted = []
+        for one in least:
+            entry = ongoing.get(TxnId(shard, one))
+            highest, accepted = (0, 0) if entry is None else (entry.highest, entry.accepted)
+            if sends.under_way(topic, one, highest):
+                topic.checks[one] = None
+            else:
+                counted.append((one, accepted))
+        self._coordinator.counts_checked(name, counted, self._now())
+
+    def _append_marker(self, effect: AppendMarker) -> None:
+        token, name, marker = effect
+        topic = self._topics.get(name)
+        if self.elsewhere is not None and not self._topics.shard.owns(name):
+            topic = self.elsewhere.topic(name)
+        if topic is None or topic.missing:
+            self._coordinator.marker_failed(token)
+            if self.remaking is not None:
+                self.remaking.missing(name)
+            return
+        landed = partial(self._marker_landed, token)
+        failed = partial(self._marker_failed, token)
+        self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
+        if self.marking is not None:
+            self.marking.need(topic)
+
+    def topic_stopped(self, topic: ServiceTopic) -> None:
+        """A topic's buffer goes no further; what stopped it may pass, or another topic have its name by now."""
+        if topic.problem is None:
+            return
+        if topic.shared:  # what waits would wait for a writer that nobody opens any more
+            self._appends.fail(topic, topic.problem)
+        if not isinstance(topic.problem, TopicNotFound):
+            self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
+        if topic.missing:
+            self._coordinator.topic_missing(topic.name, self._now())
+            if self.letters is not None:
+                self.letters.missing(topic.name)
+            if self.remaking is not None:
+                self.remaking.missing(topic.name)
+
+    def _marker_landed(self, token: int) -> None:
+        self._coordinator.marker_durable(token, self._now())
+
+    def _marker_failed(self, token: int, error: Error) -> None:
+        self._coordinator.marker_failed(token)
+
+    def _append_decisions(self, effect: AppendDecisions) -> None:
+        landed = partial(self._decisions_landed, effect.token)
+        self._appends.add(self._decisions, MessagesPart(effect.messages, landed, self._decisions_failed))
+
+    def _decisions_landed(self, token: int) -> None:
+        self._coordinator.decisions_durable(token, self._now())
+
+    def _decisions_failed(self, error: Error) -> None:
+        self.gone = error if isinstance(error, TopicNotFound) else None
+        self._coordinator.decisions_failed(str(error))
+
+    def _write_border(self, effect: WriteEpochMarker) -> None:
+        name, marker = effect
+        topic = self._topics.get(name)
+        if topic is None:
+            self._coordinator.topic_deleted(name, self._now())
+        elif topic.tail is not None:
+            landed = partial(self._border_landed, topic)
+            failed = partial(self._border_failed, effect)
+            self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
+
+    def _border_landed(self, topic: ServiceTopic) -> None:
+        if topic.tail is None:
+            return
+        state = topic.tail.buffer.coordinators.get(self._coordinator.shard)
+        committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
+        self._coordinator.border_applied(topic.name, committed.copy(), aborted.copy(), self._now())
+
+    def _border_failed(self, effect: WriteEpochMarker, error: Error) -> None:
+        if isinstance(error, DiskWatermark):
+            self._refused_borders.append(effect)
+            return
+        self._stop(f"a border could not be written: {error}")

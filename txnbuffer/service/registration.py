@@ -1,0 +1,148 @@
+"""Opening and registering topics in the background, while the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from broker_io.errors import DiskFailed, Error, InvalidTopicName, NotAuthorized, NotSupported, UnsafePolicy, as_error
+from broker_io.port import Writer
+from snapshots.errors import OwnershipLost, SnapshotMissing
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.errors import TopicNotCreated
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.cluster_topics import FirstRecords
+from txnbuffer.service.topic import ServiceTopic, Topics
+
+QUIET = 0.001
+"""Seconds between two looks whether a topic's appends have landed."""
+FINAL = (InvalidTopicName, NotAuthorized, NotSupported, SnapshotMissing, TopicNotCreated, UnsafePolicy)
+"""What is in the way of a topic until somebody does something about it: whoever asks again is told the same."""
+
+
+class TopicRegistrar:
+    """`beginning` is there where others write the topics too."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        topics: Topics,
+        appends: Appends,
+        now: Callable[[], float],
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.beginning: FirstRecords | None = None
+        self._coordinator = coordinator
+        self._topics = topics
+        self._appends = appends
+        self._now = now
+        self._run = run
+        self._wake = wake
+
+    async def run(self) -> None:
+        """See that no log of the topics that were recovered stays empty."""
+        if self.beginning is not None:
+            for topic in self._topics.by_name.values():
+                self._run(self._begin(self.beginning, topic))
+
+    def open(self, topic: ServiceTopic) -> None:
+        """Open a topic that has no transactions; what is sent to it waits meanwhile."""
+        self._run(self._open(topic))
+
+    def register(self, name: str) -> None:
+        """Make a topic one with transactions, and tell the coordinator."""
+        self._run(self.registered(name))
+
+    async def registered(self, name: str) -> None:
+        """Make a topic one with transactions, as far as that can be: look at the topic what came of it."""
+        await self._register(name)
+
+    async def again(self, name: str) -> Error | None:
+        """Register a topic that was missing, if it is there; what is in the way if it is not done."""
+        return await self._register(name, create=False)
+
+    async def _open(self, topic: ServiceTopic) -> None:
+        async with topic.lock:
+            try:
+                if topic.writer is None:
+                    await self._topics.open(topic)
+            except Exception as error:  # whatever it is, it is the topic's own
+                self._give_up(topic, as_error(error))
+            else:
+                self._appends.release(topic)
+
+    async def _register(self, name: str, *, create: bool = True) -> Error | None:
+        while True:
+            missing = self._topics.get(name)
+            try:
+                topic = self._topic(name)
+            except Error as error:
+                return self._failed(name, error)
+            async with topic.lock:
+                if self._topics.get(name) is not topic:
+                    continue  # somebody else tried, and it was given up meanwhile
+                topic.held = topic.held or not topic.shared
+                while topic.flights and not topic.shared:
+                    await asyncio.sleep(QUIET)
+                try:
+                    fresh = await self._topics.register(topic, create=create)
+                except (DiskFailed, OwnershipLost):
+                    raise
+                except Exception as unexpected:
+                    return self._not_registered(topic, missing, as_error(unexpected))
+                if fresh and topic.shared and topic.tail is not None:
+                    ongoing = {entry.txn for entry in topic.tail.buffer.ongoing}
+                    self._coordinator.topic_remade(topic.name, ongoing, self._now())
+                if self.beginning is not None:
+                    obstacle = await self.beginning.begin(topic, new=fresh)
+                    if obstacle is not None:
+                        return self._failed(name, obstacle)
+                self._registered(topic)
+                return None
+
+    def _registered(self, topic: ServiceTopic) -> None:
+        self._coordinator.topic_snapshotted(topic.name, self._now())
+        if topic.writer is not None:
+            self._appends.release(topic)
+        self._wake()
+
+    def _not_registered(self, topic: ServiceTopic, missing: ServiceTopic | None, error: Error) -> Error:
+        if topic.writer is None:
+            self._topics.forget(topic)
+            self._appends.fail(topic, error)
+        else:
+            self._appends.release(topic)
+        if missing is not None and missing is not topic:
+            self._topics.still_missing(missing, error)
+        return self._failed(topic.name, error)
+
+    def _failed(self, name: str, error: Error) -> Error:
+        self._coordinator.registration_failed(name, str(error), self._now(), final=isinstance(error, FINAL))
+        self._wake()
+        return error
+
+    def _topic(self, name: str) -> ServiceTopic:
+        """The entry of a topic, another one if it was missing. Raises InvalidTopicName."""
+        topic = self._topics.get(name)
+        if topic is not None and topic.problem is not None and topic.missing:
+            self._appends.fail(topic, topic.problem)
+            if topic.writer is not None:
+                self._run(self._close(topic.writer))
+                topic.writer = None
+            topic = None
+        return topic or self._topics.make(name)
+
+    async def _begin(self, beginning: FirstRecords, topic: ServiceTopic) -> None:
+        await beginning.begin(topic)
+
+    async def _close(self, writer: Writer) -> None:
+        with contextlib.suppress(Error):
+            await asyncio.to_thread(writer.close)
+
+    def _give_up(self, topic: ServiceTopic, error: Error) -> None:
+        self._topics.forget(topic)
+        self._appends.fail(topic, error)
+        self._wake()

@@ -1,0 +1,268 @@
+"""What clients' frames ask for, handed to the coordinator and to the logs."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from broker_io.errors import Error, InvalidTopicName, TopicNotFound
+from snapshots.shards import Shard
+from txnbuffer.checks import MAX_NAME
+from txnbuffer.coordinator.coordinator import Coordinator
+from txnbuffer.coordinator.decisions import OwnerEpoch
+from txnbuffer.errors import (
+    CoordinatorStopped,
+    ForeignTopic,
+    InvalidRequest,
+    LogRestored,
+    TopicNotCreated,
+    UnknownSession,
+)
+from txnbuffer.model import TxnId
+from txnbuffer.rpc.frames import ClientFrame, Deletion, NamedRequest, Send, SessionHello, check_version
+from txnbuffer.service.appends import Appends
+from txnbuffer.service.connection import SessionConnection
+from txnbuffer.service.limits import Limits
+from txnbuffer.service.sends import SendPart, Sends, UnsettledSends
+from txnbuffer.service.topic import ServiceTopic, Topics, check_name, check_owned
+
+Named = TypeVar("Named", NamedRequest, Deletion)
+
+OPENING = 0
+"""The request number under which a session is opened; clients number from 1."""
+UNASKED = -1
+"""The request number of what has no answer."""
+MAX_SESSION_NAME = 100
+_TOLD = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
+MAX_SHOWN = 100
+"""Characters of a wrong name that its refusal quotes."""
+STRAIGHT = (
+    "this service stands beside a cluster and takes no records: write them straight to the cluster, as a client "
+    "does that was connected by the cluster's address"
+)
+MAX_BACKLOG = 64
+"""Frames that a client may send before it is welcomed."""
+
+
+class RequestHandler:
+    """`connections`: by session, those that have said hello. `owners`: the log's newest owners, by epoch.
+
+    `open`: begins to open a topic in the background.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        topics: Topics,
+        appends: Appends,
+        sends: Sends,
+        limits: Limits,
+        open_topic: Callable[[ServiceTopic], None],
+    ) -> None:
+        self.connections: dict[str, SessionConnection] = {}
+        self.account = UnsettledSends()
+        self.draining = False
+        self.owners: Mapping[int, OwnerEpoch] = {}
+        self._coordinator = coordinator
+        self._topics = topics
+        self._appends = appends
+        self._sends = sends
+        self._limits = limits
+        self._open_topic = open_topic
+        self._backlogs: dict[SessionConnection, list[ClientFrame]] = {}
+
+    def take(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+        """One frame. Raises an error that ends the connection."""
+        if connection.closed:
+            return
+        if not connection.session:
+            if frame.hello is None:
+                raise UnknownSession("a connection begins with hello: open the session first")
+            self._hello(connection, frame.hello, now)
+        elif frame.hello is not None:
+            raise InvalidRequest("hello was said before: open another connection for another session")
+        if connection.welcomed:
+            self._take(connection, frame, now)
+            return
+        backlog = self._backlogs.setdefault(connection, [])
+        backlog.append(frame)
+        if len(backlog) > MAX_BACKLOG:
+            raise InvalidRequest(f"{len(backlog)} frames before the welcome: wait for it")
+
+    def welcomed(self, connection: SessionConnection, now: float) -> None:
+        """Take what a client sent before it was welcomed."""
+        for frame in self._backlogs.pop(connection, ()):
+            self._take(connection, frame, now)
+
+    def gone(self, connection: SessionConnection, now: float) -> None:
+        """A connection has ended."""
+        self._backlogs.pop(connection, None)
+        if self.connections.get(connection.session) is connection:
+            del self.connections[connection.session]
+            self._coordinator.session_disconnected(connection.session, now)
+
+    def _hello(self, connection: SessionConnection, hello: SessionHello, now: float) -> None:
+        if self.draining:
+            raise CoordinatorStopped("the service is about to stop: connect again later")
+        check_version(hello.version)
+        if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
+            raise InvalidRequest("a session's id is what the service gave: letters and digits")
+        name = self._known(hello.session) or secrets.token_hex(16)
+        older = self.connections.pop(name, None)
+        if older is not None:
+            older.close(UnknownSession("another connection goes on with this session: this one ends"))
+        connection.session = name
+        self.connections[name] = connection
+        for txn in hello.open:
+            self._adopt(txn)
+        self._coordinator.open_session(name, OPENING, hello.open, now)
+
+    def told(self, session: str) -> str:
+        """A session's name as its client is told it: with epoch and id of this owner, for the next one to look for."""
+        epoch = self._coordinator.epoch
+        return f"{session}x{epoch}x{self.owners[epoch].id}" if epoch in self.owners else session
+
+    def _known(self, told: str) -> str:
+        """The session that was told. Raises LogRestored if the log never had the owner that told it."""
+        match = _TOLD.fullmatch(told)
+        if match is None:
+            return told
+        session, epoch, owner = match.groups()
+        if (known := self.owners.get(int(epoch))) is None or known.id != owner:
+            raise LogRestored(
+                f"this log was put back from an older copy: it never had epoch {epoch} of the owner that this client "
+                "was last connected to. What was written since the copy was taken is gone: see what of it is to be "
+                "written again, and connect anew"
+            )
+        return session
+
+    def _adopt(self, txn: TxnId) -> None:
+        """Find out what a transaction wrote before this process began."""
+        found = [
+            (topic.name, entry.highest)
+            for topic in self._topics.by_name.values()
+            if topic.tail is not None and (entry := topic.tail.buffer.ongoing.get(txn)) is not None
+        ]
+        if found:
+            self._sends.adopt(txn, found)
+
+    def _take(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+        coordinator, name = self._coordinator, connection.session
+        for request, topic in frame.registers:
+            self._register(connection, request, topic, now)
+        for request, count in frame.leases:
+            coordinator.lease(name, request, count, now)
+        self._take_names(connection, frame, now)
+        if frame.begins:
+            coordinator.begin_many(name, frame.begins, now)
+        for send in frame.sends:
+            self._send(connection, send)
+        coordinator.commit_many(name, frame.commits, now)
+        for request, txn, topics in frame.aborts:
+            coordinator.abort(name, request, txn, (*topics, *self._sends.topics_of(txn)), now)
+        for request, txn in frame.queries:
+            coordinator.query(name, request, txn, now)
+        for first, size in frame.returned:
+            coordinator.give_back(name, UNASKED, first, size, now)
+        if frame.bye:
+            coordinator.close_session(name, UNASKED, now)
+            connection.close()
+
+    def _take_names(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+        """Producers with names, and consumer groups."""
+        coordinator, name, shard = self._coordinator, connection.session, self._topics.shard
+        for request, producer in _fitting(connection, shard, "producer", frame.open_names):
+            coordinator.open_name(name, request, producer, now)
+        for request, producer, over in _owned(connection, shard, "producer", frame.delete_names):
+            coordinator.delete_name(name, request, producer, now, over=over)
+        for request, group in _fitting(connection, shard, "group", frame.joins):
+            coordinator.join_group(name, request, group, now)
+        for part in frame.members:
+            called = ("group", part.group), ("member", part.member)
+            fits = all(_fits(connection, kind, part.request, text) for kind, text in called)
+            if fits and _is_owned(connection, shard, "group", part.request, part.group):
+                coordinator.take_part(name, part, now)
+
+    def _register(self, connection: SessionConnection, request: int, name: str, now: float) -> None:
+        known = self._topics.get(name)
+        try:
+            if known is None:
+                self._check_new(name)
+            elif known.problem is not None and not known.missing:  # then it is registered again
+                raise known.problem
+        except Error as error:
+            connection.answer([(request, error)])
+        else:
+            self._coordinator.register_topic(connection.session, request, name, now)
+
+    def _check_new(self, name: str) -> None:
+        """Raises InvalidTopicName or TopicNotFound for a topic that can't be opened."""
+        check_name(name)
+        if self._topics.following is not None:
+            return  # asking a cluster takes its time: registration finds out
+        if not self._limits.create_topics and name not in self._topics.broker.topics():
+            raise TopicNotCreated(name)
+
+    def _send(self, connection: SessionConnection, send: Send) -> None:
+        connection.sends += 1
+        number = connection.sends
+        if self._topics.following is not None:
+            connection.fail(number, InvalidRequest(STRAIGHT))
+            connection.settle(number, 0)
+            return
+        topic = self._topics.get(send.topic)
+        if topic is None:
+            try:
+                self._check_new(send.topic)
+                topic = self._topics.make(send.topic)
+            except (InvalidTopicName, TopicNotFound) as refusal:
+                connection.fail(number, refusal)
+                connection.settle(number, 0)
+                return
+            self._open_topic(topic)
+        batch, least, failures = self._sends.check(connection.session, topic, send.batch)
+        for txn, error in failures:
+            connection.fail(number, error, txn)
+        if batch is None:
+            connection.settle(number, 0)
+        else:
+            part = SendPart(batch, connection, number, least, self._sends, self.account)
+            self._appends.add(topic, part)
+
+    def over(self) -> bool:
+        """Whether all clients together have more under way than they may."""
+        return self.account.bytes > self._limits.total_bytes
+
+
+def _owned(connection: SessionConnection, shard: Shard, kind: str, asked: Iterable[Named]) -> Iterator[Named]:
+    """The requests for producers or groups of this shard; the others are answered."""
+    return (one for one in asked if _is_owned(connection, shard, kind, one.request, one.name))
+
+
+def _is_owned(connection: SessionConnection, shard: Shard, kind: str, request: int, name: str) -> bool:
+    try:
+        check_owned(shard, kind, name)
+    except ForeignTopic as error:
+        connection.answer([(request, error)])
+        return False
+    return True
+
+
+def _fitting(
+    connection: SessionConnection, shard: Shard, kind: str, asked: Iterable[NamedRequest]
+) -> Iterator[NamedRequest]:
+    """The requests for producers or groups of this shard that may be called so; the others are answered."""
+    owned = _owned(connection, shard, kind, asked)
+    return (one for one in owned if _fits(connection, kind, one.request, one.name))
+
+
+def _fits(connection: SessionConnection, kind: str, request: int, name: str) -> bool:
+    """Whether something may be called so; else that is answered."""
+    if name and name.isprintable() and len(name.encode()) <= MAX_NAME:
+        return True
+    shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
+    text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME} bytes of printable UTF-8"
+    connection.answer([(request, InvalidRequest(text))])
+    return False

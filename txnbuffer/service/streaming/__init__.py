@@ -1,1 +1,0 @@
-"""Change streams in the service: a mutation manager for each topic that is streamed, backfills, connections."""
