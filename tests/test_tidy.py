@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import statistics
 import subprocess
 import sys
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
@@ -17,14 +19,15 @@ from packaging.utils import canonicalize_name
 from source_tree import PACKAGES, ROOT, Import, Module, modules, tracked_files, within
 
 PURE = (
-    "broker_io.batch", "broker_io.block", "broker_io.errors", "broker_io.errors", "broker_io.decoding",
-    "broker_io.partitions", "broker_io.position",
-    "snapshots.records", "snapshots.format", "snapshots.format", "snapshots.errors", "snapshots.keys",
-    "snapshots.records", "snapshots.policy", "snapshots.records", "snapshots.segments", "snapshots.shards",
+    "broker_io.batch", "broker_io.block", "broker_io.decoding", "broker_io.errors", "broker_io.partitions",
+    "broker_io.position",
+    "snapshots.errors", "snapshots.format", "snapshots.keys", "snapshots.policy", "snapshots.records",
+    "snapshots.segments", "snapshots.shards",
     "txnbuffer.avro", "txnbuffer.buffer", "txnbuffer.checks", "txnbuffer.columns", "txnbuffer.coordinator",
-    "txnbuffer.errors", "txnbuffer.rpc.frames", "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.protocol",
-    "txnbuffer.recordset", "txnbuffer.recovery.codec", "txnbuffer.recovery.codec", "txnbuffer.buffer.decoding",
-    "txnbuffer.streams", "txnbuffer.wire",
+    "txnbuffer.errors", "txnbuffer.model", "txnbuffer.mutations", "txnbuffer.protocol", "txnbuffer.recordset",
+    "txnbuffer.recovery.codec", "txnbuffer.rpc.client_frames", "txnbuffer.rpc.columns", "txnbuffer.rpc.frames",
+    "txnbuffer.rpc.server_frames", "txnbuffer.rpc.stream_client_frames", "txnbuffer.rpc.stream_server_frames",
+    "txnbuffer.streams",
 )  # fmt: skip
 PORTS = ("broker_io.port", "broker_io.environment")
 LIBRARIES = ("snapshots", "txnbuffer.recovery", "txnbuffer.rpc")
@@ -65,6 +68,11 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_MODULE_LINES = 700
 MAX_MEDIAN_LINES = 200
 MAX_FUNCTION_LINES = 60
+SMALL_MODULE_LINES = 100
+SMALL_WITH_A_REASON = {
+    "broker_io.file.writer": "the writer of the port, as every backend has one",
+    "txnbuffer.pipeline.spark.session": "the only place that starts Spark",
+}
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 PRODUCT = modules(*PACKAGES)
@@ -262,6 +270,32 @@ def test_module_and_its_functions_are_short(module: Module) -> None:
 
 def test_modules_are_small_on_the_whole() -> None:
     assert statistics.median(module.lines for module in PRODUCT) < MAX_MEDIAN_LINES
+
+
+def test_small_modules_have_several_importers() -> None:
+    """A module below 100 lines that one other module imports belongs there, unless there is a reason."""
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for module in PRODUCT:
+        for found in module.imports():
+            importers[found.dotted].add(module.name)
+            importers[found.module].add(module.name)
+    small = {
+        module.name
+        for module in PRODUCT
+        if module.lines < SMALL_MODULE_LINES and not module.path.endswith("__init__.py")
+        if len(importers[module.name] - {module.name}) == 1
+    }
+    assert small == SMALL_WITH_A_REASON.keys()
+
+
+def test_class_names_are_unique() -> None:
+    classes = Counter(
+        node.name
+        for module in PRODUCT
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
 
 
 def test_length_of_a_function_counts_its_decorators() -> None:

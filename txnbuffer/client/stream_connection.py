@@ -24,7 +24,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 _BEGINNINGS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
 
 
-class StreamRequest(NamedTuple):
+class StreamParameters(NamedTuple):
     """What a stream asks for; `start` names the topic."""
 
     start: ResumeToken
@@ -88,7 +88,7 @@ class StreamSession:
 
     # For streams
 
-    def open(self, request: StreamRequest) -> int:
+    def open(self, request: StreamParameters) -> int:
         """Ask for a stream; its handle."""
         if self._task is None:
             self._lost_at = time.monotonic()

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from txnbuffer.client.cursors import CursorLease
 from txnbuffer.client.lifecycle import ClosedOnExit
-from txnbuffer.client.stream_connection import StreamRequest, StreamSession
+from txnbuffer.client.stream_connection import StreamParameters, StreamSession
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.errors import Error
 from txnbuffer.mutations.batch import Mutation, MutationBatch
@@ -111,7 +111,7 @@ class ChangeStream(ClosedOnExit):
         self.token: ResumeToken | None = None
         self._streaming = streaming
         self._store = store
-        self._request = StreamRequest.of(topic, from_, to)
+        self._request = StreamParameters.of(topic, from_, to)
         self._hold = hold
         self._from = from_
         self._counts: Counter[str] = Counter()
