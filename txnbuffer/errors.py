@@ -1,8 +1,8 @@
-"""Errors of the log protocol and the transaction buffer; the tree's root is `broker_io.errors`.
+"""Errors of the log protocol, transactions, change streams and sinks, ordered by fault.
 
-What a change stream can meet; the tree's root is `broker_io.errors`.
-
-What a sink can meet; the tree's root is `broker_io.errors`.
+The root of the tree and the errors of a broker are in `broker_io.errors`; those of a snapshot are in
+`snapshots.errors`. This module has four parts, one for each fault: the caller, the peer, the storage and the
+environment.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ from txnbuffer.model import TxnId
 
 __all__ = [
     "AlreadyCommitted",
+    "BackfillFailed",
     "CallerError",
     "ClientBroken",
+    "ConnectionSilent",
+    "ConnectionSuperseded",
     "CoordinatorStopped",
     "DecisionsLost",
     "EnvironmentFault",
     "Error",
     "Fault",
     "Fenced",
+    "ForeignSink",
+    "ForeignToken",
     "ForeignTopic",
     "ForeignTransaction",
     "HandlerTooSlow",
@@ -62,28 +67,378 @@ __all__ = [
     "SegmentMismatch",
     "SendUnknown",
     "SeqnoGap",
+    "SeqnoOutOfRange",
     "ServiceUnavailable",
+    "SinkFailed",
+    "SinkFull",
+    "SinkLocked",
     "StaleGeneration",
     "StorageError",
+    "StreamBranched",
+    "StreamClosed",
+    "StreamExists",
+    "StreamFenced",
+    "StreamMemoryExhausted",
+    "StreamTooSlow",
+    "StreamTopicDeleted",
+    "StreamTrimmed",
+    "StreamViolation",
+    "TokensFailed",
+    "TooManyCursors",
     "TooManyTransactions",
     "TopicNotCreated",
     "TransactionAborted",
     "UndecodableMarker",
     "UndecodableRecordSet",
+    "UnknownCursor",
     "UnknownSession",
     "UnknownTransaction",
     "UnreadableDecision",
+    "UnreadableToken",
     "UnregisteredTopic",
     "UnsupportedProtocol",
     "UsedAfterFork",
 ]
 
+TIME_UP = "its time was up"
+"""The reason of an abort by timeout."""
+
+
+# The caller: requests and configuration
+
+
+class InvalidRequest(CallerError):
+    """An argument is invalid."""
+
+
+class InvalidHandler(InvalidRequest):
+    """A handler is no function, or a call of it returns nothing that its client can wait for."""
+
+
+class InvalidConfiguration(CallerError):
+    """The configuration has an unknown key or an invalid value."""
+
+
+class MalformedFrame(CallerError):
+    """A session received bytes that are not a frame: its peer uses another protocol, or they are damaged."""
+
+
+class UsedAfterFork(CallerError):
+    """A forked child used its parent's client; connect after forking."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class LogRestored(CallerError):
+    """The service's log was restored from an older copy that lacks what this client has read."""
+
+
+# The caller: transactions
+
+
+class TransactionAborted(CallerError):
+    """The transaction was aborted and has no effect; begin a new transaction to retry."""
+
+    grpc_status = "ABORTED"
+
+    def __init__(self, txn: TxnId, reason: str) -> None:
+        super().__init__(f"transaction {txn} was aborted: {reason}; begin a new transaction to retry")
+        self.txn = txn
+        self.reason = reason
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was open for longer than its timeout."""
+        return self.reason == TIME_UP
+
+
+class OutcomeForgotten(CallerError):
+    """The transaction ended so long ago that its outcome is no longer stored."""
+
+    grpc_status = "NOT_FOUND"
+
+    def __init__(self, txn: TxnId) -> None:
+        super().__init__(
+            f"transaction {txn} ended, but its outcome is no longer stored: read its topics to find its records"
+        )
+        self.txn = txn
+
+
+class TooManyTransactions(CallerError):
+    """The session or the service has reached its limit of open transactions."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class UnknownTransaction(CallerError):
+    """The coordinator never assigned this transaction id."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class ForeignTransaction(CallerError):
+    """The transaction belongs to another session or another coordinator."""
+
+    grpc_status = "PERMISSION_DENIED"
+
+
+class UnregisteredTopic(CallerError):
+    """A transaction names a topic that was not registered before the first write to it."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class TopicNotCreated(TopicNotFound):
+    """The topic does not exist and the service is configured not to create topics."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist, and this service creates no topics: create it first")
+
+
+class ForeignTopic(CallerError):
+    """The topic, producer name or group belongs to another shard; ask the service of that shard."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+# The caller: named producers and consumer groups
+
+
+class AlreadyCommitted(CallerError):
+    """This sequence number of the named producer was committed before; nothing is left to do."""
+
+    grpc_status = "ALREADY_EXISTS"
+
+    def __init__(self, name: str, number: int, last: int) -> None:
+        super().__init__(
+            f"producer {name!r} has already committed number {number}: continue with the number after {last}, its last"
+        )
+        self.name = name
+        self.number = number
+        self.last = last
+
+
+class PositionConflict(CallerError):
+    """A consumer's transaction does not start where the last committed transaction of its group ended."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class HandlerTooSlow(CallerError):
+    """A group's handler took longer for one record than the timeout of its transaction or of its member."""
+
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+# The caller: change streams
+
+
+class MutationsTrimmed(CallerError):
+    """The requested mutations are no longer in the log."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+    def __init__(self, asked: int, first: int) -> None:
+        super().__init__(
+            f"mutation {asked} was trimmed, the first one in the log is {first}: start the stream again from seqno 0"
+        )
+        self.asked = asked
+        self.first = first
+
+
+class StreamTrimmed(CallerError):
+    """The next mutations of the stream are no longer in the log."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
+class SeqnoOutOfRange(CallerError):
+    """A stream request has seqnos that contradict each other, or that the topic has not reached."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
+class UnreadableToken(CallerError):
+    """The text is not a resume token of this release."""
+
+
+class ForeignToken(CallerError):
+    """The resume token belongs to another topic or another cluster."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class StreamExists(CallerError):
+    """The connection already has a stream with this number."""
+
+    grpc_status = "ALREADY_EXISTS"
+
+
+class StreamMemoryExhausted(CallerError):
+    """The service has no memory for another stream at the moment."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class StreamTooSlow(CallerError):
+    """The service ended the stream because its reader did not keep up."""
+
+    retryable = True
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class StreamTopicDeleted(CallerError):
+    """The topic of the stream was deleted."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class UnknownCursor(CallerError):
+    """The topic has no durable cursor of this name: it never existed, was removed, or held too much and was dropped."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class TooManyCursors(CallerError):
+    """The topic has reached its limit of durable cursors."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+# The caller: relays and sinks
+
+
+class RelayTargetTaken(CallerError):
+    """The target of a relay holds messages that were not relayed from this source; nothing was written."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class RelayBranched(CallerError):
+    """The history of a relay's source branched: what the target holds after `seqno` is not in the source.
+
+    Messages in a log can't be removed, so nothing was written.
+    """
+
+    grpc_status = "ABORTED"
+
+    def __init__(self, topic: str, seqno: int, relayed: str) -> None:
+        super().__init__(
+            f"the history of topic {topic!r} branched after seqno {seqno}, and {relayed} was relayed: what the target "
+            "holds after that seqno is void; relay to another topic, or append the new history with --resend"
+        )
+        self.topic = topic
+        self.seqno = seqno
+
+
+class ForeignSink(CallerError):
+    """The sink holds data that does not come from this source; nothing in it was changed."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+# The peer: the coordinator and its sessions
+
+
+class OutcomeUnknown(PeerError):
+    """The transaction may or may not have committed; ask for the outcome of `txn`."""
+
+    def __init__(self, txn: TxnId, why: str) -> None:
+        super().__init__(f"transaction {txn} may or may not have committed: {why}; ask for the outcome of {txn}")
+        self.txn = txn
+
+
+class SendUnknown(PeerError):
+    """The connection broke during a send outside of a transaction: the record may or may not be in the log."""
+
+
+class ReplayStalled(PeerError):
+    """The broker does not deliver messages that a topic holds; a new reader may receive them."""
+
+    retryable = True
+
+
+class ProducerFenced(Fenced):
+    """Another producer opened the name, so this one must stop."""
+
+
+class StaleGeneration(Fenced):
+    """The topics of this member were assigned to another member of the group, so it must stop consuming them."""
+
+
+class UnknownSession(PeerError):
+    """The coordinator does not know the session: open it again and name its open transactions."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class CoordinatorStopped(PeerError):
+    """The coordinator lost its ownership, or its log failed; another owner answers."""
+
+    retryable = True
+
+
+class LogDeleted(PeerError):
+    """The decision log was deleted while a service owned it or was in standby."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the service's log was deleted, alone or with its namespace ({why}): follow docs/operating.md, "
+            "then restart the service"
+        )
+
+
+# The peer: change streams
+
+
+class StreamClosed(PeerError):
+    """The service closed the stream."""
+
+    retryable = True
+
+
+class StreamFenced(PeerError):
+    """The service of the stream no longer owns its topic."""
+
+    retryable = True
+    grpc_status = "ABORTED"
+
+
+class StreamBranched(PeerError):
+    """The topic's history branched after the stream's position; opening the stream again gives the rollback seqno."""
+
+    retryable = True
+    grpc_status = "ABORTED"
+
+
+class StreamViolation(PeerError):
+    """The peer of a stream violated the protocol."""
+
+    grpc_status = "INTERNAL"
+
+
+class ConnectionSilent(PeerError):
+    """The peer of a connection sent nothing for longer than the timeout."""
+
+    retryable = True
+
+
+class ConnectionSuperseded(PeerError):
+    """Another connection of the same name was opened, so this one must stop."""
+
+    grpc_status = "ABORTED"
+
+
+# The storage: the log protocol
+
 
 class ProtocolStopped(StorageError):
-    """A topic stopped at a message: whatever stands before `position` is applied, nothing from there on.
+    """A topic stopped at `position`: all messages before it are applied, none from there on.
 
-    `effects` is what the messages before it in the same batch had as effects, so that none is lost.
-    `topic` is None until whoever knows it calls `of_topic`.
+    `effects` are those of the messages before it in the same batch, so that none is lost. `topic` is None until
+    `of_topic` names it.
     """
 
     effects: Sequence[object] = ()
@@ -103,143 +458,57 @@ class ProtocolStopped(StorageError):
 
 
 class UndecodableMarker(ProtocolStopped):
-    """A marker that can't be read: which transactions ended here is unknown, so nothing after it can be shown."""
+    """A marker can't be decoded: which transactions it ends is unknown, so nothing after it is visible."""
 
     def __init__(self, position: Position, reason: str, topic: str | None = None) -> None:
-        super().__init__(position, f"its marker can't be decoded ({reason}); inspect the message there", topic)
+        super().__init__(position, f"the marker can't be decoded ({reason}); inspect the message there", topic)
 
 
 class UnsupportedProtocol(ProtocolStopped):
-    """A message of a protocol version that this release does not read."""
+    """A message has a protocol version that this release does not support."""
 
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, position: Position, version: str, topic: str | None = None) -> None:
         super().__init__(
-            position, f"the message is of protocol version {version}; read the topic with a newer release", topic
+            position, f"the message has protocol version {version}; read the topic with a newer release", topic
         )
 
 
 class OutOfOrder(ProtocolStopped):
-    """A message at or below the position up to which the log was applied already."""
+    """A message is at or before the position up to which the log was applied already."""
 
     grpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, position: Position, applied: Position, topic: str | None = None) -> None:
-        super().__init__(position, f"the log is applied up to {applied}; read on behind that position", topic)
-
-
-class ReplayStalled(PeerError):
-    """A topic holds messages that do not come; another reader may get them."""
-
-    retryable = True
-
-
-class LogTruncated(StorageError):
-    """A log that ends below a place up to which it was read, or was to be."""
-
-
-class LogReplaced(StorageError):
-    """A log that holds other messages than those that were read of it."""
-
-
-class LogRestored(CallerError):
-    """The service's log is an older copy that was put back: it never had what this client has seen of it."""
-
-
-class SegmentMismatch(StorageError):
-    """Parts that are not the ones which the state of a buffer names."""
+        super().__init__(position, f"the log is already applied up to {applied}; read on after that position", topic)
 
 
 class UndecodableRecordSet(StorageError):
-    """A record set whose payload is not the block of records that its properties announce."""
+    """The payload of a record set is not the block of records that its properties announce."""
 
 
-class InvalidRequest(CallerError):
-    """An argument that can't be served."""
+class LogTruncated(StorageError):
+    """The log ends before a position that was read, or that has to be read."""
 
 
-class InvalidConfiguration(CallerError):
-    """A configuration that names an unknown key or gives an impossible value."""
+class LogReplaced(StorageError):
+    """The log holds other messages than those that were read from it."""
 
 
-# What a mutation manager meets
+class SegmentMismatch(StorageError):
+    """The segments of a buffer are not those that its state names."""
 
 
 class SeqnoGap(StorageError):
-    """Mutations whose seqnos don't follow those before them: something would be missing without a word."""
+    """The seqnos of mutations do not follow those before them, so mutations are missing."""
 
 
-class MutationsTrimmed(CallerError):
-    """Mutations are asked for that the log has no longer."""
-
-    grpc_status = "OUT_OF_RANGE"
-
-    def __init__(self, asked: int, first: int) -> None:
-        super().__init__(f"mutation {asked} is trimmed, the first one left is {first}; begin anew from 0")
-        self.asked = asked
-        self.first = first
-
-
-# What a relay meets
-
-
-class RelayTargetTaken(CallerError):
-    """The target of a relay holds something else than what was relayed from this source; nothing was written to it."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-class RelayBranched(CallerError):
-    """The history of a relay's source branched: what its target holds behind `seqno` is no history of the source.
-
-    What stands in a log can't be taken back, so nothing was written.
-    """
-
-    grpc_status = "ABORTED"
-
-    def __init__(self, topic: str, seqno: int, relayed: str) -> None:
-        super().__init__(
-            f"the history of topic {topic!r} branched behind seqno {seqno}, and {relayed} was relayed: what the target "
-            "holds behind that seqno is void; relay to another topic, or append the new history with --resend"
-        )
-        self.topic = topic
-        self.seqno = seqno
-
-
-# What a coordinator answers
-
-
-TIME_UP = "its time was up"
-"""The reason of an abort that a time-out decided."""
-
-
-class TransactionAborted(CallerError):
-    """The transaction has ended, without effect; whoever wants it done begins another one."""
-
-    grpc_status = "ABORTED"
-
-    def __init__(self, txn: TxnId, reason: str) -> None:
-        super().__init__(f"transaction {txn} was aborted: {reason}; begin another one to do it again")
-        self.txn = txn
-        self.reason = reason
-
-    @property
-    def timed_out(self) -> bool:
-        """Whether it was open for longer than it may."""
-        return self.reason == TIME_UP
-
-
-class OutcomeUnknown(PeerError):
-    """The transaction may have committed or not: ask for the outcome of `txn`."""
-
-    def __init__(self, txn: TxnId, why: str) -> None:
-        super().__init__(f"transaction {txn} may have committed or not: {why}; ask for the outcome of {txn}")
-        self.txn = txn
+# The storage: transactions
 
 
 class NotVisible(StorageError):
-    """The transaction is committed, but not seen: a topic of it has stopped, or does not come so far in time."""
+    """The transaction is committed but not visible yet: one of its topics has stopped or is too slow."""
 
     def __init__(self, txn: TxnId, topic: str, why: str) -> None:
         super().__init__(f"transaction {txn} is committed, but not visible on topic {topic!r}: {why}")
@@ -247,295 +516,74 @@ class NotVisible(StorageError):
         self.topic = topic
 
 
-class OutcomeForgotten(CallerError):
-    """The transaction ended so long ago that nobody knows how."""
-
-    grpc_status = "NOT_FOUND"
-
-    def __init__(self, txn: TxnId) -> None:
-        super().__init__(f"the outcome of transaction {txn} is forgotten: it ended; read the topics to see how")
-        self.txn = txn
-
-
-class AlreadyCommitted(CallerError):
-    """A named producer's number was committed before: nothing is left to do."""
-
-    grpc_status = "ALREADY_EXISTS"
-
-    def __init__(self, name: str, number: int, last: int) -> None:
-        super().__init__(f"number {number} of {name!r} is committed (the last one is {last}): go on behind it")
-        self.name = name
-        self.number = number
-        self.last = last
-
-
-class ProducerFenced(Fenced):
-    """Another producer opened the name: this one must not go on."""
-
-
-class StaleGeneration(Fenced):
-    """Another member of the group was given what the transaction consumed: this one must not go on there."""
-
-
-class PositionConflict(CallerError):
-    """A consumer's transaction does not start where the last committed one of its group ended."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-class InvalidHandler(InvalidRequest):
-    """A handler that can't be one: a call of it runs nothing, or nothing that its client can wait for."""
-
-
-class HandlerTooSlow(CallerError):
-    """The handler of a group takes longer for one record than its transaction may, or than its member may be silent."""
-
-    grpc_status = "DEADLINE_EXCEEDED"
-
-
-class TooManyTransactions(CallerError):
-    """The session, or all of them, have as many transactions open as they may."""
-
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
-
-
-class UnknownTransaction(CallerError):
-    """A transaction id that nobody leased."""
-
-    grpc_status = "NOT_FOUND"
-
-
-class ForeignTransaction(CallerError):
-    """A transaction of another session or another coordinator."""
-
-    grpc_status = "PERMISSION_DENIED"
-
-
-class ForeignTopic(CallerError):
-    """A topic, a producer's name or a group belongs to another shard: ask the service of that one."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-class UnknownSession(PeerError):
-    """A session that this coordinator does not know: open it, naming what is open."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-class UnregisteredTopic(CallerError):
-    """A transaction names a topic that was not registered before it was written to."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
 class RegistrationFailed(StorageError):
-    """The first snapshot of a topic could not be made durable."""
+    """The first snapshot of a topic could not be stored."""
 
     retryable = True
     grpc_status = "UNAVAILABLE"
 
 
 class RegistrationRefused(RegistrationFailed):
-    """A topic can't have transactions as it stands: doing the same again does not help, what the message says does."""
+    """The topic can't have transactions in its current state; do what the message says before a retry."""
 
     retryable = False
     grpc_status = "FAILED_PRECONDITION"
 
 
-class TopicNotCreated(TopicNotFound):
-    """No topic of that name, and the service was told to make none."""
-
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"there is no topic {topic!r}, and this service makes none: create it first")
-
-
-class CoordinatorStopped(PeerError):
-    """The coordinator lost its ownership, or its log failed; another owner answers."""
-
-    retryable = True
+class UnreadableDecision(StorageError):
+    """An entry of the decision log can't be read, and going on could contradict it."""
 
 
 class DecisionsLost(StorageError):
-    """The decision log lacks what it once held: ids would be used twice, and what commits under them seen by nobody."""
+    """The decision log lost entries: going on would assign ids twice and contradict markers on topics."""
 
     def __init__(self, topic: str, what: str) -> None:
         super().__init__(
-            f"{topic} lacks what it once held: {what}. Was it deleted, truncated, or put back from an older copy? Put "
-            "back the newest; or `txnbuf recover ADDRESS --decisions --write` begins it anew, which gives up decisions "
-            "that stood nowhere else"
+            f"{topic} has lost entries: {what}. If it was deleted, truncated or restored from an older copy, restore "
+            "the newest copy; otherwise `txnbuf recover ADDRESS --decisions --write` resets it, which gives up "
+            "decisions that were stored nowhere else"
         )
 
 
-class LogDeleted(PeerError):
-    """The decision log was deleted, alone or with its namespace, while a service had it or stood by."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the log that this service had or waited for is gone, alone or with its namespace ({why}): start it "
-            "again, and see in docs/operating.md what to do before that"
-        )
-
-
-class UnreadableDecision(StorageError):
-    """An entry of the decision log that can't be read: going on could contradict it."""
-
-
-# What a client and a service meet
-
-
-class MalformedFrame(CallerError):
-    """Bytes that are no frame of a session; whoever sent them speaks another protocol, or they are damaged."""
-
-
-class SendUnknown(PeerError):
-    """A send outside of transactions that was under way when the connection broke: it may stand in the log or not."""
-
-
-class UsedAfterFork(CallerError):
-    """A client made before a fork was used in the child: its connection belongs to the parent."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-class ClientBroken(EnvironmentFault):
-    """A defect of the client stopped it; what was under way may or may not have happened."""
-
-    grpc_status = "INTERNAL"
-
-
-class UnreadableToken(CallerError):
-    """A text that is no resume token of this release."""
-
-
-class ForeignToken(CallerError):
-    """A resume token of another topic or another cluster."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
-class SeqnoOutOfRange(CallerError):
-    """A stream was asked for with seqnos that contradict each other, or that the topic has not reached."""
-
-    grpc_status = "OUT_OF_RANGE"
-
-
-class StreamExists(CallerError):
-    """A stream was asked for under a number that the connection has used."""
-
-    grpc_status = "ALREADY_EXISTS"
-
-
-class StreamMemoryExhausted(CallerError):
-    """The service has no memory for another stream now."""
-
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
-
-
-class StreamTrimmed(CallerError):
-    """The mutations that the stream needs next are no longer in the log."""
-
-    grpc_status = "OUT_OF_RANGE"
-
-
-class StreamTooSlow(CallerError):
-    """The stream was ended because its reader did not keep up."""
-
-    retryable = True
-    grpc_status = "RESOURCE_EXHAUSTED"
-
-
-class StreamClosed(PeerError):
-    """The service closed the stream."""
-
-    retryable = True
-
-
-class StreamFenced(PeerError):
-    """The service that had the stream no longer owns its topic."""
-
-    retryable = True
-    grpc_status = "ABORTED"
-
-
-class StreamBranched(PeerError):
-    """The topic's history branched under the stream; opening it anew tells how far to go back."""
-
-    retryable = True
-    grpc_status = "ABORTED"
-
-
-class StreamTopicDeleted(CallerError):
-    """The topic of the stream was deleted."""
-
-    grpc_status = "NOT_FOUND"
-
-
-class UnknownCursor(CallerError):
-    """A topic has no durable cursor of that name: it was removed, dropped for what it held, or never made."""
-
-    grpc_status = "NOT_FOUND"
-
-
-class TooManyCursors(CallerError):
-    """A topic has as many durable cursors as it may."""
-
-    grpc_status = "RESOURCE_EXHAUSTED"
+# The storage: change streams and sinks
 
 
 class TokensFailed(StorageError):
-    """A store of resume tokens can't be read or written; the token it had before stands."""
+    """A token store can't be read or written; it keeps its last stored token."""
 
     grpc_status = "UNAVAILABLE"
 
 
 class BackfillFailed(StorageError):
-    """What the stream needed could not be read from the log."""
+    """The log could not be read for a stream."""
 
     retryable = True
     grpc_status = "UNAVAILABLE"
 
 
-class StreamViolation(PeerError):
-    """The other side of a stream does not keep to the protocol."""
-
-    grpc_status = "INTERNAL"
-
-
-class ConnectionSilent(PeerError):
-    """Nothing was heard from the other side of a connection for too long."""
-
-    retryable = True
-
-
-class ConnectionSuperseded(PeerError):
-    """Another connection of the same name was opened: this one must not go on."""
-
-    grpc_status = "ABORTED"
-
-
-class ForeignSink(CallerError):
-    """A sink that holds something else than what it is to be filled with; nothing of it was changed."""
-
-    grpc_status = "FAILED_PRECONDITION"
-
-
 class SinkFailed(StorageError):
-    """A sink can't be read or written; what it held before stands, and filling it goes on from there."""
+    """A sink can't be read or written; it keeps what it holds, and the next run continues from there."""
 
     grpc_status = "UNAVAILABLE"
 
 
 class SinkFull(SinkFailed):
-    """No space was left for a sink; what it held before stands, and filling it goes on from there."""
+    """A sink has no space left; it keeps what it holds, and the next run continues from there."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+# The environment
+
+
+class ClientBroken(EnvironmentFault):
+    """Internal client error; operations in flight may or may not have completed."""
+
+    grpc_status = "INTERNAL"
+
+
 class SinkLocked(EnvironmentFault):
-    """Somebody else fills the sink, or writes to it."""
+    """Another process writes to the sink."""
 
     retryable = True
     grpc_status = "ALREADY_EXISTS"

@@ -191,7 +191,7 @@ def test_a_note_tells_whether_topics_are_made() -> None:
         check_creatable(NotedBroker(text), "orders")
     check_creatable(NotedBroker(None, TopicNotFound("no service was ever there")), "orders")
     check_creatable(MemoryBroker(), "orders")
-    with pytest.raises(TopicNotCreated, match="there is no topic 'orders', and this service makes none"):
+    with pytest.raises(TopicNotCreated, match="topic 'orders' does not exist, and this service creates no topics"):
         check_creatable(NotedBroker("7 a:1 no-topics"), "orders")
     with pytest.raises(ServiceUnavailable):
         check_creatable(NotedBroker(None, ServiceUnavailable("not now")), "orders")

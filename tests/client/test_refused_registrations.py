@@ -13,7 +13,7 @@ from txnbuffer.client.records import Record
 from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import Error, RegistrationRefused, TopicNotCreated
 
-NONE_MADE = "there is no topic 'nope', and this service makes none: create it first$"
+NONE_MADE = "topic 'nope' does not exist, and this service creates no topics: create it first$"
 EVERYWHERE: list[OnError] = ["stop", "skip", dead_letter("bad")]
 
 
@@ -103,7 +103,7 @@ def test_what_may_pass_is_an_abort_with_one_advice(monkeypatch: pytest.MonkeyPat
                     await txn.send("log", b"never")
         assert str(told.value) == (
             f"transaction {txn.id} was aborted: topic 'log' could not be registered: unexpected: OSError('no luck'); "
-            "begin another one to do it again"
+            "begin a new transaction to retry"
         )
         async with client.transaction() as txn:
             await txn.send("log", b"1")

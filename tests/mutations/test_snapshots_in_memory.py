@@ -335,7 +335,7 @@ def test_a_cursor_beyond_the_end_or_before_the_beginning_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="another"):
         stage.manager.register("persistence", 0)
     stage.manager.trim(3)
-    with pytest.raises(MutationsTrimmed, match="mutation 2 is trimmed, the first one left is 3"):
+    with pytest.raises(MutationsTrimmed, match="mutation 2 was trimmed, the first one in the log is 3"):
         stage.manager.register("c", 1)
     assert stage.manager.cursors == {}
     stage.manager.register("c", 2)

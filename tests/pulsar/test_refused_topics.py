@@ -61,10 +61,10 @@ def test_a_service_that_makes_no_topics_has_its_clients_make_none(cluster: Clust
         client.send("orders", b"1")
         with client.transaction() as txn:
             txn.send("orders", b"2")
-        with pytest.raises(TopicNotCreated, match="no topic 'missing', and this service makes none"):
+        with pytest.raises(TopicNotCreated, match="topic 'missing' does not exist, and this service"):
             client.send("missing", b"1")
         with (
-            pytest.raises(RegistrationRefused, match="no topic 'missing', and this service makes none"),
+            pytest.raises(RegistrationRefused, match="topic 'missing' does not exist, and this service"),
             client.transaction() as txn,
         ):
             txn.send("missing", b"1")

@@ -106,7 +106,7 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
                 await Engine.start(broker, shared=True)
         (wrong,) = [found for found in verify(cluster) if found.level is Level.ERROR]
         assert wrong.topic == TOPIC
-        assert "lacks what it once held" in wrong.what
+        assert "has lost entries" in wrong.what
         with cluster.connect() as broker:
             found = begin_anew(broker, ONLY, "test")
         assert found.lost is not None

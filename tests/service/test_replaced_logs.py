@@ -93,7 +93,7 @@ async def test_a_relay_is_refused(tmp_path: Path) -> None:
     assert relay(log, far).run(follow=False).seqno == 9
     put_back(copy, log)
     await grow(log, range(5, 20), "new")
-    with pytest.raises(RelayBranched, match="branched behind"):
+    with pytest.raises(RelayBranched, match="branched after"):
         relay(log, far).run(follow=False)
 
 
