@@ -73,12 +73,12 @@ class Shards:
 
     def buffer(self, number: int, topic: str) -> TransactionBuffer:
         """What an engine knows of a topic of its own."""
-        tail = self.engine(number).topics.by_name[topic].tail
+        tail = self.engine(number).topics.by_name[topic].followed
         assert tail is not None, f"{topic} is not followed"
         return tail.buffer
 
-    def letters(self, number: int) -> ShardMessages:
-        letters = self.engine(number).carrying.letters
+    def shard_messages(self, number: int) -> ShardMessages:
+        letters = self.engine(number).effects.shard_messages
         assert letters is not None
         return letters
 

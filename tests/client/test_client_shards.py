@@ -25,11 +25,11 @@ from txnbuffer.client.transaction import Transaction
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, OutcomeUnknown, ServiceUnavailable, TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.cluster import BESIDE
+from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.takeover import prepare
 
 (HERE,), (THERE,) = topics_of(2)
-QUICK = replace(BESIDE, transaction_timeout=2.0, session_timeout=2.0)
+QUICK = replace(CLUSTER_CONFIG, transaction_timeout=2.0, session_timeout=2.0)
 NAMES = [next(name for name in "abcdef" if shard_of(name, 2) == number) for number in (0, 1)]
 
 

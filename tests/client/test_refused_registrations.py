@@ -65,7 +65,7 @@ def test_so_it_does_on_an_embedded_log(on_error: OnError) -> None:
         client = await world.client()
         await client.send_many("source", [])
         world.broker.create_topic("source-copy")
-        limits = world.engine.intake._limits
+        limits = world.engine.requests._limits
         await client.send("source", b"0")
         object.__setattr__(limits, "create_topics", False)
         world.engine.topics._create = False
@@ -97,7 +97,7 @@ def test_what_may_pass_is_an_abort_with_one_advice(monkeypatch: pytest.MonkeyPat
 
         client = await world.client()
         with monkeypatch.context() as patched:
-            patched.setattr(world.engine.topics.keeper, "prepare", fails)
+            patched.setattr(world.engine.topics.manager, "prepare", fails)
             with pytest.raises(TransactionAborted) as told:
                 async with client.transaction() as txn:
                     await txn.send("log", b"never")

@@ -28,7 +28,7 @@ async def commit_one(broker: Broker, value: bytes) -> None:
         txn = next(app.ids)
         await app.write("orders", [txn], value)
         assert await app.commit(txn, "orders") is Outcome.COMMIT
-        states = engine.topics.by_name["orders"].tail.buffer.coordinators  # type: ignore[union-attr]  # it is there
+        states = engine.topics.by_name["orders"].followed.buffer.coordinators  # type: ignore[union-attr]  # it is there
         await eventually(lambda: 0 in states and txn in states[0].committed, 120.0)
 
 

@@ -66,11 +66,11 @@ async def test_registering_a_topic_asks_few_questions_and_none_twice_that_tells_
 
     try:
         monkeypatch.setattr(AdminClient, "ask", counted)
-        await engine.registering.registered("orders")
+        await engine.registrar.registered("orders")
         topic = engine.topics.get("orders")
         assert topic is not None
-        assert topic.tail is not None
-        await eventually(lambda: topic.tail.buffer.applied is not None)  # the border
+        assert topic.followed is not None
+        await eventually(lambda: topic.followed.buffer.applied is not None)  # the border
         times = Counter(asked)
     finally:
         await engine.stop()

@@ -24,7 +24,7 @@ from txnbuffer.errors import TransactionAborted
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.rpc.frames import Abort, ClientFrame
-from txnbuffer.service.cluster import BESIDE
+from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 
 
@@ -99,14 +99,14 @@ async def test_commits_are_seen_and_aborts_are_not(cluster: Cluster, address: st
             assert set(app.session.answers.values()) == {Outcome.COMMIT}
             aborted = await app.session.ask(aborts=lambda r: (Abort(r, TxnId(0, gone), ("a", "b")),))
             assert aborted is Outcome.ABORT
-            await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
+            await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
             assert await asyncio.to_thread(visible, broker, "a") == {b"v": 4}
             assert await asyncio.to_thread(visible, broker, "b") == {b"v": 1}
 
 
 @on_a_loop_for(300.0)
 async def test_counts_are_verified_where_that_is_asked_for(cluster: Cluster, address: str, broker: Broker) -> None:
-    config = replace(BESIDE, verify_counts=True)
+    config = replace(CLUSTER_CONFIG, verify_counts=True)
     with open_broker(address, admin_url=cluster.admin) as own:
         async with engine_on(own, shared=True, config=config) as engine:
             app = await app_on(engine, broker, "a")
@@ -130,7 +130,7 @@ async def test_the_next_owner_recovers_everything_from_the_cluster(
                 await app.write("a", [kept, gone], size=2)
                 assert await app.commit(kept, "a", size=2) is Outcome.COMMIT
                 await app.session.ask(aborts=lambda r, gone=gone: (Abort(r, TxnId(0, gone), ("a",)),))
-            tail = engine.topics.get("a").tail
+            tail = engine.topics.get("a").followed
             await eventually(partial(has_come, tail, aborts=5 * epoch, seqno=10 * epoch + 1))
             await engine.stop()
     assert await asyncio.to_thread(visible, broker, "a") == {b"v": 30}

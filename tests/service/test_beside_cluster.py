@@ -20,7 +20,7 @@ from txnbuffer.rpc.frames import Abort, ClientFrame
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
 
-BESIDE = CoordinatorConfig(
+CLUSTER_CONFIG = CoordinatorConfig(
     one_phase=False,
     verify_counts=False,
     session_timeout=QUICK.session_timeout,
@@ -35,7 +35,7 @@ def cluster():
 
 
 def tail(engine: Engine, topic: str):
-    return engine.topics.get(topic).tail
+    return engine.topics.get(topic).followed
 
 
 async def ended(engine: Engine) -> BaseException:
@@ -120,7 +120,7 @@ async def test_one_phase_can_not_be_beside_a_cluster(cluster):
 
 @on_a_loop
 async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
-    async with beside(cluster, config=BESIDE) as (engine, broker):
+    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         for fault in (broker.faults.fail_append, broker.faults.lose_acknowledgement, broker.faults.fence_append):
             txn = next(app.ids)
@@ -130,23 +130,23 @@ async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
             assert await app.commit(txn, "a", "b") is Outcome.COMMIT
             await eventually(lambda txn=txn: visible(cluster, "a")[b"%d" % txn] == 1)
         assert not engine.ended.done()
-        assert engine.topics.get("a").why_not is None
+        assert engine.topics.get("a").obstacle is None
         assert visible(cluster, "b") == {b"v": 3}
 
 
 @on_a_loop
 async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(cluster, quick):
-    async with beside(cluster, config=BESIDE) as (engine, _):
+    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         await app.write("a", [txn])
         with cluster.writer("a", exclusive=True):
             assert await app.commit(txn, "a") is Outcome.COMMIT
-            await eventually(lambda: isinstance(engine.topics.get("a").trouble, Fenced))
+            await eventually(lambda: isinstance(engine.topics.get("a").write_problem, Fenced))
             (told,) = await ServiceAdmin(engine).list_topics({})
             assert "exclusive" in told["problem"]
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
-        assert engine.topics.get("a").why_not is None
+        assert engine.topics.get("a").obstacle is None
 
 
 @on_a_loop
@@ -155,12 +155,12 @@ async def test_a_tail_that_fails_for_a_while_is_named_and_goes_on(cluster):
         app = await app_on(engine, cluster, "a")
         for _ in range(3):
             broker.faults.fail_read(ServiceUnavailable("the broker is away"), topic="a")
-        await eventually(lambda: "away" in str(engine.topics.get("a").why_not))
+        await eventually(lambda: "away" in str(engine.topics.get("a").obstacle))
         txn = next(app.ids)
         await app.write("a", [txn])
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (1,), True),)))
         await app.session.until(lambda: 1000 in app.session.answers)
-        assert engine.topics.get("a").why_not is None
+        assert engine.topics.get("a").obstacle is None
 
 
 @on_a_loop
@@ -169,7 +169,7 @@ async def test_a_tail_that_can_not_go_on_stops_its_topic_and_nothing_else(cluste
         app = await app_on(engine, cluster, "a", "b")
         broker.faults.fail_read(Damaged("a", 5, "it is torn"), topic="a")
         await eventually(lambda: isinstance(engine.topics.get("a").problem, Damaged))
-        assert engine.topics.get("a").tail is None
+        assert engine.topics.get("a").followed is None
         txn = next(app.ids)
         await app.write("b", [txn])
         assert await app.commit(txn, "b") is Outcome.COMMIT
@@ -182,7 +182,7 @@ async def test_a_tail_that_can_not_go_on_stops_its_topic_and_nothing_else(cluste
 
 @on_a_loop
 async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(cluster, quick):
-    async with beside(cluster, config=BESIDE) as (engine, _):
+    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -197,14 +197,14 @@ async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(clu
 
 @on_a_loop
 async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(cluster, quick):
-    async with beside(cluster, config=BESIDE) as (engine, broker):
+    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
         await app.write("b", [txn])
         with cluster.writer("b", exclusive=True):  # no marker gets in
             app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
-            await eventually(lambda: engine.topics.get("b").trouble is not None)
+            await eventually(lambda: engine.topics.get("b").write_problem is not None)
             cluster.delete_topic("b")
             await app.session.until(lambda: 1000 in app.session.answers)
         assert app.session.answers[1000] is Outcome.COMMIT
@@ -216,7 +216,7 @@ async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(clust
 
 @on_a_loop
 async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
-    async with beside(cluster, config=BESIDE) as (engine, _):
+    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
         await app.write("a", [999_999])
         await eventually(lambda: tail(engine, "a").buffer.is_aborted(TxnId(0, 999_999)))
@@ -243,12 +243,12 @@ async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
         follower.paused += 1
         await app.write("a", [txn], size=3)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (3,)),)))
-        await eventually(lambda: engine.carrying.counting._waiting and follower._came)
+        await eventually(lambda: engine.effects.record_counts._waiting and follower._came)
         await app.session.lease(1)
         assert not tail(engine, "a").buffer.ongoing
         assert 1000 not in app.session.answers
         follower.paused -= 1
-        engine.following.wake()
+        engine.followers.wake()
         await app.session.until(lambda: 1000 in app.session.answers)
         assert app.session.answers[1000] is Outcome.COMMIT
 
@@ -315,12 +315,12 @@ async def test_an_idle_zombie_learns_of_its_successor(cluster):
 async def test_a_zombie_can_not_write_snapshots(cluster):
     async with beside(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
-        zombie.following.stop()  # as if it were stopped
+        zombie.followers.stop()  # as if it were stopped
         await app.write("a", [next(app.ids)])
         async with beside(cluster) as (engine, _):
             before = cluster.last_position("__txnbuffer_snapshots")
             with pytest.raises(Exception, match="owner"):
-                await zombie.keeping.snapshot(["a"])
+                await zombie.snapshots.snapshot(["a"])
             assert cluster.last_position("__txnbuffer_snapshots") == before
             assert its.faults.held == []
             assert not engine.ended.done()
@@ -350,8 +350,8 @@ async def test_snapshots_are_written_and_seqnos_go_on_over_owners(cluster):
             await app.write("a", [txn], size=2)
             assert await app.commit(txn, "a", size=2) is Outcome.COMMIT
         await eventually(lambda: tail(engine, "a").numbering.sequencer.next_seqno == 11)
-        await engine.keeping.snapshot(["a"])
-        assert engine.keeping.problem is None
+        await engine.snapshots.snapshot(["a"])
+        assert engine.snapshots.problem is None
     async with beside(cluster) as (engine, _):
         assert tail(engine, "a").numbering.sequencer.next_seqno == 11
         app = App(cluster, RawSession(InProcess(engine)), range(0))

@@ -75,8 +75,8 @@ async def test_a_damaged_topic_stops_and_the_others_go_on(tmp_path, which, at):
     flip(segments(tmp_path, "a")[which], at)
     with own(tmp_path) as broker:
         async with engine_on(broker) as engine:
-            await eventually(lambda: engine.verifying.done)
-            assert [*engine.verifying.damages] == ["a"]
+            await eventually(lambda: engine.verification.done)
+            assert [*engine.verification.damages] == ["a"]
             problem = engine.topics.get("a").problem
             assert isinstance(problem, TopicDamaged)
             assert "txnbuf verify" in str(problem)
@@ -100,7 +100,7 @@ async def test_what_is_open_when_a_topic_turns_out_to_be_damaged_is_refused(tmp_
     await write_log(tmp_path)
     with own(tmp_path) as broker:
         async with engine_on(broker) as engine:
-            await eventually(lambda: engine.verifying.done)
+            await eventually(lambda: engine.verification.done)
             session, ids = await session_on(engine, "a", "b")
             assert not await session.write(*((topic, transactional([ids[0]])) for topic in topics))
             engine.topics.damaged("a", TopicDamaged("a", Damaged("1-0.log", 7, "the checksum does not hold")))
@@ -119,8 +119,8 @@ async def test_a_damaged_index_is_made_anew(tmp_path):
         flip(path, 0.5)
     with own(tmp_path) as broker:
         async with engine_on(broker) as engine:
-            await eventually(lambda: engine.verifying.done)
-            assert not engine.verifying.damages
+            await eventually(lambda: engine.verification.done)
+            assert not engine.verification.damages
             assert len(visible(broker, "a")) == len(visible(broker, "b")) == ROUNDS
 
 

@@ -25,7 +25,7 @@ from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import begin_anew
 from txnbuffer.service import cluster as beside_module
 from txnbuffer.service import standby as standby_module
-from txnbuffer.service.cluster import of_log
+from txnbuffer.service.cluster import as_log_deleted
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import Shutdown
 from txnbuffer.service.standby import Standby
@@ -33,7 +33,7 @@ from txnbuffer.service.standby import Standby
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setattr(beside_module, "LOOK", 0.01)
+    monkeypatch.setattr(beside_module, "CHECK_INTERVAL", 0.01)
     monkeypatch.setattr(standby_module, "SLICE", 0.1)
     with MemoryBroker() as opened:
         yield opened
@@ -76,7 +76,7 @@ async def test_it_ends_though_its_reader_waits_for_what_never_comes(cluster, mon
 
 @on_a_loop
 async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
-    monkeypatch.setattr(beside_module, "LOOK", 60.0)
+    monkeypatch.setattr(beside_module, "CHECK_INTERVAL", 60.0)
     async with beside(cluster) as (engine, _):
         app = await app_on(engine, cluster, "orders")
         txn = next(app.ids)
@@ -126,8 +126,8 @@ async def test_a_standby_whose_log_is_deleted_ends(cluster):
 
 
 def test_what_of_a_cluster_says_that_the_log_is_gone():
-    assert isinstance(of_log(ClusterRefused("…", 404, "Namespace is deleted")), LogDeleted)
-    assert not isinstance(of_log(ClusterRefused("…", 409, "Conflict")), LogDeleted)
+    assert isinstance(as_log_deleted(ClusterRefused("…", 404, "Namespace is deleted")), LogDeleted)
+    assert not isinstance(as_log_deleted(ClusterRefused("…", 409, "Conflict")), LogDeleted)
 
 
 @on_a_loop

@@ -29,7 +29,7 @@ async def trim(engine: Engine) -> None:
     config = RetentionConfig(bytes=1)
     cursors = engine.streams.cursors.floor
     keep = LogRetention(
-        engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, cursors
+        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumers.floor, cursors
     )
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
@@ -79,7 +79,7 @@ async def test_a_cursor_outlives_a_crash_and_a_removed_one_does_not() -> None:
         await ask(engine, "AddCursor", topic="t", cursor="gone", at="now")
         await ask(engine, "RemoveCursor", topic="t", cursor="gone")
         await ask(engine, "AdvanceCursor", topic="t", cursor="kept", at=3)
-        await engine.keeping.snapshot(["t"])
+        await engine.snapshots.snapshot(["t"])
         await ask(engine, "AdvanceCursor", topic="t", cursor="kept", at=4)
         engine.fail(CoordinatorStopped("as if it had crashed"))
     async with engine_on(broker) as engine, client_of(engine, broker) as client:

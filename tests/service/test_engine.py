@@ -41,8 +41,8 @@ async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(broker):
         assert await session.commit(both, ["a", "b"], [2, 1]) is Outcome.COMMIT
         assert await session.commit(one, ["a"], [2]) is Outcome.COMMIT
         assert await session.ask(aborts=lambda r: (Abort(r, TxnId(0, gone), ("a", "b")),)) is Outcome.ABORT
-        await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
-        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
+        await eventually(lambda: not engine.topics.get("b").followed.buffer.ongoing)
+        await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
         assert visible(broker, "a") == {b"v": 4, plain_only: 1}
         assert visible(broker, "b") == {b"v": 1}
         again = await session.ask(queries=lambda r: (Query(r, TxnId(0, gone)),))
@@ -99,7 +99,7 @@ async def test_records_that_came_before_are_left_out_and_a_gap_is_refused(broker
         (failure,) = await session.write(("a", transactional([two], b"5", seq=1)))
         assert isinstance(failure.error, InvalidRequest)
         assert await session.commit(one, ["a"], [4]) is Outcome.COMMIT
-        assert engine.topics.get("a").tail.buffer.counters.duplicates == 0
+        assert engine.topics.get("a").followed.buffer.counters.duplicates == 0
         assert isinstance(await session.commit(two, ["a"], [1]), TransactionAborted)
     assert visible(broker, "a") == {b"1": 3, b"2": 1}
 
@@ -156,7 +156,7 @@ async def test_a_send_that_can_not_be_is_one_clear_error(batch, message):
         assert failure.txn is None
         assert message in str(failure.error)
         assert await session.write(("a", transactional(ids[:1]))) == []
-        assert len(engine.topics.get("a").tail.buffer.ongoing) == 1
+        assert len(engine.topics.get("a").followed.buffer.ongoing) == 1
 
 
 @on_a_loop

@@ -87,8 +87,8 @@ async def test_a_client_that_does_not_come_back_is_given_up(broker, quick):
         session, ids = await session_on(engine, "a")
         await session.write(("a", transactional(ids[:1])))
         await session.link.cut()
-        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
-        assert engine.topics.get("a").tail.buffer.is_aborted(TxnId(0, ids[0]))
+        await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
+        assert engine.topics.get("a").followed.buffer.is_aborted(TxnId(0, ids[0]))
 
 
 @on_a_loop
@@ -126,7 +126,7 @@ async def test_a_new_owner_takes_over_what_the_last_one_left(tmp_path):
             )
             assert await again.commit(opened, ["a", "b"], [1, 2]) is Outcome.COMMIT
             assert await again.commit(done, ["a"], [1]) is Outcome.COMMIT
-            await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
+            await eventually(lambda: not engine.topics.get("b").followed.buffer.ongoing)
             await eventually(lambda: visible(broker, "a") == {b"v": 2})
             assert visible(broker, "b") == {b"v": 1, b"on": 1}
             fresh, new = await session_on(engine, "a")
@@ -207,7 +207,7 @@ async def test_draining_lets_what_is_open_end(broker):
         session, ids = await session_on(engine, "a")
         await session.write(("a", transactional(ids[:1])))
         assert await session.ask(queries=lambda r: (Query(r, TxnId(0, ids[0])),)) is State.OPEN
-        engine.carrying.ask()
+        engine.effects.ask()
         draining = asyncio.ensure_future(engine.drain(20))
         await session.until(lambda: session.draining)
         assert not draining.done()
@@ -231,7 +231,7 @@ async def test_a_client_that_says_bye_leaves_nothing_open(broker, quick):
         with pytest.raises(EOFError):
             await session.until(lambda: False)
         assert session.goodbye is None
-        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
+        await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
         assert list(engine.coordinator.sessions()) == []
 
 

@@ -26,23 +26,23 @@ class Taker:
         self.values: list[bytes | None] = []
         self.batches = 0
         self.failures: list[BaseException] = []
-        self.following = LogFollowers(asyncio.get_running_loop(), self.turn)
+        self.followers = LogFollowers(asyncio.get_running_loop(), self.turn)
         self.broker = broker
         self.holding = False
 
     def turn(self) -> None:
         if not self.holding:
-            self.following.take()
+            self.followers.take()
 
     def follow(self, topic: str, at: Position = EARLIEST, *of: object):
-        return self.following.follow(LogFollower(self.broker, topic, at, self.take, self.failures.append, *of))
+        return self.followers.follow(LogFollower(self.broker, topic, at, self.take, self.failures.append, *of))
 
     def take(self, placed: PlacedBatch) -> None:
         self.batches += 1
         self.values += placed.messages.values.to_list()
 
     async def stop(self) -> None:
-        await asyncio.to_thread(self.following.stop)
+        await asyncio.to_thread(self.followers.stop)
 
 
 def put(broker: MemoryBroker, *values: bytes) -> None:
@@ -253,7 +253,7 @@ async def test_a_failure_is_told_once_behind_what_came_before(broker):
     broker.faults.fail_read(Damaged("a", 1, "torn"), topic="a")
     await eventually(lambda: taker.failures)
     assert isinstance(taker.failures[0], Damaged)
-    assert follower not in taker.following._followers
+    assert follower not in taker.followers._followers
     taker.turn()
     assert len(taker.failures) == 1
     await taker.stop()

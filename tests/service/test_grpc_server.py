@@ -163,13 +163,13 @@ async def test_a_client_that_sends_without_end_waits_for_the_log():
         broker.faults.hold(topic="plain")
         for _ in range(100):
             session.send(("plain", Batch.of([Message(None, b"x" * (MIB // 4))])))
-        await eventually(lambda: engine.intake.account.bytes > MIB)
+        await eventually(lambda: engine.requests.account.bytes > MIB)
         quiet, ids = await session_at(server, "a")
         assert await quiet.write(("a", transactional(ids))) == []
-        assert engine.intake.account.bytes < 3 * MIB
+        assert engine.requests.account.bytes < 3 * MIB
         broker.faults.release()
         await session.until(lambda: session.acknowledged == 100)
-        assert engine.intake.account.bytes == 0
+        assert engine.requests.account.bytes == 0
         await session.link.cut()
         await quiet.link.cut()
 
@@ -260,7 +260,7 @@ async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
         assert (code, json.loads(out)) == (0, {"txn": hanging, "outcome": "ABORT"})
         code, out, _ = await txnbuf(server, "abort", f"0:{ids[1]}", "--output", "json")
         assert json.loads(out)["outcome"] == "COMMIT"
-        await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
+        await eventually(lambda: not engine.topics.get("b").followed.buffer.ongoing)
         code, out, _ = await txnbuf(server, "describe", "b")
         assert "all up to the end is decided" in out
         await session.link.cut()
@@ -327,7 +327,7 @@ async def test_metrics_and_health_over_http():
         assert "process_resident_memory_bytes" in values
         assert (await asyncio.to_thread(get, http.port, "/health"))[0] == 200
         assert (await asyncio.to_thread(get, http.port, "/ready"))[0] == 200
-        engine.intake.draining = True
+        engine.requests.draining = True
         status, text = await asyncio.to_thread(get, http.port, "/ready")
         assert (status, json.loads(text)["waits_for"]) == (503, ["the service drains"])
         assert (await asyncio.to_thread(get, http.port, "/none"))[0] == 404

@@ -46,11 +46,11 @@ async def test_readers_elsewhere_see_what_committed_and_nothing_else():
         session, ids = await session_on(engine, "a")
         assert await session.write(("a", transactional(ids[:3], size=2))) == []
         assert await session.commit(ids[0], ["a"], [2]) is Outcome.COMMIT
-        await eventually(lambda: len(engine.topics.get("a").tail.buffer.ongoing) == 2)
+        await eventually(lambda: len(engine.topics.get("a").followed.buffer.ongoing) == 2)
         with await asyncio.to_thread(open_broker, address) as remote:
             assert await asyncio.to_thread(visible, remote, "a") == {b"v": 2}
             assert await session.commit(ids[1], ["a"], [2]) is Outcome.COMMIT
-            await eventually(lambda: len(engine.topics.get("a").tail.buffer.ongoing) == 1)
+            await eventually(lambda: len(engine.topics.get("a").followed.buffer.ongoing) == 1)
             assert await asyncio.to_thread(visible, remote, "a") == {b"v": 4}
 
 

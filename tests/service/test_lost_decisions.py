@@ -78,7 +78,7 @@ def test_a_log_that_is_begun_anew_is_above_all_that_is_known(topics):
 
 async def marked(engine: Engine, topic: str, least: int) -> None:
     """Wait until the marker of a commit is applied."""
-    states = engine.topics.get(topic).tail.buffer.coordinators
+    states = engine.topics.get(topic).followed.buffer.coordinators
     await eventually(lambda: 0 in states and least in states[0].committed)
 
 
@@ -120,7 +120,7 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
             await app.write("a", [first], b"new")
             assert await app.commit(first, "a") is Outcome.COMMIT
             await marked(engine, "a", first)
-            await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
+            await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
         assert visible(cluster, "a") == {b"old": 1, b"new": 1}
         assert visible(cluster, "b") == {b"old": 1}
         assert [found for found in verify(cluster) if found.level is Level.ERROR] == []
@@ -175,7 +175,7 @@ async def test_ids_that_nobody_leased_are_no_sign_of_a_loss():
 
 
 def ended(engine: Engine) -> list[TxnId]:
-    state = engine.topics.get("a").tail.buffer.coordinators.get(0)
+    state = engine.topics.get("a").followed.buffer.coordinators.get(0)
     return [] if state is None else [TxnId(0, least) for least in state.aborted]
 
 

@@ -22,7 +22,7 @@ async def commit_half(cluster: MemoryBroker) -> None:
             await session.write(("a", transactional(ids[:1])), ("b", transactional(ids[:1])))
             broker.faults.hold(topic="a", landing=False)
             assert await session.commit(ids[0], ["a", "b"], [1, 1]) is Outcome.COMMIT
-            await eventually(lambda: not engine.topics.get("b").tail.buffer.ongoing)
+            await eventually(lambda: not engine.topics.get("b").followed.buffer.ongoing)
             engine.fail(CoordinatorStopped("as if it had crashed"))
 
 
@@ -43,7 +43,7 @@ async def test_a_decision_waits_until_the_snapshots_that_were_lost_are_rebuilt()
             keeper.rebuild("b")
         with cluster.connect() as broker:
             async with engine_on(broker) as engine:
-                await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing)
+                await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing)
         assert visible(cluster, "a") == visible(cluster, "b") == {b"v": 1}
 
 

@@ -31,7 +31,9 @@ from txnbuffer.service.retention import LogRetention
 async def trim(engine: Engine) -> None:
     """Keep as little as may be."""
     config, floor = RetentionConfig(bytes=1), engine.streams.cursors.floor
-    keep = LogRetention(engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, floor)
+    keep = LogRetention(
+        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumers.floor, floor
+    )
     for _ in range(3):
         await keep.check(engine.topics.get("t"))
 

@@ -45,7 +45,7 @@ async def answer(app):
 
 async def followed_anew(engine: Engine, cluster: MemoryBroker, name: str) -> None:
     def followed() -> bool:
-        tail = engine.topics.get(name).tail
+        tail = engine.topics.get(name).followed
         return tail is not None and tail.writer.incarnation == cluster.incarnation(name)
 
     await eventually(followed)
@@ -70,7 +70,7 @@ async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks
         ask_visible(app, new, "a")
         assert await answer(app) is Outcome.COMMIT
         assert visible(cluster, "a") == {b"new": 1}
-        assert engine.topics.get("a").why_not is None
+        assert engine.topics.get("a").obstacle is None
 
 
 @on_a_loop
@@ -116,7 +116,7 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
         await eventually(lambda: transaction.state is State.COMMITTED and not transaction.unfinished)
         assert WAITING not in app.session.answers
         follower.paused -= 1
-        engine.following.wake()
+        engine.followers.wake()
         assert await answer(app) is Outcome.COMMIT
         assert visible(cluster, "a") == {b"v": 1}
         await eventually(lambda: engine.coordinator.transaction(TxnId(0, txn)) is None)
@@ -132,11 +132,11 @@ async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes
         await app.write("a", [txn])
         with cluster.writer("a", exclusive=True):  # no marker gets in
             ask_visible(app, txn, "a")
-            await eventually(lambda: engine.topics.get("a").trouble is not None)
+            await eventually(lambda: engine.topics.get("a").write_problem is not None)
             engine.topics.get("a").follower.paused -= 1
-            engine.following.wake()
+            engine.followers.wake()
             await followed_anew(engine, cluster, "a")
-            assert TxnId(0, txn) in engine.topics.get("a").tail.buffer.ongoing
+            assert TxnId(0, txn) in engine.topics.get("a").followed.buffer.ongoing
             assert visible(cluster, "a") == {}
         assert await answer(app) is Outcome.COMMIT
         assert visible(cluster, "a") == {b"v": 1}
@@ -151,14 +151,14 @@ async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(clust
             await app.write(topic, [txn])
         with cluster.writer("a", exclusive=True):
             ask_visible(app, txn, "a", "b")
-            await eventually(lambda: engine.topics.get("a").trouble is not None)
+            await eventually(lambda: engine.topics.get("a").write_problem is not None)
             make_anew(cluster, "a")
             assert await answer(app) is Outcome.COMMIT
         await followed_anew(engine, cluster, "a")
         await eventually(lambda: engine.coordinator.low_water_mark >= txn)
         assert cluster.last_position("a") is None
         assert visible(cluster, "b") == {b"v": 1}
-        assert engine.carrying.counts.damaged == 0
+        assert engine.effects.counts.damaged == 0
 
 
 @on_a_loop
@@ -200,7 +200,7 @@ async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster)
         assert await answer(app) is Outcome.COMMIT
         await eventually(lambda: engine.coordinator.low_water_mark >= new)
         assert visible(cluster, "a") == {b"new": 1}
-        assert engine.carrying.counts.damaged == 0
+        assert engine.effects.counts.damaged == 0
 
 
 @on_a_loop
@@ -236,7 +236,7 @@ async def test_the_broker_is_asked_again_until_it_tells_what_became_of_a_topic(c
         monkeypatch.setattr(broker, "topics", away)
         with cluster.writer("b", exclusive=True):
             ask_visible(app, txn, "a", "b")
-            await eventually(lambda: engine.topics.get("b").trouble is not None)
+            await eventually(lambda: engine.topics.get("b").write_problem is not None)
             cluster.delete_topic("b")
             assert await answer(app) is Outcome.COMMIT
         assert len(asked) >= 3
@@ -258,13 +258,13 @@ async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_i
         with monkeypatch.context() as patched, cluster.writer("a", exclusive=True):
             patched.setattr(broker, "create_topic", refuse)
             ask_visible(app, txn, "a")
-            await eventually(lambda: engine.topics.get("a").trouble is not None)
+            await eventually(lambda: engine.topics.get("a").write_problem is not None)
             engine.topics.get("a").follower.paused -= 1
-            engine.following.wake()
+            engine.followers.wake()
             told = await answer(app)
             assert isinstance(told, NotVisible)
             assert "its messages expire" in str(told)
-            await eventually(lambda: "its messages expire" in str(engine.topics.get("a").why_not))
+            await eventually(lambda: "its messages expire" in str(engine.topics.get("a").obstacle))
         await followed_anew(engine, cluster, "a")
         app.forget_writers()
         await app.write("a", [later])
@@ -301,14 +301,14 @@ async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster)
         await app.write("a", [txn])
         ask_visible(app, txn, "a")
         assert await answer(app) is Outcome.COMMIT
-        first = engine.topics.get("a").tail
+        first = engine.topics.get("a").followed
         await eventually(lambda: first.numbering.sequencer.next_seqno == 2)
         broker.faults.fail_read(TopicNotFound("the broker is confused"), topic="a")
-        await eventually(lambda: engine.topics.get("a").tail not in (None, first))
+        await eventually(lambda: engine.topics.get("a").followed not in (None, first))
         await followed_anew(engine, cluster, "a")
         await app.write("a", [later])
         ask_visible(app, later, "a")
         assert await answer(app) is Outcome.COMMIT
-        tail = engine.topics.get("a").tail
+        tail = engine.topics.get("a").followed
         await eventually(lambda: tail.numbering.sequencer.next_seqno == 3)
         assert tail.failover.versions == first.failover.versions

@@ -42,7 +42,7 @@ def told(cluster: MemoryBroker, topic: str, txn: int) -> list[Outcome]:
 
 async def ongoing(engine: Engine, topic: str, *ids: int) -> None:
     """Until the buffer of a topic has these for so long that they are asked about."""
-    buffer = engine.topics.by_name[topic].tail.buffer  # type: ignore[union-attr]  # it is followed
+    buffer = engine.topics.by_name[topic].followed.buffer  # type: ignore[union-attr]  # it is followed
     await eventually(lambda: all(buffer.ongoing.get(TxnId(0, one)) is not None for one in ids))
     await asyncio.sleep(3 * TICK)
 

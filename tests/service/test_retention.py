@@ -25,7 +25,7 @@ from txnbuffer.service.retention import LogRetention
 def with_limits(engine, seconds=0.0, size=0, clock=None):
     config = RetentionConfig(seconds=seconds, bytes=size)
     return LogRetention(
-        engine.topics, engine.keeping, config, clock or engine.clock, engine.coordinator.consumers.floor
+        engine.topics, engine.snapshots, config, clock or engine.clock, engine.coordinator.consumers.floor
     )
 
 
@@ -75,7 +75,12 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
         await fill(broker, session, "a", ids[:6])
         config = RetentionConfig(bytes=1)
         keep = LogRetention(
-            engine.topics, engine.keeping, config, engine.clock, engine.coordinator.consumers.floor, prove=engine.prove
+            engine.topics,
+            engine.snapshots,
+            config,
+            engine.clock,
+            engine.coordinator.consumers.floor,
+            prove=engine.prove,
         )
 
         async def check() -> None:

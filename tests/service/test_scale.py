@@ -38,13 +38,13 @@ async def many(address: str) -> None:
                 *(begin(session, topics, number, each) for number, session in enumerate(sessions))
             )
             assert len(engine.topics.by_name) == TOPICS
-            ongoing = sum(len(topic.tail.buffer.ongoing) for topic in engine.topics.by_name.values())
+            ongoing = sum(len(topic.followed.buffer.ongoing) for topic in engine.topics.by_name.values())
             assert ongoing == TRANSACTIONS
             assert resident_mib() - before < MIB_MORE
             await asyncio.gather(
                 *(end(session, ids, topic) for session, (ids, topic) in zip(sessions, opened, strict=True))
             )
-            await eventually(lambda: not any(topic.tail.buffer.ongoing for topic in engine.topics.by_name.values()))
+            await eventually(lambda: not any(topic.followed.buffer.ongoing for topic in engine.topics.by_name.values()))
             assert resident_mib() - before < MIB_MORE
             expected = sum(len(ids) for ids, topic in opened if topic == topics[0])
             assert visible(broker, topics[0]) == {b"v" * 100: expected}

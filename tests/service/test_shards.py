@@ -35,7 +35,7 @@ from txnbuffer.recovery.decision_log import look
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import NamedRequest
 from txnbuffer.service import engine, remote_shards
-from txnbuffer.service.cluster import BESIDE
+from txnbuffer.service.cluster import CLUSTER_CONFIG
 from txnbuffer.service.engine import Engine
 from txnbuffer.service.process import check
 from txnbuffer.service.remote_shards import ShardMessages
@@ -43,7 +43,7 @@ from txnbuffer.service.retention import LogRetention
 
 (HERE,), (THERE,) = topics_of(2)
 BOTH = (HERE, THERE)
-QUICK = replace(BESIDE, session_timeout=0.3)
+QUICK = replace(CLUSTER_CONFIG, session_timeout=0.3)
 
 ONE = Counter({b"v": 1})
 NONE: Counter[bytes | None] = Counter()
@@ -124,7 +124,7 @@ async def test_nobody_decides_for_a_coordinator_that_is_away() -> None:
         await last.write(THERE, [1])
         assert await last.commit(1, THERE, wait_visible=True) is Outcome.COMMIT
         for _ in range(3):
-            world.engine(1).carrying.ask_again()
+            world.engine(1).effects.ask_again()
             world.engine(1).wake()
             await asyncio.sleep(0.05)
         assert world.visible(THERE) == [NONE]
@@ -151,7 +151,7 @@ async def test_a_topic_is_registered_once_its_owner_is_there() -> None:
     async with shards_on() as world:
         await world.kill(1)
         registering = asyncio.ensure_future(App.on(world, 0, THERE))
-        await eventually(lambda: world.letters(0).sent > 0)
+        await eventually(lambda: world.shard_messages(0).sent > 0)
         assert not registering.done()
         await world.start(1)
         app = await registering
@@ -179,7 +179,7 @@ async def test_what_the_owner_refuses_is_told_to_the_client(monkeypatch: pytest.
         raise (UnsafePolicy if final else InvalidConfiguration)("nobody may")
 
     async with shards_on() as world:
-        monkeypatch.setattr(world.engine(1).topics.keeper, "register", refuse)
+        monkeypatch.setattr(world.engine(1).topics.manager, "register", refuse)
         with pytest.raises(RegistrationFailed, match=r"registered: nobody may$") as told:
             await App.on(world, 0, THERE)
         assert told.value.retryable is not final
@@ -249,11 +249,11 @@ async def test_a_topic_of_another_shard_that_takes_no_markers_is_told_of_and_hol
         monkeypatch.setattr(broker, "writer", guarded)
         told = await app.commit(1, *BOTH, wait_visible=True)
         assert isinstance(told, NotVisible)
-        assert isinstance(world.engine(0).carrying.troubles_elsewhere()[f"writing to {THERE}"], UnsafePolicy)
+        assert isinstance(world.engine(0).effects.remote_problems()[f"writing to {THERE}"], UnsafePolicy)
         await eventually(lambda: world.visible(*BOTH) == [ONE, NONE])
         monkeypatch.setattr(broker, "writer", usual)
         await eventually(lambda: world.visible(THERE) == [ONE])
-        await eventually(lambda: world.engine(0).carrying.troubles_elsewhere()[f"writing to {THERE}"] is None)
+        await eventually(lambda: world.engine(0).effects.remote_problems()[f"writing to {THERE}"] is None)
 
 
 @on_a_loop
@@ -275,15 +275,15 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
         for _ in range(2):
             world.cluster.roll(THERE)
             await app.write(THERE, [3])
-        floors = owner.coordinator.consumers.floor, None, world.letters(1).floor
-        retention = LogRetention(owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, *floors)
+        floors = owner.coordinator.consumers.floor, None, world.shard_messages(1).floor
+        retention = LogRetention(owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, *floors)
         assert await app.abort(3, THERE) is Outcome.ABORT
         await eventually(lambda: not len(world.buffer(1, THERE).ongoing))
         for txn in (4, 5):  # neither of the snapshots that are kept needs what the group does
             await app.write(THERE, [txn])
             assert await app.commit(txn, THERE, wait_visible=True) is Outcome.COMMIT
-            await owner.keeping.snapshot([THERE])
-        tail = owner.topics.by_name[THERE].tail
+            await owner.snapshots.snapshot([THERE])
+        tail = owner.topics.by_name[THERE].followed
         assert tail is not None
         assert tail.floor() > end.ledger
         await retention.check(owner.topics.by_name[THERE])
@@ -296,10 +296,10 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
 
             def far(topic: str) -> Awaitable[int | None]:
                 asked.append(topic)
-                return world.letters(1).floor(topic)
+                return world.shard_messages(1).floor(topic)
 
             retention = LogRetention(
-                owner.topics, owner.keeping, RetentionConfig(bytes=1), owner.clock, none, None, far
+                owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, none, None, far
             )
             for _ in range(3):
                 with pytest.raises(ServiceUnavailable, match="nothing is trimmed"):
@@ -354,7 +354,7 @@ def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, shared: bool
 
 @on_a_loop
 async def test_counts_of_others_topics_are_not_promised() -> None:
-    config = replace(BESIDE, verify_counts=True)
+    config = replace(CLUSTER_CONFIG, verify_counts=True)
     with pytest.raises(InvalidConfiguration, match="only a cluster has several"):
         await Engine.start(MemoryBroker(), shard=Shard(0, 2))
     with pytest.raises(InvalidConfiguration, match="verify_counts"):

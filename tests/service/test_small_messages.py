@@ -53,7 +53,7 @@ async def commit_all(session: RawSession, ids: range, *topics: str) -> Counter[A
 
 
 def all_ended(engine: Engine) -> bool:
-    tails = [topic.tail for topic in engine.topics.by_name.values()]
+    tails = [topic.followed for topic in engine.topics.by_name.values()]
     return not any(tail is not None and len(tail.buffer.ongoing) for tail in tails)
 
 
@@ -91,7 +91,7 @@ async def test_one_commit_that_fits_no_message_is_refused_and_the_service_goes_o
             assert "65536 may be: commit fewer topics in one transaction" in str(answer)
             assert await session.commit(taken, TOPICS[:250], [1] * 250) is Outcome.COMMIT
             assert isinstance(await session.commit(refused, TOPICS, [1] * len(TOPICS)), TransactionAborted)
-            await eventually(lambda: len(engine.topics.by_name[TOPICS[-1]].tail.buffer.ongoing) == 0)
+            await eventually(lambda: len(engine.topics.by_name[TOPICS[-1]].followed.buffer.ongoing) == 0)
         async with engine_on(broker) as engine:
             again, _ = await session_on(engine, "c")
             assert isinstance(await again.commit(refused, TOPICS, [1] * len(TOPICS)), TransactionAborted)
@@ -116,8 +116,8 @@ async def test_a_log_made_with_larger_messages_goes_on_with_small_ones(tmp_path:
             assert await commit_all(session, ids, "a", "b") == {Outcome.COMMIT: 1000}
             await eventually(lambda: all_ended(engine))
             for topic in engine.topics.by_name:
-                await engine.keeping.snapshot([topic])
-            assert engine.keeping.problem is None
+                await engine.snapshots.snapshot([topic])
+            assert engine.snapshots.problem is None
         assert visible(broker, "a") == {b"v": 6000}
 
 
@@ -131,8 +131,8 @@ async def test_snapshots_of_many_aborts_fit_small_messages(tmp_path: Path) -> No
             session.request += len(ids)
             session.link.send(ClientFrame(aborts=tuple(aborts)))
             await eventually(lambda: all_ended(engine))
-            await engine.keeping.snapshot(["a", "b"])
-            assert engine.keeping.problem is None
+            await engine.snapshots.snapshot(["a", "b"])
+            assert engine.snapshots.problem is None
         assert largest(broker, "__txnbuffer_snapshots") <= 4 * KIB
 
 

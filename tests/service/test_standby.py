@@ -60,7 +60,7 @@ async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluste
         assert [owner.epoch for owner in owners(cluster)] == [1]
         its.close()  # the cluster loses the connection: the process is gone, or as good as
         standing = await turn
-        async with beside(cluster, standing=standing) as (engine, _):
+        async with beside(cluster, standby_state=standing) as (engine, _):
             assert engine.coordinator.epoch == 2
             again = RawSession(InProcess(engine))
             await again.hello(app.session.session, [TxnId(0, opened)])

@@ -92,7 +92,7 @@ async def test_a_topic_that_the_cluster_did_not_answer_for_once_goes_on(cluster)
         await come_again(app, engine, left)
         await eventually(lambda: visible(cluster, "a") == {b"v": 1})
         await eventually(lambda: "a" in engine.coordinator.topics())
-        assert engine.topics.get("a").why_not is None
+        assert engine.topics.get("a").obstacle is None
         later = next(app.ids)
         for topic in ("a", "b"):
             await app.write(topic, [later], b"later")
@@ -101,7 +101,7 @@ async def test_a_topic_that_the_cluster_did_not_answer_for_once_goes_on(cluster)
         await eventually(lambda: visible(cluster, "a") == {b"v": 1, b"later": 1})
         await eventually(lambda: visible(cluster, "b") == {b"v": 1, b"left": 1, b"later": 1})
         await eventually(lambda: not list(engine.coordinator.transactions()))
-        assert engine.carrying.counts.damaged == 0
+        assert engine.effects.counts.damaged == 0
 
 
 @on_a_loop

@@ -168,13 +168,13 @@ async def test_a_topic_that_nobody_streams_has_no_manager(monkeypatch):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1"})
         assert engine.streams.feeds == {}
-        assert engine.topics.get("t").tail.numbering.told is None
+        assert engine.topics.get("t").followed.numbering.told is None
         stream = client.stream("t")
         await stream.next(timeout=120.0)
         assert set(engine.streams.feeds) == {"t"}
         await stream.close()
         await eventually(lambda: not engine.streams.feeds)
-        assert engine.topics.get("t").tail.numbering.told is None
+        assert engine.topics.get("t").followed.numbering.told is None
         assert engine.streams.budget.account.bytes == 0
         again = Follower(client.stream("t"))
         await again.until(1)
@@ -269,7 +269,7 @@ async def test_the_index_of_snapshots_outlives_the_owner(broker):
         await follower.until(1)
         await write(client, "t", {"b": "2", "c": "3"})
         await follower.until(3)
-        await engine.keeping.snapshot(["t"])
+        await engine.snapshots.snapshot(["t"])
         entries = engine.streams.feeds["t"].manager.index.entries()
         assert [(entry.start, entry.end, entry.rows) for entry in entries] == [(2, 3, 2)]
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -308,9 +308,9 @@ async def test_what_is_trimmed_is_told(quick):
         reader = Follower(client.stream("t", to="now"))
         await reader.to_end()
         low = ResumeToken("t", *_place(reader, 1))
-        await engine.keeping.snapshot(["t"])
-        await engine.keeping.snapshot(["t"])
-        broker.trim("t", engine.topics.get("t").tail.floor())
+        await engine.snapshots.snapshot(["t"])
+        await engine.snapshots.snapshot(["t"])
+        broker.trim("t", engine.topics.get("t").followed.floor())
         with pytest.raises(StreamTrimmed):
             await client.stream("t", from_=low).next(timeout=120.0)
         oldest = Follower(client.stream("t", to="now"))

@@ -59,9 +59,9 @@ async def test_without_one_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> 
             await App.on(world, 2, B)
         for number in (0, 2):
             with pytest.raises(ServiceUnavailable, match=r"shard 1 does not tell .* nothing is trimmed"):
-                await world.letters(number).floor(ALL[number])
+                await world.shard_messages(number).floor(ALL[number])
         await world.start(1)
-        assert await world.letters(0).floor(A) is None
+        assert await world.shard_messages(0).floor(A) is None
         again = await App.on(world, 2, B)
         await again.write(B, [101])
         assert await again.commit(101, B, wait_visible=True) is Outcome.COMMIT
@@ -81,12 +81,12 @@ async def consumed(world: Shards, most: int, topic: str, end: Position) -> None:
 @on_a_loop
 async def test_the_floor_is_that_of_the_slowest_group_of_any_shard() -> None:
     async with shards_on(3) as world:
-        assert await world.letters(1).floor(B) is None
+        assert await world.shard_messages(1).floor(B) is None
         await consumed(world, 2, B, Position(7, 1))
-        assert await world.letters(1).floor(B) == 7
+        assert await world.shard_messages(1).floor(B) == 7
         await consumed(world, 0, B, Position(5, 1))
-        assert await world.letters(1).floor(B) == 5
-        assert await world.letters(0).floor(A) is None
+        assert await world.shard_messages(1).floor(B) == 5
+        assert await world.shard_messages(0).floor(A) is None
 
 
 @on_a_loop
@@ -96,9 +96,9 @@ async def test_a_floor_is_told_by_who_can_write_its_decisions_only(monkeypatch: 
         faults = world.broker(2).faults
         faults.hold(topic="__txnbuffer_decisions-partition-2", landing=False)
         with pytest.raises(ServiceUnavailable, match="shard 2 does not tell"):
-            await world.letters(1).floor(B)
+            await world.shard_messages(1).floor(B)
         faults.release()
-        assert await world.letters(1).floor(B) is None
+        assert await world.shard_messages(1).floor(B) is None
 
 
 @on_a_loop
@@ -112,8 +112,8 @@ async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkey
             assert await app.commit(txn, *ALL, wait_visible=True) is Outcome.COMMIT
 
         def open_elsewhere() -> set[str]:
-            inboxes = {topic.name for topic in world.letters(0).inboxes.values()}
-            return {topic.name for topic in world.engine(0).carrying.writers_elsewhere()} - inboxes
+            inboxes = {topic.name for topic in world.shard_messages(0).inboxes.values()}
+            return {topic.name for topic in world.engine(0).effects.remote_writers()} - inboxes
 
         await commits(1)
         assert open_elsewhere() == {B, C}
@@ -130,7 +130,7 @@ async def test_writers_for_topics_of_others_are_closed_when_they_are_idle(monkey
 @on_a_loop
 async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     async with shards_on(3) as world:
-        found = world.letters(1)
+        found = world.shard_messages(1)
         await world.kill(0)
 
         def sent(*, asks: bool, wishes: bool) -> int:
@@ -156,4 +156,4 @@ async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.Monkey
 async def test_who_has_nothing_to_say_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     async with shards_on(3) as world:
         monkeypatch.setattr(remote_shards, "KNOWN_TICKS", 1)
-        await eventually(lambda: all(world.letters(number).received > 10 for number in range(3)))
+        await eventually(lambda: all(world.shard_messages(number).received > 10 for number in range(3)))

@@ -40,7 +40,7 @@ async def test_a_topic_that_was_deleted_is_made_anew_when_it_is_registered_again
         assert await again.commit(second, "a") is Outcome.COMMIT
         await eventually(lambda: visible(cluster, "a") == {b"new": 1})
     async with beside(cluster) as (engine, _):
-        assert engine.topics.get("a").why_not is None
+        assert engine.topics.get("a").obstacle is None
         assert visible(cluster, "a") == {b"new": 1}
 
 
@@ -52,7 +52,7 @@ async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
         for txn in (early, late):
             await app.write("a", [txn])
             await app.write("b", [txn])
-        await eventually(lambda: engine.topics.get("b").tail.buffer.ongoing)
+        await eventually(lambda: engine.topics.get("b").followed.buffer.ongoing)
         broker.faults.hold(topic="b", landing=False)
 
         def commit(request: int, txn: int) -> None:
@@ -60,9 +60,9 @@ async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
             app.session.link.send(ClientFrame(commits=(plan,)))
 
         commit(1000, early)
-        await eventually(lambda: not engine.topics.get("a").tail.buffer.ongoing.get(TxnId(0, early)))
+        await eventually(lambda: not engine.topics.get("a").followed.buffer.ongoing.get(TxnId(0, early)))
         follower = engine.topics.get("b").follower
-        engine.following.leave(follower)
+        engine.followers.leave(follower)
         follower.fail(PositionTrimmed("its beginning is gone"))
         commit(1001, late)
         await app.session.until(lambda: {1000, 1001} <= app.session.answers.keys())
@@ -88,11 +88,11 @@ async def test_a_policy_that_comes_later_is_told_while_it_lasts():
         async with engine_on(broker, shared=True, retention=RetentionConfig(check_seconds=0.05)) as engine:
             await app_on(engine, broker, "a")
             broker.danger = "a"
-            await eventually(lambda: list(engine.guarding.dangers) == ["a"])
+            await eventually(lambda: list(engine.policy_checks.dangers) == ["a"])
             (told,) = await ServiceAdmin(engine).list_topics({})
             assert "after a second" in told["problem"]
             assert list((await ServiceAdmin(engine).status({}))["policy_problems"]) == ["a"]
             assert b"topics_endangered 1" in exposition(engine)
             broker.danger = None
-            await eventually(lambda: not engine.guarding.dangers)
+            await eventually(lambda: not engine.policy_checks.dangers)
             assert not engine.ended.done()

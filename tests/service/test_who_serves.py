@@ -17,7 +17,7 @@ from txnbuffer.service import standby as standing_module
 def cluster(monkeypatch):
     monkeypatch.setattr(standing_module, "SLICE", 0.1)
     monkeypatch.setattr(standing_module, "READ_SECONDS", 0.02)
-    monkeypatch.setattr(standing_module, "GOING", 0.3)
+    monkeypatch.setattr(standing_module, "RELEASE_WAIT", 0.3)
     with MemoryBroker() as opened:
         yield opened
 
@@ -43,7 +43,7 @@ async def test_one_that_does_not_stand_by_leaves_the_log_to_who_serves(cluster):
 @on_a_loop
 async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_on(cluster, monkeypatch, late):
     """Whoever the cluster gives the log to."""
-    monkeypatch.setattr(standing_module, "GOING", 1.0)
+    monkeypatch.setattr(standing_module, "RELEASE_WAIT", 1.0)
     active = Running(cluster)
     await active.event("serving")
     standby = Running(cluster, standby=True)
@@ -73,7 +73,7 @@ async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_o
 
 @on_a_loop
 async def test_one_that_does_not_stand_by_waits_a_little_for_an_owner_that_goes(cluster, monkeypatch):
-    monkeypatch.setattr(standing_module, "GOING", 30.0)
+    monkeypatch.setattr(standing_module, "RELEASE_WAIT", 30.0)
     active = Running(cluster)
     await active.event("serving")
     direct = Running(cluster)

@@ -131,9 +131,9 @@ async def test_what_is_gone_from_the_log_is_told_and_can_be_begun_anew(path):
         await materialize(client, "t", path, to="now")
         for number in range(40):
             await write(client, "t", {str(number): "x"})
-        await engine.keeping.snapshot(["t"])
-        await engine.keeping.snapshot(["t"])
-        broker.trim("t", engine.topics.get("t").tail.floor())
+        await engine.snapshots.snapshot(["t"])
+        await engine.snapshots.snapshot(["t"])
+        broker.trim("t", engine.topics.get("t").followed.floor())
         with pytest.raises(StreamTrimmed, match=r"table 't' of .*tables\.db lacks what is gone .*: fill it anew"):
             await materialize(client, "t", path, to="now")
         assert table(path) == {"first": "x"}

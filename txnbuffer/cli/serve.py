@@ -89,7 +89,7 @@ def run(address: str, config: Config) -> int:
     owner = f"{socket.gethostname()}:{address}"
     log = _log()
     leaving = Shutdown(config.service.drain_seconds + LEAVING, lambda: _leave(log)) if shared else None
-    serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, leaving=leaving)
+    serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, shutdown=leaving)
     try:
         error = asyncio.run(serving)
     finally:

@@ -114,17 +114,17 @@ class ServiceAdmin:
             "shards": engine.topics.shard.of,
             "epoch": engine.coordinator.epoch,
             "ready": engine.coordinator.ready,
-            "draining": engine.intake.draining,
+            "draining": engine.requests.draining,
             "connections": len(engine.connections),
             "topics": len(engine.topics.by_name),
             "open": sum(one.state is State.OPEN for one in engine.coordinator.transactions()),
             "low_water_mark": str(TxnId(engine.coordinator.shard, engine.coordinator.low_water_mark)),
             "notes": engine.notes,
             "waits": [*map(str, long_waits())],
-            "snapshot_problem": _text(engine.keeping.problem),
+            "snapshot_problem": _text(engine.snapshots.problem),
             "retention_problem": _text(engine.retention.problem),
-            "damaged": {name: str(error) for name, error in sorted(engine.verifying.damages.items())},
-            "policy_problems": {name: str(danger) for name, danger in sorted(engine.guarding.dangers.items())},
+            "damaged": {name: str(error) for name, error in sorted(engine.verification.damages.items())},
+            "policy_problems": {name: str(danger) for name, danger in sorted(engine.policy_checks.dangers.items())},
         }
 
     async def list_topics(self, question: dict[str, Any]) -> list[Answer]:
@@ -138,12 +138,12 @@ class ServiceAdmin:
         topic = self._topic(question.get("topic"))
         (summary,) = await self._summaries([topic])
         answer = summary | {"waits_for": await self._waits_for(topic), "service": [*map(str, long_waits())]}
-        if topic.tail is None:
+        if topic.followed is None:
             return answer
-        buffer = topic.tail.buffer
+        buffer = topic.followed.buffer
         return answer | {
             "applied": _text(buffer.applied),
-            "next_seqno": topic.tail.numbering.sequencer.next_seqno,
+            "next_seqno": topic.followed.numbering.sequencer.next_seqno,
             "parts": len(buffer.parts.summaries),
             "counters": buffer.counters._asdict(),
             "transactions": [
@@ -157,7 +157,7 @@ class ServiceAdmin:
         least = _number(question.get("seconds", 0))
         found: dict[TxnId, Answer] = {}
         for topic in self._engine.topics.by_name.values():
-            for entry in () if topic.tail is None else list(topic.tail.buffer.ongoing):
+            for entry in () if topic.followed is None else list(topic.followed.buffer.ongoing):
                 known = found.get(entry.txn)
                 if known is None:
                     found[entry.txn] = await self._ongoing(topic, entry)
@@ -178,7 +178,7 @@ class ServiceAdmin:
         result = await engine.ask(put)
         if isinstance(result, Error):
             raise result
-        engine.carrying.ask()
+        engine.effects.ask()
         return {"txn": str(txn), "outcome": result.name if isinstance(result, Outcome | State) else str(result)}
 
     async def groups(self, question: dict[str, Any]) -> list[Answer]:
@@ -284,7 +284,7 @@ class ServiceAdmin:
         return found
 
     def _summary(self, topic: ServiceTopic) -> Answer:
-        buffer = None if topic.tail is None else topic.tail.buffer
+        buffer = None if topic.followed is None else topic.followed.buffer
         return {
             "topic": topic.name,
             "transactions": buffer is not None,
@@ -294,7 +294,7 @@ class ServiceAdmin:
             "max_read_position": None if buffer is None else _text(buffer.max_read_position),
             "open": 0 if buffer is None else len(buffer.ongoing),
             "aborts": 0 if buffer is None else len(buffer.aborted),
-            "problem": _text(topic.why_not or self._engine.guarding.dangers.get(topic.name)),
+            "problem": _text(topic.obstacle or self._engine.policy_checks.dangers.get(topic.name)),
         }
 
     async def _waits_for(self, topic: ServiceTopic) -> str:
@@ -302,9 +302,9 @@ class ServiceAdmin:
         if topic.problem is not None:
             state = "has stopped" if topic.stopped else "can't be followed now, and is tried again"
             return f"the topic {state}: {topic.problem}"
-        if topic.tail is None:
+        if topic.followed is None:
             return "nothing: the topic has no transactions"
-        buffer = topic.tail.buffer
+        buffer = topic.followed.buffer
         oldest = buffer.ongoing.oldest()
         if oldest is None:
             return "nothing: all up to the end is decided"
@@ -347,7 +347,7 @@ class ServiceAdmin:
         return None if placed is None else int(placed.publish_times[0]) / 1000
 
     def _client(self, session: Session) -> str:
-        connection = self._engine.intake.connections.get(session.name)
+        connection = self._engine.requests.connections.get(session.name)
         if connection is not None:
             return f"session {session.name} ({connection.peer})"
         if session.gone_since is None:

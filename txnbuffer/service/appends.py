@@ -24,24 +24,28 @@ FLIGHTS = 2
 MAX_WAIT = 0.5
 """Seconds until what a nearly full disk refused is tried again."""
 
-Landed = Callable[[ServiceTopic, AppendInFlight, Positions], None]
+Acknowledged = Callable[[ServiceTopic, AppendInFlight, Positions], None]
 Died = Callable[[ServiceTopic, Error], None]
 
 
 class Appends:
-    """`landed` is called on the loop for each append, those of a topic in order; `wake` makes a turn of the loop.
+    """`acknowledged` is called on the loop for each append, those of a topic in order; `wake` makes a turn of the loop.
 
     `died` is told when the writer of a shared topic has failed, which ends nothing else.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, landed: Landed, wake: Callable[[], None], died: Died | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        acknowledged: Acknowledged,
+        wake: Callable[[], None],
+        died: Died | None = None,
     ) -> None:
         self._died = died
         self.failure: Error | None = None
         self.waiting_bytes = 0
         self._loop = loop
-        self._landed = landed
+        self._acknowledged = acknowledged
         self._wake = wake
         self._ready: dict[ServiceTopic, None] = {}
         self._under_way = 0
@@ -105,7 +109,7 @@ class Appends:
         while topic.waiting and not topic.held and len(topic.flights) < FLIGHTS:
             self._append(topic)
 
-    def take_done(self) -> None:
+    def complete(self) -> None:
         """Tell of everything that was acknowledged or failed since the last call."""
         self._woken = False
         while self._done:
@@ -120,7 +124,7 @@ class Appends:
             elif error is not None:
                 self._flight_failed(topic, flight, error)
             else:
-                self._flight_landed(topic, flight, future.result())
+                self._flight_durable(topic, flight, future.result())
 
     def _append(self, topic: ServiceTopic) -> None:
         flight = topic.take()
@@ -142,15 +146,15 @@ class Appends:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)
 
-    def _flight_landed(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
+    def _flight_durable(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
         topic.low = topic.low and flight.reserved
         if topic.wait is not None:
             waits.end(topic.wait)
             topic.wait = None
-        self._landed(topic, flight, positions)
+        self._acknowledged(topic, flight, positions)
         for part in flight.parts:
             self.waiting_bytes -= part.size
-            part.landed()
+            part.acknowledged()
         if topic.problem is not None:
             self.fail(topic, topic.problem)
 
@@ -159,7 +163,7 @@ class Appends:
 
         Elsewhere records fail, and what was appended with them is appended again without them.
         """
-        if not topic.patient:
+        if not topic.waits_for_space:
             if not flight.reserved:
                 topic.low = True
                 again = [part for part in flight.parts if part.reserved]

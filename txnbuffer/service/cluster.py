@@ -15,9 +15,9 @@ from txnbuffer.errors import LogDeleted
 from txnbuffer.service.decision_log import newest_owner
 from txnbuffer.service.log_followers import GATHER_OWN, LogFollower, LogFollowers
 
-BESIDE = CoordinatorConfig(one_phase=False, verify_counts=False)
+CLUSTER_CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)
 """How a coordinator decides where others write the topics too."""
-LOOK = 2.0
+CHECK_INTERVAL = 2.0
 """Seconds between two looks whether the decision log is still there."""
 MISSED = 2
 """So often one after the other it is missing before it counts as gone."""
@@ -25,14 +25,14 @@ NOT_FOUND = 404
 """The status of an answer about what isn't there."""
 
 
-def of_log(error: Error) -> Error:
+def as_log_deleted(error: Error) -> Error:
     """What ended a service beside a cluster, or its standing by: where a topic of ours is gone, the log is."""
     gone = isinstance(error, TopicNotFound) or (isinstance(error, ClusterRefused) and error.status == NOT_FOUND)
     return LogDeleted(str(error)) if gone else error
 
 
 def follow_decisions(
-    following: LogFollowers,
+    followers: LogFollowers,
     broker: Broker,
     decisions: str,
     at: Position,
@@ -46,14 +46,14 @@ def follow_decisions(
         if epoch is not None:
             coordinator.newer_epoch_seen(epoch, "the decision log")
 
-    following.follow(LogFollower(broker, decisions, at, decisions_came, fail)).gather = GATHER_OWN
+    followers.follow(LogFollower(broker, decisions, at, decisions_came, fail)).gather = GATHER_OWN
 
 
 async def watch_log(broker: Broker, decisions: str, log: str, fail: Callable[[BaseException], None]) -> None:
     """See that the log is still the one that was taken over: what is under way to one that is gone may wait long."""
     missed = 0
     while missed < MISSED:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(CHECK_INTERVAL)
         try:
             name = await asyncio.to_thread(broker.incarnation, decisions)
         except TopicNotFound:

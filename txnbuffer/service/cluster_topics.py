@@ -37,21 +37,21 @@ SECONDS = 60.0
 
 
 class FirstRecords:
-    """`border` makes a marker without transactions."""
+    """`epoch_marker` makes a marker without transactions."""
 
-    def __init__(self, broker: Broker, border: Callable[[], Marker]) -> None:
+    def __init__(self, broker: Broker, epoch_marker: Callable[[], Marker]) -> None:
         self._broker = broker
-        self._border = border
+        self._epoch_marker = epoch_marker
 
-    async def begin(self, topic: ServiceTopic, *, new: bool = False) -> Error | None:
+    async def write(self, topic: ServiceTopic, *, new: bool = False) -> Error | None:
         """Give a followed topic its first message if it has none that lasts; what is in the way.
 
         `new`: its registration has just seen that no policy endangers it.
         """
-        if topic.tail is None or topic.tail.buffer.applied is not None:
+        if topic.followed is None or topic.followed.buffer.applied is not None:
             return None
         try:
-            await asyncio.to_thread(self._begin, topic.name, Batch.of([encode_marker(self._border())]), new)
+            await asyncio.to_thread(self._write, topic.name, Batch.of([encode_marker(self._epoch_marker())]), new)
         except Error as error:
             return error
         except TimeoutError:
@@ -60,7 +60,7 @@ class FirstRecords:
             )
         return None
 
-    def _begin(self, name: str, border: Batch, new: bool) -> None:
+    def _write(self, name: str, epoch_marker: Batch, new: bool) -> None:
         if any(ledger.lasting for ledger in self._broker.ledgers(name)):
             return
         if new and isinstance(self._broker, PolicyLookupBroker):
@@ -68,7 +68,7 @@ class FirstRecords:
         else:
             opened = self._broker.writer(name)
         with opened as writer:
-            writer.append(border).result(SECONDS)
+            writer.append(epoch_marker).result(SECONDS)
 
 
 PAUSE = 0.5
@@ -100,8 +100,8 @@ class RecordCounts:
         waiting = self._waiting.get(topic)
         if not waiting:
             return
-        at = None if topic.tail is None else topic.tail.buffer.applied
-        while waiting and (topic.tail is None or (at is not None and waiting[0][0] <= at)):
+        at = None if topic.followed is None else topic.followed.buffer.applied
+        while waiting and (topic.followed is None or (at is not None and waiting[0][0] <= at)):
             self._count(topic, waiting.popleft()[1])
 
     async def _look(self, topic: ServiceTopic) -> None:
@@ -153,7 +153,7 @@ class MarkerWriters:
         """A writer failed, and will go on failing: what waits is for the next one."""
         writer, topic.writer = topic.writer, None
         topic.held = True
-        topic.trouble = error
+        topic.write_problem = error
         if writer is not None:
             self._run(_close(writer))
         if topic.waiting:
@@ -174,7 +174,7 @@ class MarkerWriters:
         try:
             while topic.problem is None and topic.writer is None:
                 # What is under way belongs to the writer that died: its failure must not hit the next one.
-                if topic.trouble is not None or topic.flights:
+                if topic.write_problem is not None or topic.flights:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                 if topic.flights:
@@ -182,11 +182,11 @@ class MarkerWriters:
                 try:
                     topic.writer = await asyncio.to_thread(self._broker.writer, topic.name)
                 except Error as error:
-                    topic.trouble = error
+                    topic.write_problem = error
                 else:
-                    topic.trouble = None
+                    topic.write_problem = None
                 if self.opened is not None:
-                    self.opened(topic, topic.trouble)
+                    self.opened(topic, topic.write_problem)
         finally:
             self._opening.discard(topic)
         if topic.writer is not None:
@@ -272,7 +272,7 @@ class TopicRecreation:
 
     def _unsettled(self, name: str) -> bool:
         topic = self._topics.get(name)
-        return topic is None or (topic.tail is None and (topic.problem is None or self._is_missing(name)))
+        return topic is None or (topic.followed is None and (topic.problem is None or self._is_missing(name)))
 
 
 def _ask(broker: Broker, name: str) -> tuple[bool, bool]:

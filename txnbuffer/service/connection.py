@@ -25,7 +25,7 @@ class SessionConnection:
         self.session = ""
         self.welcomed = False
         self.closed = False
-        self.leaving = False
+        self.shutdown = False
         self.unsettled = 0
         self.sends = 0
         self._take = take

@@ -41,11 +41,12 @@ class Counts:
 
 
 class EffectExecutor:
-    """`now` tells the time; `answers` sends answers; `register` begins a registration; `stop` ends everything.
+    """Executes the coordinator's effects on topics, the decision log and connections.
 
-    `marking`, `counting`, `doubting` and `remaking` are there where others write the topics too, `elsewhere` and
-    `letters` where topics may be those of other shards. `gone`: the decision log is, which is why nothing more can be
-    decided.
+    `now` returns the time, `answers` sends answers to clients, `register` starts a registration and `stop` ends the
+    engine. `marker_writers`, `record_counts`, `marker_checks` and `recreation` exist in cluster mode only,
+    `remote_topics` and `shard_messages` only with several shards. `deleted` is the error that says that the decision
+    log was deleted; nothing can be decided after it.
     """
 
     def __init__(
@@ -61,14 +62,14 @@ class EffectExecutor:
         stop: Callable[[str], None],
     ) -> None:
         self.counts = Counts()
-        self.marking: MarkerWriters | None = None
-        self.counting: RecordCounts | None = None
-        self.doubting: RecordCounts | None = None
-        self.remaking: TopicRecreation | None = None
-        self.elsewhere: RemoteTopics | None = None
-        self.letters: ShardMessages | None = None
-        self.gone: TopicNotFound | None = None
-        self._refused_borders: list[WriteEpochMarker] = []
+        self.marker_writers: MarkerWriters | None = None
+        self.record_counts: RecordCounts | None = None
+        self.marker_checks: RecordCounts | None = None
+        self.recreation: TopicRecreation | None = None
+        self.remote_topics: RemoteTopics | None = None
+        self.shard_messages: ShardMessages | None = None
+        self.deleted: TopicNotFound | None = None
+        self._refused_epoch_markers: list[WriteEpochMarker] = []
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -83,37 +84,39 @@ class EffectExecutor:
         self,
         run: Callable[[Coroutine[Any, Any, None]], None],
         wake: Callable[[], None],
-        again: Callable[[str], Awaitable[Error | None]],
+        reregister: Callable[[str], Awaitable[Error | None]],
         ask: Ask,
         floor: Callable[[str], int | None],
     ) -> None:
         """Carry out what it takes where others write the topics too: markers need writers, counts tails.
 
-        `again` registers a topic that was missing; `ask` and `floor` are those of `ShardMessages`.
+        `reregister` registers a topic that was missing; `ask` and `floor` are those of `ShardMessages`.
         """
         coordinator, topics, appends, now = self._coordinator, self._topics, self._appends, self._now
         broker, shard = topics.broker, topics.shard
-        marking = self.marking = MarkerWriters(broker, run, appends.release)
-        self.counting = RecordCounts(broker, run, self.count)
-        self.doubting = RecordCounts(broker, run, self.doubt)
-        self.remaking = TopicRecreation(coordinator, topics, run, again, now, wake)
+        marker_writers = self.marker_writers = MarkerWriters(broker, run, appends.release)
+        self.record_counts = RecordCounts(broker, run, self.count)
+        self.marker_checks = RecordCounts(broker, run, self.doubt)
+        self.recreation = TopicRecreation(coordinator, topics, run, reregister, now, wake)
         if shard.of > 1:
-            elsewhere = self.elsewhere = RemoteTopics(broker, coordinator, appends, marking, run, now, wake)
-            self.letters = ShardMessages(
-                shard, coordinator, topics, elsewhere, appends, marking, run, ask, floor, now, wake
+            remote_topics = self.remote_topics = RemoteTopics(
+                broker, coordinator, appends, marker_writers, run, now, wake
+            )
+            self.shard_messages = ShardMessages(
+                shard, coordinator, topics, remote_topics, appends, marker_writers, run, ask, floor, now, wake
             )
 
-    def writers_elsewhere(self) -> list[ServiceTopic]:
+    def remote_writers(self) -> list[ServiceTopic]:
         """Return the topics of other shards that have writers of ours."""
-        if self.elsewhere is None or self.letters is None:
+        if self.remote_topics is None or self.shard_messages is None:
             return []
-        return [*self.elsewhere.by_name.values(), *self.letters.inboxes.values()]
+        return [*self.remote_topics.by_name.values(), *self.shard_messages.inboxes.values()]
 
-    def troubles_elsewhere(self) -> dict[str, Error | None]:
+    def remote_problems(self) -> dict[str, Error | None]:
         """Return what keeps markers and letters from topics of other shards, by what they are."""
-        return {f"writing to {topic.name}": topic.trouble for topic in self.writers_elsewhere()}
+        return {f"writing to {topic.name}": topic.write_problem for topic in self.remote_writers()}
 
-    def carry_out(self) -> None:
+    def execute(self) -> None:
         """Do all that has to be done now."""
         while effects := self._coordinator.take_effects():
             for effect in effects:
@@ -131,12 +134,12 @@ class EffectExecutor:
                     case AwaitApplied():
                         self._await_applied(effect)
                     case WriteEpochMarker():
-                        self._write_border(effect)
+                        self._write_epoch_marker(effect)
                     case StopAnswering(reason):
                         self._stop(reason)
                         return
-        if self.letters is not None:
-            self.letters.send()
+        if self.shard_messages is not None:
+            self.shard_messages.send()
 
     def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
         """A topic's buffer has applied what was appended."""
@@ -156,12 +159,12 @@ class EffectExecutor:
             self.counts.committed += committed
             self.counts.aborted += len(ends) - committed
             self._coordinator.ended(topic.name, ends, self._now())
-            if self.letters is not None:
-                self.letters.applied(topic.name, (txn for txn, _ in ends))
-        if self.doubting is not None:
-            self.doubting.applied(topic)
-        if self.counting is not None:
-            self.counting.applied(topic)
+            if self.shard_messages is not None:
+                self.shard_messages.applied(topic.name, (txn for txn, _ in ends))
+        if self.marker_checks is not None:
+            self.marker_checks.applied(topic)
+        if self.record_counts is not None:
+            self.record_counts.applied(topic)
         elif topic.checks:
             waiting, topic.checks = topic.checks, {}
             self._check_counts(topic.name, tuple(waiting))
@@ -169,28 +172,28 @@ class EffectExecutor:
     def tick(self) -> None:
         """About every second: ask again, write again what a nearly full disk refused, and let go of what is idle."""
         self.ask_again()
-        refused, self._refused_borders = self._refused_borders, []
-        for border in refused:
-            self._write_border(border)
-        if self.letters is not None:
-            self.letters.tick()
-        if self.elsewhere is not None:
-            self.elsewhere.tick()
+        refused, self._refused_epoch_markers = self._refused_epoch_markers, []
+        for marker in refused:
+            self._write_epoch_marker(marker)
+        if self.shard_messages is not None:
+            self.shard_messages.tick()
+        if self.remote_topics is not None:
+            self.remote_topics.tick()
 
     def ask(self) -> None:
         """Ask about everything that is ongoing anywhere."""
         now = self._now()
         for topic in self._topics.by_name.values():
-            if topic.tail is not None and len(topic.tail.buffer.ongoing):
-                self._ask(topic, [entry.txn for entry in topic.tail.buffer.ongoing], now)
+            if topic.followed is not None and len(topic.followed.buffer.ongoing):
+                self._ask(topic, [entry.txn for entry in topic.followed.buffer.ongoing], now)
 
     def ask_again(self) -> None:
         """Ask about what was ongoing already at the last such call, but not where markers can't be written now."""
         now = self._now()
         for topic in self._topics.by_name.values():
-            if topic.tail is None:
+            if topic.followed is None:
                 continue
-            buffer, up_to = topic.tail.buffer, topic.asked_up_to
+            buffer, up_to = topic.followed.buffer, topic.asked_up_to
             topic.asked_up_to = buffer.applied
             if up_to is not None and len(topic.waiting) < MUCH and len(buffer.ongoing):
                 older = [entry.txn for entry in buffer.ongoing.began_by(up_to)]
@@ -198,14 +201,14 @@ class EffectExecutor:
 
     def _ask(self, topic: ServiceTopic, txns: list[TxnId], now: float) -> None:
         """A marker that stands in the topic already is to be read, not contradicted, however long that takes."""
-        if self.doubting is not None and (standing := {txn for txn in txns if self._has_marker(topic, txn)}):
-            txns = [txn for txn in txns if txn not in standing]
-            if new := standing - topic.doubted:
-                topic.doubted |= new
-                self.doubting.ask(topic, tuple(txn.least for txn in new))
+        if self.marker_checks is not None and (standby_state := {txn for txn in txns if self._has_marker(topic, txn)}):
+            txns = [txn for txn in txns if txn not in standby_state]
+            if new := standby_state - topic.awaiting_markers:
+                topic.awaiting_markers |= new
+                self.marker_checks.ask(topic, tuple(txn.least for txn in new))
         self._coordinator.ask(topic.name, txns, now)
-        if self.letters is not None:
-            self.letters.ask(topic.name, txns)
+        if self.shard_messages is not None:
+            self.shard_messages.ask(topic.name, txns)
 
     def _has_marker(self, topic: ServiceTopic, txn: TxnId) -> bool:
         """Whether the marker of a transaction stands in a topic, if there is to be one."""
@@ -219,28 +222,28 @@ class EffectExecutor:
     def doubt(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
         """The buffer has read all markers that these may have: what is still ongoing lacks one."""
         txns = [TxnId(self._coordinator.shard, one) for one in least]
-        topic.doubted.difference_update(txns)
-        if topic.tail is not None:
-            ongoing = topic.tail.buffer.ongoing
+        topic.awaiting_markers.difference_update(txns)
+        if topic.followed is not None:
+            ongoing = topic.followed.buffer.ongoing
             self._coordinator.ask(topic.name, [txn for txn in txns if ongoing.get(txn) is not None], self._now())
 
     def _register_topic(self, name: str) -> None:
-        if self.letters is None or self._topics.shard.owns(name):
+        if self.shard_messages is None or self._topics.shard.owns(name):
             self._register(name)
         else:
-            self.letters.register(name)
+            self.shard_messages.register(name)
 
     def _await_applied(self, effect: AwaitApplied) -> None:
         for topic in effect.topics:
-            if self.letters is not None and not self._topics.shard.owns(topic):
-                self.letters.await_applied(topic, effect.least)
+            if self.shard_messages is not None and not self._topics.shard.owns(topic):
+                self.shard_messages.await_applied(topic, effect.least)
 
     def _ask_counts(self, name: str, least: tuple[int, ...]) -> None:
         topic = self._topics.get(name)
-        if self.counting is None or topic is None or topic.tail is None:
+        if self.record_counts is None or topic is None or topic.followed is None:
             self._check_counts(name, least)
         else:
-            self.counting.ask(topic, least)
+            self.record_counts.ask(topic, least)
 
     def count(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
         """Tell how many records of each transaction the buffer of a topic has now."""
@@ -248,10 +251,10 @@ class EffectExecutor:
 
     def _check_counts(self, name: str, least: tuple[int, ...]) -> None:
         topic = self._topics.get(name)
-        if topic is None or topic.tail is None:
+        if topic is None or topic.followed is None:
             self._coordinator.counts_checked(name, [(one, 0) for one in least], self._now())
             return
-        shard, ongoing, sends = self._coordinator.shard, topic.tail.buffer.ongoing, self._sends
+        shard, ongoing, sends = self._coordinator.shard, topic.followed.buffer.ongoing, self._sends
         counted = []
         for one in least:
             entry = ongoing.get(TxnId(shard, one))
@@ -265,18 +268,18 @@ class EffectExecutor:
     def _append_marker(self, effect: AppendMarker) -> None:
         token, name, marker = effect
         topic = self._topics.get(name)
-        if self.elsewhere is not None and not self._topics.shard.owns(name):
-            topic = self.elsewhere.topic(name)
+        if self.remote_topics is not None and not self._topics.shard.owns(name):
+            topic = self.remote_topics.topic(name)
         if topic is None or topic.missing:
             self._coordinator.marker_failed(token)
-            if self.remaking is not None:
-                self.remaking.missing(name)
+            if self.recreation is not None:
+                self.recreation.missing(name)
             return
-        landed = partial(self._marker_landed, token)
+        acknowledged = partial(self._marker_durable, token)
         failed = partial(self._marker_failed, token)
-        self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
-        if self.marking is not None:
-            self.marking.need(topic)
+        self._appends.add(topic, MessagesPart([encode_marker(marker)], acknowledged, failed))
+        if self.marker_writers is not None:
+            self.marker_writers.need(topic)
 
     def topic_stopped(self, topic: ServiceTopic) -> None:
         """A topic's buffer goes no further; what stopped it may pass, or another topic have its name by now."""
@@ -288,47 +291,47 @@ class EffectExecutor:
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
         if topic.missing:
             self._coordinator.topic_missing(topic.name, self._now())
-            if self.letters is not None:
-                self.letters.missing(topic.name)
-            if self.remaking is not None:
-                self.remaking.missing(topic.name)
+            if self.shard_messages is not None:
+                self.shard_messages.missing(topic.name)
+            if self.recreation is not None:
+                self.recreation.missing(topic.name)
 
-    def _marker_landed(self, token: int) -> None:
+    def _marker_durable(self, token: int) -> None:
         self._coordinator.marker_durable(token, self._now())
 
     def _marker_failed(self, token: int, error: Error) -> None:
         self._coordinator.marker_failed(token)
 
     def _append_decisions(self, effect: AppendDecisions) -> None:
-        landed = partial(self._decisions_landed, effect.token)
-        self._appends.add(self._decisions, MessagesPart(effect.messages, landed, self._decisions_failed))
+        acknowledged = partial(self._decisions_durable, effect.token)
+        self._appends.add(self._decisions, MessagesPart(effect.messages, acknowledged, self._decisions_failed))
 
-    def _decisions_landed(self, token: int) -> None:
+    def _decisions_durable(self, token: int) -> None:
         self._coordinator.decisions_durable(token, self._now())
 
     def _decisions_failed(self, error: Error) -> None:
-        self.gone = error if isinstance(error, TopicNotFound) else None
+        self.deleted = error if isinstance(error, TopicNotFound) else None
         self._coordinator.decisions_failed(str(error))
 
-    def _write_border(self, effect: WriteEpochMarker) -> None:
+    def _write_epoch_marker(self, effect: WriteEpochMarker) -> None:
         name, marker = effect
         topic = self._topics.get(name)
         if topic is None:
             self._coordinator.topic_deleted(name, self._now())
-        elif topic.tail is not None:
-            landed = partial(self._border_landed, topic)
-            failed = partial(self._border_failed, effect)
-            self._appends.add(topic, MessagesPart([encode_marker(marker)], landed, failed))
+        elif topic.followed is not None:
+            acknowledged = partial(self._epoch_marker_durable, topic)
+            failed = partial(self._epoch_marker_failed, effect)
+            self._appends.add(topic, MessagesPart([encode_marker(marker)], acknowledged, failed))
 
-    def _border_landed(self, topic: ServiceTopic) -> None:
-        if topic.tail is None:
+    def _epoch_marker_durable(self, topic: ServiceTopic) -> None:
+        if topic.followed is None:
             return
-        state = topic.tail.buffer.coordinators.get(self._coordinator.shard)
+        state = topic.followed.buffer.coordinators.get(self._coordinator.shard)
         committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
         self._coordinator.border_applied(topic.name, committed.copy(), aborted.copy(), self._now())
 
-    def _border_failed(self, effect: WriteEpochMarker, error: Error) -> None:
+    def _epoch_marker_failed(self, effect: WriteEpochMarker, error: Error) -> None:
         if isinstance(error, DiskWatermark):
-            self._refused_borders.append(effect)
+            self._refused_epoch_markers.append(effect)
             return
         self._stop(f"a border could not be written: {error}")

@@ -29,11 +29,11 @@ from txnbuffer.config import RetentionConfig, StreamsConfig
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import CoordinatorConfig, Result, SessionOpened, SessionResults
-from txnbuffer.coordinator.shard_messages import TOPIC as LETTERS
+from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration
 from txnbuffer.rpc.frames import ClientFrame, Welcome
 from txnbuffer.service.appends import Appends
-from txnbuffer.service.cluster import BESIDE, follow_decisions, of_log, watch_log
+from txnbuffer.service.cluster import CLUSTER_CONFIG, as_log_deleted, follow_decisions, watch_log
 from txnbuffer.service.cluster_topics import FirstRecords
 from txnbuffer.service.connection import SessionConnection
 from txnbuffer.service.effects import EffectExecutor
@@ -69,17 +69,18 @@ class Engine:
         self.log: str
         self.coordinator: Coordinator
         self.topics: Topics
-        self.intake: RequestHandler
-        self.carrying: EffectExecutor
-        self.keeping: SnapshotScheduler
+        self.requests: RequestHandler
+        self.effects: EffectExecutor
+        self.snapshots: SnapshotScheduler
         self.retention: LogRetention
-        self.guarding: PolicyChecks
-        self.verifying: LogVerification
+        self.policy_checks: PolicyChecks
+        self.verification: LogVerification
         self.sends: Sends
         self.appends: Appends
         self.streams: Streams
         self.notes: list[str] = []
-        self.following: LogFollowers | None = None
+        self.followers: LogFollowers | None = None
+        self._decisions: ServiceTopic
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: set[SessionConnection] = set()
         self._asked: dict[int, asyncio.Future[Result]] = {}
@@ -100,7 +101,7 @@ class Engine:
         address: str = "",
         shard: Shard = ONLY,
         shared: bool = False,
-        standing: StandbyState | None = None,
+        standby_state: StandbyState | None = None,
         config: CoordinatorConfig | None = None,
         limits: Limits | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
@@ -112,7 +113,7 @@ class Engine:
 
         `address`: HOST:PORT where clients find this engine. `shard`: what it owns.
         `shared`: applications write the topics themselves.
-        `standing`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
+        `standby_state`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
         """
         check_shard(shard, shared=shared)
         limits = limits or Limits()
@@ -120,13 +121,13 @@ class Engine:
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
-        config = config or (BESIDE if shared else CoordinatorConfig())
+        config = config or (CLUSTER_CONFIG if shared else CoordinatorConfig())
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
         if shared and config.one_phase:
             raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
         identity = Identity(owner, address, shard, limits.create_topics)
-        await engine._start(identity, config, policy, standing, shared=shared)
+        await engine._start(identity, config, policy, standby_state, shared=shared)
         return engine
 
     async def _start(
@@ -134,7 +135,7 @@ class Engine:
         identity: Identity,
         config: CoordinatorConfig,
         policy: SnapshotPolicy,
-        standing: StandbyState | None,
+        standby_state: StandbyState | None,
         *,
         shared: bool,
     ) -> None:
@@ -143,58 +144,64 @@ class Engine:
         self._executor = ThreadPoolExecutor(1, "txnbuffer-keeper")
         try:
             opened = await loop.run_in_executor(
-                self._executor, take_over, self.broker, identity, config, policy, self.clock, self.now, standing
+                self._executor, take_over, self.broker, identity, config, policy, self.clock, self.now, standby_state
             )
         except BaseException:
             self._executor.shutdown(wait=False)
             raise
-        coordinator, keeper, shard = opened.coordinator, opened.keeper, identity.shard
+        coordinator, manager, shard = opened.coordinator, opened.manager, identity.shard
         self.coordinator = coordinator
         self.log = opened.name
-        self.notes = keeper.notes
-        decisions = self._decisions = ServiceTopic(shard.topic(DECISIONS), patient=True)
+        self.notes = manager.notes
+        decisions = self._decisions = ServiceTopic(shard.topic(DECISIONS), waits_for_space=True)
         decisions.writer, decisions.held = opened.decisions, False
         if shared:
-            self.following = LogFollowers(loop, self.wake)
+            self.followers = LogFollowers(loop, self.wake)
         create, work = self.limits.create_topics, self._executor
         topics = self.topics = Topics(
-            self.broker, keeper, self._applied, create=create, executor=work, following=self.following, shard=shard
+            self.broker, manager, self._applied, create=create, executor=work, followers=self.followers, shard=shard
         )
-        self.appends = Appends(loop, topics.landed, self.wake, self._writer_died)
+        self.appends = Appends(loop, topics.acknowledged, self.wake, self._writer_died)
         self.sends = Sends(coordinator, self.limits.max_message_bytes)
-        self.registering = TopicRegistrar(coordinator, topics, self.appends, self.now, self.run, self.wake)
-        self.intake = RequestHandler(coordinator, topics, self.appends, self.sends, self.limits, self.registering.open)
-        self.intake.owners = opened.owners
-        register = self.registering.register
-        self.carrying = EffectExecutor(
+        self.registrar = TopicRegistrar(coordinator, topics, self.appends, self.now, self.run, self.wake)
+        self.requests = RequestHandler(coordinator, topics, self.appends, self.sends, self.limits, self.registrar.open)
+        self.requests.owners = opened.owners
+        register = self.registrar.register
+        self.effects = EffectExecutor(
             coordinator, topics, self.appends, self.sends, decisions, self.now, self._answer, register, self._stopped
         )
-        topics.stopped = self.carrying.topic_stopped
-        if self.following is not None:
-            self._read_others(self.following, opened.at, opened.letters)
+        topics.stopped = self.effects.topic_stopped
+        if self.followers is not None:
+            self._read_others(self.followers, opened.at, opened.inbox_end)
         topics.load(self.coordinator.topics())
-        keeping = self.keeping = SnapshotScheduler(topics)
-        self.guarding = PolicyChecks(topics, self._retention_config.check_seconds)
-        self.verifying = LogVerification(topics)
-        self.streams = Streams(topics, keeping, self.registering.registered, self._streams_config, self.clock.monotonic)
-        letters, groups = self.carrying.letters, coordinator.consumers
-        floors = groups.floor, self.streams.cursors.floor, None if letters is None else letters.floor, self.prove
-        self.retention = LogRetention(topics, keeping, self._retention_config, self.clock, *floors)
-        for part in (self.streams, self.keeping, self.retention, self.guarding, self.verifying, self.registering):
+        self._start_background(topics)
+
+    def _start_background(self, topics: Topics) -> None:
+        """Start what runs next to the turns of the loop: streams, snapshots, retention, checks and registrations."""
+        snapshots = self.snapshots = SnapshotScheduler(topics)
+        self.policy_checks = PolicyChecks(topics, self._retention_config.check_seconds)
+        self.verification = LogVerification(topics)
+        self.streams = Streams(topics, snapshots, self.registrar.registered, self._streams_config, self.clock.monotonic)
+        remote = self.effects.shard_messages
+        groups, cursors = self.coordinator.consumers.floor, self.streams.cursors.floor
+        floors = groups, cursors, None if remote is None else remote.floor, self.prove
+        self.retention = LogRetention(topics, snapshots, self._retention_config, self.clock, *floors)
+        checks = self.policy_checks, self.verification
+        for part in (self.streams, snapshots, self.retention, *checks, self.registrar):
             self.run(part.run())
         self.run(self._watch_time())
         self.wake()
 
-    def _read_others(self, following: LogFollowers, at: Position, inbox: Position | None) -> None:
+    def _read_others(self, followers: LogFollowers, at: Position, inbox: Position | None) -> None:
         """Read what others write: the decision log behind `at`, and letters of other shards behind `inbox`."""
-        broker, carrying, decisions = self.broker, self.carrying, self._decisions.name
-        self.registering.beginning = FirstRecords(broker, self.coordinator.border)
-        carrying.join_cluster(self.run, self.wake, self.registering.again, self.ask, self.coordinator.consumers.floor)
-        follow_decisions(following, broker, decisions, at, self.coordinator, self.fail)
+        broker, effects, decisions = self.broker, self.effects, self._decisions.name
+        self.registrar.first_records = FirstRecords(broker, self.coordinator.border)
+        effects.join_cluster(self.run, self.wake, self.registrar.reregister, self.ask, self.coordinator.consumers.floor)
+        follow_decisions(followers, broker, decisions, at, self.coordinator, self.fail)
         self.run(watch_log(broker, decisions, self.log, self.fail))
-        if carrying.letters is not None:
-            letters = self.topics.shard.topic(LETTERS)
-            following.follow(LogFollower(broker, letters, inbox or EARLIEST, carrying.letters.take, self.fail))
+        if effects.shard_messages is not None:
+            topic = self.topics.shard.topic(SHARD_MESSAGES)
+            followers.follow(LogFollower(broker, topic, inbox or EARLIEST, effects.shard_messages.take, self.fail))
 
     # What clients do
 
@@ -228,7 +235,7 @@ class Engine:
 
     async def drain(self, seconds: float) -> None:
         """Take no new sessions, tell clients, and give what is open so many seconds to end."""
-        self.intake.draining = True
+        self.requests.draining = True
         for connection in self._connections:
             connection.drain()
         deadline = self.clock.monotonic() + seconds
@@ -237,11 +244,11 @@ class Engine:
 
     async def stop(self) -> None:
         """End: say goodbye, append what waits, snapshot what has changed, give up ownership."""
-        self.intake.draining = True
+        self.requests.draining = True
         self.streams.close()
         for connection in self.connections:
             connection.close(CoordinatorStopped("the service stops: connect again later"))
-        deadline = self.clock.monotonic() + (STOPPING if self.following is not None else inf)
+        deadline = self.clock.monotonic() + (STOPPING if self.followers is not None else inf)
         while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
         for task in (tasks := [*self._tasks]):
@@ -250,18 +257,18 @@ class Engine:
         failed = self.ended.done()
         if not failed:
             self.ended.set_result(None)
-        if self.following is not None:
-            await asyncio.to_thread(self.following.stop)
+        if self.followers is not None:
+            await asyncio.to_thread(self.followers.stop)
         with contextlib.suppress(*([Error] if failed else [])):
             await self._loop.run_in_executor(self._executor, self._close)
-        self.topics.asking.shutdown(wait=False, cancel_futures=True)
+        self.topics.registration_pool.shutdown(wait=False, cancel_futures=True)
         self._executor.shutdown()
 
     def fail(self, error: BaseException) -> None:
         """End everything at once: what is under way is told by whoever owns the log next."""
         if self.ended.done():
             return
-        named = of_log(as_error(error)) if self.following is not None else as_error(error)
+        named = as_log_deleted(as_error(error)) if self.followers is not None else as_error(error)
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
@@ -290,18 +297,18 @@ class Engine:
         if self.ended.done():
             return
         try:
-            self.appends.take_done()
-            if self.following is not None:
-                self.following.take()
+            self.appends.complete()
+            if self.followers is not None:
+                self.followers.take()
             self._take_frames()
-            self.carrying.carry_out()
+            self.effects.execute()
             self.appends.flush()
         except Exception as error:
             self.fail(error)
             raise
         if self.appends.failure is not None:
             self.fail(self.appends.failure)
-        full = self.intake.over()
+        full = self.requests.over()
         for connection in self._connections:
             connection.open_or_shut(full)
 
@@ -310,7 +317,7 @@ class Engine:
         while self._frames:
             connection, frame = self._frames.popleft()
             try:
-                self.intake.take(connection, frame, now)
+                self.requests.take(connection, frame, now)
             except Error as error:
                 connection.close(error)
 
@@ -321,16 +328,16 @@ class Engine:
     def _gone(self, connection: SessionConnection) -> None:
         self._connections.discard(connection)
         if not self.ended.done():
-            self.intake.gone(connection, self.now())
+            self.requests.gone(connection, self.now())
             self._share_credits()
             self.wake()
 
     def _writer_died(self, topic: ServiceTopic, error: Error) -> None:
-        if self.carrying.marking is not None:
-            self.carrying.marking.died(topic, error)
+        if self.effects.marker_writers is not None:
+            self.effects.marker_writers.died(topic, error)
 
     def _applied(self, topic: ServiceTopic, effects: list[Any]) -> None:
-        self.carrying.applied(topic, effects)
+        self.effects.applied(topic, effects)
 
     def _answer(self, effect: SessionResults) -> None:
         session, answers = effect
@@ -340,7 +347,7 @@ class Engine:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(result)
             return
-        connection = self.intake.connections.get(session)
+        connection = self.requests.connections.get(session)
         if connection is None:
             return
         if answers[0][0] <= OPENING:
@@ -354,10 +361,10 @@ class Engine:
     def _welcome(self, connection: SessionConnection, opened: SessionOpened) -> None:
         self._share_credits()
         limits, shard = self.limits, self.coordinator.shard
-        name = self.intake.told(connection.session)
+        name = self.requests.told(connection.session)
         welcome = Welcome(name, shard, opened.epoch, limits.max_message_bytes, opened.states)
         connection.welcome(welcome, self._credits)
-        self.intake.welcomed(connection, self.now())
+        self.requests.welcomed(connection, self.now())
 
     def _share_credits(self) -> None:
         """Divide what all clients together may have under way; tell them when that changes much."""
@@ -379,12 +386,12 @@ class Engine:
         while True:
             await asyncio.sleep(TICK)
             self.coordinator.tick(self.now())
-            self.carrying.tick()
+            self.effects.tick()
             self.sends.sweep()
             self.wake()
 
     def _stopped(self, reason: str) -> None:
-        self.fail(self.carrying.gone or CoordinatorStopped(reason))
+        self.fail(self.effects.deleted or CoordinatorStopped(reason))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -393,8 +400,8 @@ class Engine:
 
     def _close(self) -> None:
         try:
-            self.topics.keeper.close()
+            self.topics.manager.close()
         finally:
-            for topic in [self._decisions, *self.topics.by_name.values(), *self.carrying.writers_elsewhere()]:
+            for topic in [self._decisions, *self.topics.by_name.values(), *self.effects.remote_writers()]:
                 if topic.writer is not None:
                     topic.writer.close()

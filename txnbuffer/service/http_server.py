@@ -41,31 +41,31 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
         return
     transactions = list(engine.coordinator.transactions())
     open_ones = sum(transaction.state is State.OPEN for transaction in transactions)
-    tails = [topic.tail for topic in engine.topics.by_name.values() if topic.tail is not None]
-    counts, account = engine.carrying.counts, engine.intake.account
+    followed_topics = [topic.followed for topic in engine.topics.by_name.values() if topic.followed is not None]
+    counts, account = engine.effects.counts, engine.requests.account
     stopped = sum(topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("epoch", "gauge", "Epoch of this owner.", engine.coordinator.epoch)
     yield Metric("shard", "gauge", "Which shard of the namespace this process owns.", engine.coordinator.shard)
     yield Metric("ready", "gauge", "1 once the predecessor's transactions are taken over.", engine.coordinator.ready)
-    yield Metric("draining", "gauge", "1 while no new sessions are taken.", engine.intake.draining)
+    yield Metric("draining", "gauge", "1 while no new sessions are taken.", engine.requests.draining)
     yield Metric("connections", "gauge", "Clients that are connected.", len(engine.connections))
     yield Metric("topics", "gauge", "Topics that are open for writing.", len(engine.topics.by_name))
-    yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(tails))
+    yield Metric("topics_with_transactions", "gauge", "Topics that have buffers.", len(followed_topics))
     yield Metric("topics_stopped", "gauge", "Topics that nothing can be written to.", stopped)
-    damaged = len(engine.verifying.damages)
+    damaged = len(engine.verification.damages)
     yield Metric("topics_damaged", "gauge", "Topics whose log is not what was written.", damaged)
-    waiting = sum(topic.why_not is not None and not topic.stopped for topic in engine.topics.by_name.values())
+    waiting = sum(topic.obstacle is not None and not topic.stopped for topic in engine.topics.by_name.values())
     yield Metric("topics_retrying", "gauge", "Topics that fail at the moment and are tried again.", waiting)
-    endangered = len(engine.guarding.dangers)
+    endangered = len(engine.policy_checks.dangers)
     yield Metric("topics_endangered", "gauge", "Topics whose policies drop or stop what is needed.", endangered)
     yield Metric("transactions_open", "gauge", "Transactions that are open.", open_ones)
     yield Metric("transactions_unsettled", "gauge", "Transactions that are not wholly done.", len(transactions))
     yield Metric(
         "low_water_mark", "gauge", "All transactions up to this id have ended.", engine.coordinator.low_water_mark
     )
-    ongoing = sum(len(tail.buffer.ongoing) for tail in tails)
+    ongoing = sum(len(followed.buffer.ongoing) for followed in followed_topics)
     yield Metric("ongoing", "gauge", "Transactions with undecided records, counted per topic.", ongoing)
-    aborts = sum(len(tail.buffer.aborted) for tail in tails)
+    aborts = sum(len(followed.buffer.aborted) for followed in followed_topics)
     yield Metric("aborts", "gauge", "Aborted transactions that are kept, counted per topic.", aborts)
     yield Metric("unsettled_bytes", "gauge", "Records of clients that are not durable yet.", account.bytes)
     yield Metric("waiting_bytes", "gauge", "All that waits for the log.", engine.appends.waiting_bytes)
@@ -74,10 +74,10 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     yield Metric("ends_aborted", "counter", "Aborts applied, counted per topic.", counts.aborted)
     yield Metric("suppressed_records", "counter", "Late and duplicate records.", counts.suppressed)
     yield Metric("damaged_commits", "counter", "Commits with another number of records than they say.", counts.damaged)
-    yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.keeping.written)
+    yield Metric("snapshots", "counter", "Buffer snapshots written.", engine.snapshots.written)
     yield Metric("trimmed_ledgers", "counter", "Ledgers dropped by retention.", engine.retention.trimmed)
-    letters = engine.carrying.letters
-    sent, received = (0, 0) if letters is None else (letters.sent, letters.received)
+    shard_messages = engine.effects.shard_messages
+    sent, received = (0, 0) if shard_messages is None else (shard_messages.sent, shard_messages.received)
     yield Metric("letters_sent", "counter", "Letters written to services of other shards.", sent)
     yield Metric("letters_received", "counter", "Letters read from them.", received)
     groups = [engine.coordinator.consumers.members(name) for name, _, _ in engine.coordinator.consumers.all_groups()]
@@ -171,7 +171,7 @@ class HttpServer:
             return Response(exposition(self.engine), media_type="text/plain; version=0.0.4; charset=utf-8")
 
         async def health(_: Any) -> Response:
-            damaged = [] if self.engine is None else sorted(self.engine.verifying.damages)
+            damaged = [] if self.engine is None else sorted(self.engine.verification.damages)
             ended = self.engine is not None and self.engine.ended.done()
             waits = [wait._asdict() for wait in long_waits()]
             return JSONResponse({"status": "running", "damaged": damaged, "waits": waits}, 503 if ended else 200)
@@ -190,7 +190,7 @@ class HttpServer:
         waits = []
         if engine.ended.done():
             waits.append("the engine has stopped")
-        if engine.intake.draining:
+        if engine.requests.draining:
             waits.append("the service drains")
         if not engine.coordinator.ready:
             waits.append("the predecessor's transactions are being taken over")

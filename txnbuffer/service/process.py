@@ -231,15 +231,15 @@ async def serve(
     log: Log,
     *,
     shared: bool = False,
-    leaving: Shutdown | None = None,
+    shutdown: Shutdown | None = None,
 ) -> Error | None:
     """Serve until a signal ends it (None) or a failure does. Raises what stands in the way of starting.
 
-    `shared`: the broker is a cluster, to which applications write themselves. `leaving` is told when the end begins.
+    `shared`: the broker is a cluster, to which applications write themselves. `shutdown` is told when the end begins.
     """
     check(config, shared=shared)
     certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
-    signals = Signals(leaving)
+    signals = Signals(shutdown)
     if not config.service.standby:
         log("recovering")
     started = time.monotonic()
@@ -253,16 +253,16 @@ async def serve(
             return None
         engine: Engine | None = None
         while engine is None:
-            standing: StandbyState | None = None
+            standby_state: StandbyState | None = None
             if config.service.standby:
-                standing = await _stand_by(broker, _shard(config.service), front, signals, log)
+                standby_state = await _stand_by(broker, _shard(config.service), front, signals, log)
                 started = time.monotonic()
-                if standing is None:
+                if standby_state is None:
                     return None
             elif shared and not config.service.fence:
-                standing = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
+                standby_state = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
             try:
-                engine = await _take_over(broker, front, config, owner, standing, shared=shared)
+                engine = await _take_over(broker, front, config, owner, standby_state, shared=shared)
             except PeerError as error:
                 # A cluster that has lost its storage gives the log to whoever opens it next, again and again.
                 if not config.service.standby or not (error.retryable or isinstance(error, Fenced)):
@@ -271,8 +271,8 @@ async def serve(
                 await asyncio.sleep(PAUSE)
         return await _own(engine, front, config, signals, log, started)
     finally:
-        if leaving is not None:
-            leaving.begin()
+        if shutdown is not None:
+            shutdown.begin()
         await front.stop()
         if broker is not None:
             await asyncio.to_thread(broker.close)
@@ -303,17 +303,17 @@ async def _stand_by(broker: Broker, shard: Shard, front: Listeners, signals: Sig
     standby = Standby(broker, shard)
     telling = asyncio.ensure_future(_tell(lambda: {"standby": standby.problem}, log))
     try:
-        standing = await standby.wait(signals.first)
+        standby_state = await standby.wait(signals.first)
     finally:
         telling.cancel()
-    if standing is not None:
+    if standby_state is not None:
         front.waits_for("the predecessor's transactions are being taken over")
         log("recovering")
-    return standing
+    return standby_state
 
 
 async def _take_over(
-    broker: Broker, front: Listeners, config: Config, owner: str, standing: StandbyState | None, *, shared: bool
+    broker: Broker, front: Listeners, config: Config, owner: str, standby_state: StandbyState | None, *, shared: bool
 ) -> Engine:
     return await Engine.start(
         broker,
@@ -321,7 +321,7 @@ async def _take_over(
         address=advertised(config.service, front.port),
         shard=_shard(config.service),
         shared=shared,
-        standing=standing,
+        standby_state=standby_state,
         config=coordinator_config(config.transactions, shared=shared, shards=config.service.shards),
         limits=limits(config),
         policy=snapshot_policy(config.snapshots),
@@ -368,9 +368,9 @@ async def _either(event: asyncio.Event, future: asyncio.Future[Any]) -> None:
 class Signals:
     """SIGTERM or SIGINT sets `first`; another one ends the process at once."""
 
-    def __init__(self, leaving: Shutdown | None) -> None:
+    def __init__(self, shutdown: Shutdown | None) -> None:
         self.first = asyncio.Event()
-        self._leaving = leaving
+        self._shutdown = shutdown
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(ValueError):  # no main thread: whoever runs us there handles signals
@@ -384,10 +384,10 @@ class Signals:
 
     def ends(self, *, hurry: bool = False) -> None:
         """The process is about to end; `hurry`: whoever is waited for will not answer."""
-        if self._leaving is not None and hurry:
-            self._leaving.hurry(HURRY)
-        elif self._leaving is not None:
-            self._leaving.begin()
+        if self._shutdown is not None and hurry:
+            self._shutdown.hurry(HURRY)
+        elif self._shutdown is not None:
+            self._shutdown.begin()
 
 
 def _tell_recovery(engine: Engine, log: Log, seconds: float) -> None:
@@ -408,19 +408,19 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
     """Tell of what goes wrong without ending anything, each once."""
 
     def found() -> dict[str, Error | None]:
-        problems = {f"topic {name}": topic.why_not for name, topic in engine.topics.by_name.items()}
-        problems |= engine.carrying.troubles_elsewhere()
-        problems |= {f"topic {name}": error for name, error in engine.verifying.damages.items()}
-        problems |= {f"policies of {name}": danger for name, danger in engine.guarding.dangers.items()}
-        return problems | {"snapshots": engine.keeping.problem, "retention": engine.retention.problem}
+        problems = {f"topic {name}": topic.obstacle for name, topic in engine.topics.by_name.items()}
+        problems |= engine.effects.remote_problems()
+        problems |= {f"topic {name}": error for name, error in engine.verification.damages.items()}
+        problems |= {f"policies of {name}": danger for name, danger in engine.policy_checks.dangers.items()}
+        return problems | {"snapshots": engine.snapshots.problem, "retention": engine.retention.problem}
 
     damaged = 0
     telling = asyncio.ensure_future(_tell(found, log))
     try:
         while True:
             await asyncio.sleep(1.0)
-            if engine.carrying.counts.damaged > damaged:
-                damaged = engine.carrying.counts.damaged
+            if engine.effects.counts.damaged > damaged:
+                damaged = engine.effects.counts.damaged
                 log("damage", commits=damaged, text="commits with another number of records than they say: run verify")
     finally:
         telling.cancel()

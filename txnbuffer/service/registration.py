@@ -23,7 +23,7 @@ FINAL = (InvalidTopicName, NotAuthorized, NotSupported, SnapshotMissing, TopicNo
 
 
 class TopicRegistrar:
-    """`beginning` is there where others write the topics too."""
+    """`first_records` is there where others write the topics too."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class TopicRegistrar:
         run: Callable[[Coroutine[Any, Any, None]], None],
         wake: Callable[[], None],
     ) -> None:
-        self.beginning: FirstRecords | None = None
+        self.first_records: FirstRecords | None = None
         self._coordinator = coordinator
         self._topics = topics
         self._appends = appends
@@ -44,9 +44,9 @@ class TopicRegistrar:
 
     async def run(self) -> None:
         """See that no log of the topics that were recovered stays empty."""
-        if self.beginning is not None:
+        if self.first_records is not None:
             for topic in self._topics.by_name.values():
-                self._run(self._begin(self.beginning, topic))
+                self._run(self._write_first_record(self.first_records, topic))
 
     def open(self, topic: ServiceTopic) -> None:
         """Open a topic that has no transactions; what is sent to it waits meanwhile."""
@@ -60,7 +60,7 @@ class TopicRegistrar:
         """Make a topic one with transactions, as far as that can be: look at the topic what came of it."""
         await self._register(name)
 
-    async def again(self, name: str) -> Error | None:
+    async def reregister(self, name: str) -> Error | None:
         """Register a topic that was missing, if it is there; what is in the way if it is not done."""
         return await self._register(name, create=False)
 
@@ -93,11 +93,11 @@ class TopicRegistrar:
                     raise
                 except Exception as unexpected:
                     return self._not_registered(topic, missing, as_error(unexpected))
-                if fresh and topic.shared and topic.tail is not None:
-                    ongoing = {entry.txn for entry in topic.tail.buffer.ongoing}
+                if fresh and topic.shared and topic.followed is not None:
+                    ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
                     self._coordinator.topic_remade(topic.name, ongoing, self._now())
-                if self.beginning is not None:
-                    obstacle = await self.beginning.begin(topic, new=fresh)
+                if self.first_records is not None:
+                    obstacle = await self.first_records.write(topic, new=fresh)
                     if obstacle is not None:
                         return self._failed(name, obstacle)
                 self._registered(topic)
@@ -135,8 +135,8 @@ class TopicRegistrar:
             topic = None
         return topic or self._topics.make(name)
 
-    async def _begin(self, beginning: FirstRecords, topic: ServiceTopic) -> None:
-        await beginning.begin(topic)
+    async def _write_first_record(self, first_records: FirstRecords, topic: ServiceTopic) -> None:
+        await first_records.write(topic)
 
     async def _close(self, writer: Writer) -> None:
         with contextlib.suppress(Error):

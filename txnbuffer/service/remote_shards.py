@@ -19,7 +19,7 @@ from broker_io.port import Broker
 from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import Result
-from txnbuffer.coordinator.shard_messages import TOPIC as LETTERS
+from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.coordinator.shard_messages import ShardMessage, decode_letter, encode_letter, letters
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
@@ -41,7 +41,7 @@ class RemoteTopics:
         broker: Broker,
         coordinator: Coordinator,
         appends: Appends,
-        marking: MarkerWriters,
+        marker_writers: MarkerWriters,
         run: Callable[[Coroutine[Any, Any, None]], None],
         now: Callable[[], float],
         wake: Callable[[], None],
@@ -50,13 +50,13 @@ class RemoteTopics:
         self._broker = broker
         self._coordinator = coordinator
         self._appends = appends
-        self._marking = marking
+        self._marker_writers = marker_writers
         self._run = run
         self._now = now
         self._wake = wake
         self._stopped: set[str] = set()
         self._used: dict[str, float] = {}
-        marking.opened = self.opened
+        marker_writers.opened = self.opened
 
     def topic(self, name: str) -> ServiceTopic:
         """The entry of a topic, to append markers to."""
@@ -70,7 +70,7 @@ class RemoteTopics:
         """Forget topics that were idle for long."""
         before = self._now() - IDLE
         for name in [name for name, used in self._used.items() if used < before]:
-            if name not in self.by_name or self._marking.let_go(self.by_name[name]):
+            if name not in self.by_name or self._marker_writers.let_go(self.by_name[name]):
                 self.by_name.pop(name, None)
                 del self._used[name]
 
@@ -129,9 +129,9 @@ class ShardMessages:
         shard: Shard,
         coordinator: Coordinator,
         topics: Topics,
-        elsewhere: RemoteTopics,
+        remote_topics: RemoteTopics,
         appends: Appends,
-        marking: MarkerWriters,
+        marker_writers: MarkerWriters,
         run: Callable[[Coroutine[Any, Any, None]], None],
         ask: Ask,
         floor: Callable[[str], int | None],
@@ -139,13 +139,15 @@ class ShardMessages:
         wake: Callable[[], None],
     ) -> None:
         self.sent = self.received = 0
-        self.inboxes = {other.number: ServiceTopic(other.topic(LETTERS), shared=True) for other in shard.others()}
+        self.inboxes = {
+            other.number: ServiceTopic(other.topic(SHARD_MESSAGES), shared=True) for other in shard.others()
+        }
         self._shard = shard
         self._coordinator = coordinator
         self._topics = topics
-        self._elsewhere = elsewhere
+        self._remote_topics = remote_topics
         self._appends = appends
-        self._marking = marking
+        self._marker_writers = marker_writers
         self._run = run
         self._ask = ask
         self._floor = floor
@@ -247,7 +249,7 @@ class ShardMessages:
                 messages = [encode_letter(letter) for letter in letters(self._shard.number, rows, limit)]
                 self.sent += len(messages)
                 self._appends.add(inbox, MessagesPart(messages, _nothing, _nothing))
-            self._marking.need(inbox)
+            self._marker_writers.need(inbox)
 
     # What others want of us
 
@@ -271,7 +273,7 @@ class ShardMessages:
             if not (self._shard.owns(topic) and self._coordinator.is_registered(topic)):
                 self._put(sender, "missing", topic)
         for topic, ids in letter.asked:
-            if self._owner(topic) == sender and len(self._elsewhere.topic(topic).waiting) < MAX_WAITING:
+            if self._owner(topic) == sender and len(self._remote_topics.topic(topic).waiting) < MAX_WAITING:
                 self._coordinator.ask(topic, [TxnId(self._shard.number, least) for least in ids], self._now())
         for topic, ids in letter.awaited:
             self._await(topic, {TxnId(sender, least) for least in ids})
@@ -333,9 +335,9 @@ class ShardMessages:
 
     def _await(self, topic: str, txns: set[TxnId]) -> None:
         known = self._topics.get(topic)
-        if known is None or known.tail is None:
+        if known is None or known.followed is None:
             return
-        buffer = known.tail.buffer
+        buffer = known.followed.buffer
         done = {txn for txn in txns if buffer.has_ended(txn)}
         self._tell_applied(topic, done)
         if len(done) < len(txns):

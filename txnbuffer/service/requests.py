@@ -38,7 +38,7 @@ MAX_SESSION_NAME = 100
 _TOLD = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
 MAX_SHOWN = 100
 """Characters of a wrong name that its refusal quotes."""
-STRAIGHT = (
+WRITE_TO_CLUSTER = (
     "this service stands beside a cluster and takes no records: write them straight to the cluster, as a client "
     "does that was connected by the cluster's address"
 )
@@ -143,7 +143,7 @@ class RequestHandler:
         found = [
             (topic.name, entry.highest)
             for topic in self._topics.by_name.values()
-            if topic.tail is not None and (entry := topic.tail.buffer.ongoing.get(txn)) is not None
+            if topic.followed is not None and (entry := topic.followed.buffer.ongoing.get(txn)) is not None
         ]
         if found:
             self._sends.adopt(txn, found)
@@ -200,7 +200,7 @@ class RequestHandler:
     def _check_new(self, name: str) -> None:
         """Raises InvalidTopicName or TopicNotFound for a topic that can't be opened."""
         check_name(name)
-        if self._topics.following is not None:
+        if self._topics.followers is not None:
             return  # asking a cluster takes its time: registration finds out
         if not self._limits.create_topics and name not in self._topics.broker.topics():
             raise TopicNotCreated(name)
@@ -208,8 +208,8 @@ class RequestHandler:
     def _send(self, connection: SessionConnection, send: Send) -> None:
         connection.sends += 1
         number = connection.sends
-        if self._topics.following is not None:
-            connection.fail(number, InvalidRequest(STRAIGHT))
+        if self._topics.followers is not None:
+            connection.fail(number, InvalidRequest(WRITE_TO_CLUSTER))
             connection.settle(number, 0)
             return
         topic = self._topics.get(send.topic)

@@ -18,7 +18,7 @@ from snapshots.errors import TopicDamaged
 from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
-from txnbuffer.coordinator.shard_messages import TOPIC as LETTERS
+from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.topic import ServiceTopic, Topics
@@ -38,7 +38,7 @@ class LogRetention:
     def __init__(
         self,
         topics: Topics,
-        keeping: SnapshotScheduler,
+        scheduler: SnapshotScheduler,
         config: RetentionConfig,
         clock: Clock,
         floor: Callable[[str], int | None],
@@ -49,7 +49,7 @@ class LogRetention:
         self.trimmed = 0
         self.problem: Error | None = None
         self._topics = topics
-        self._keeping = keeping
+        self._scheduler = scheduler
         self._config = config
         self._clock = clock
         self._floor = floor
@@ -58,7 +58,7 @@ class LogRetention:
         self._prove = prove
         self._unheard: ServiceUnavailable | None = None
         self._decisions = topics.shard.topic(DECISIONS)
-        self._letters = topics.shard.topic(LETTERS) if topics.shard.of > 1 else None
+        self._letters = topics.shard.topic(SHARD_MESSAGES) if topics.shard.of > 1 else None
         self._compacted = 0
 
     async def run(self) -> None:
@@ -80,9 +80,9 @@ class LogRetention:
         if first <= oldest:
             return
         held = None if self._cursors is None else self._cursors(name, ledgers, first)
-        if topic.tail is not None:
-            await self._keeping.snapshot([name])
-            first = min(first, await self._topics.apart([name], topic.tail.floor))
+        if topic.followed is not None:
+            await self._scheduler.snapshot([name])
+            first = min(first, await self._topics.exclusively([name], topic.followed.floor))
         if first <= oldest:
             return
         far = None if self._others is None else await self._of_others(self._others, name)
@@ -91,7 +91,7 @@ class LogRetention:
         for needed in (self._floor(name), held, far):
             first = first if needed is None else min(first, needed)
         if first > oldest:
-            async with self._topics.keeping:
+            async with self._topics.snapshot_lock:
                 self.trimmed += await self._topics.work(self._trim, name, first)
 
     async def _of_others(self, others: Callable[[str], Awaitable[int | None]], name: str) -> int | None:
@@ -171,7 +171,7 @@ class PolicyChecks:
         while isinstance(broker, PolicyBroker):
             await asyncio.sleep(self._seconds)
             shard = self._topics.shard
-            ours = (DECISIONS, SNAPSHOT_TOPIC, LETTERS) if shard.of > 1 else (DECISIONS, SNAPSHOT_TOPIC)
+            ours = (DECISIONS, SNAPSHOT_TOPIC, SHARD_MESSAGES) if shard.of > 1 else (DECISIONS, SNAPSHOT_TOPIC)
             names = [*map(shard.topic, ours), *self._topics.by_name]
             self.dangers = {name: danger for name, danger in self.dangers.items() if name in names}
             for name in names:
@@ -199,7 +199,7 @@ class LogVerification:
 
     def __init__(self, topics: Topics) -> None:
         self.damages: dict[str, TopicDamaged] = {
-            name: problem for name, problem in topics.keeper.problems.items() if isinstance(problem, TopicDamaged)
+            name: problem for name, problem in topics.manager.problems.items() if isinstance(problem, TopicDamaged)
         }
         self.done = False
         self._topics = topics
@@ -235,5 +235,5 @@ class LogVerification:
     async def _found(self, name: str, error: Error) -> None:
         damage = self.damages[name] = TopicDamaged(name, error, needed=is_internal(name))
         if not is_internal(name):
-            async with self._topics.keeping:
+            async with self._topics.snapshot_lock:
                 self._topics.damaged(name, damage)

@@ -116,7 +116,7 @@ class Sends:
         current = texts_equal(batch.properties[VERSION], count, str(PROTOCOL_VERSION))
         if not current.all() or int(seqs.min()) < 1 or int(codes.min()) < 0 or int(table.least[codes].min()) < 1:
             raise InvalidRequest(f"a send whose {VERSION}, {TXN} or {SEQ} can't be: all records of it need all three")
-        if topic.tail is None:
+        if topic.followed is None:
             raise topic.refusal()
         begins = np.ones(count, np.bool_)
         begins[1:] = (codes[1:] != codes[:-1]) | (seqs[1:] != seqs[:-1] + 1)
@@ -201,7 +201,7 @@ class SendPart:
         account.bytes += self.size
         connection.unsettled += self.size
 
-    def landed(self) -> None:
+    def acknowledged(self) -> None:
         self._account.bytes -= self.size
         self._account.records += len(self.batch)
         self._connection.settle(self._number, self.size)
@@ -226,20 +226,20 @@ class UnsettledSends:
 class MessagesPart:
     """Messages of the service itself."""
 
-    __slots__ = ("_failed", "_landed", "batch", "size")
+    __slots__ = ("_acknowledged", "_failed", "batch", "size")
 
     reserved = True
 
     def __init__(
-        self, messages: Sequence[Message], landed: Callable[[], None], failed: Callable[[Error], None]
+        self, messages: Sequence[Message], acknowledged: Callable[[], None], failed: Callable[[Error], None]
     ) -> None:
         self.batch = Batch.of(messages)
         self.size = weight(self.batch)
-        self._landed = landed
+        self._acknowledged = acknowledged
         self._failed = failed
 
-    def landed(self) -> None:
-        self._landed()
+    def acknowledged(self) -> None:
+        self._acknowledged()
 
     def failed(self, error: Error) -> None:
         self._failed(error)

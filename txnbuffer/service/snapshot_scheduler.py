@@ -30,21 +30,21 @@ class SnapshotScheduler:
         while True:
             await asyncio.sleep(PAUSE if self.problem is None else AFTER_FAILURE)
             await self._number()
-            due = self._topics.keeper.due()
+            due = self._topics.manager.due()
             for start in range(0, len(due), AT_ONCE):
                 await self.snapshot(due[start : start + AT_ONCE])
 
     async def snapshot(self, names: list[str]) -> None:
         """Write snapshots of topics now. Raises what ends the ownership; anything else is kept as `problem`."""
-        topics, keeper = self._topics, self._topics.keeper
-        async with topics.keeping:
+        topics, manager = self._topics, self._topics.manager
+        async with topics.snapshot_lock:
             try:
-                await topics.work(keeper.settle)
+                await topics.work(manager.settle)
                 if self.capturing is not None:
                     self.capturing(names)
-                captured = await topics.apart(names, keeper.begin, names)
-                await topics.work(keeper.write, captured)
-                await topics.apart(names, keeper.finish, captured)
+                captured = await topics.exclusively(names, manager.begin, names)
+                await topics.work(manager.write, captured)
+                await topics.exclusively(names, manager.finish, captured)
             except (DiskFailed, OwnershipLost):
                 raise
             except Error as error:
@@ -56,14 +56,14 @@ class SnapshotScheduler:
     async def _number(self) -> None:
         """Give seqnos where they trail, a step a topic."""
         for topic in [*self._topics.by_name.values()]:
-            if topic.tail is None:
+            if topic.followed is None:
                 continue
-            numbering = topic.tail.numbering
+            numbering = topic.followed.numbering
             if not numbering.behind:
                 numbering.step()
                 continue
             try:
-                await self._topics.apart([topic.name], numbering.step)
+                await self._topics.exclusively([topic.name], numbering.step)
             except (DiskFailed, OwnershipLost):
                 raise
             except Error as error:

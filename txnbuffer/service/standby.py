@@ -14,7 +14,7 @@ from broker_io.port import Broker, Writer, open_or_make
 from snapshots.shards import ONLY, Shard
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.rpc.discovery import ServiceDiscovery
-from txnbuffer.service.cluster import of_log
+from txnbuffer.service.cluster import as_log_deleted
 from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.takeover import StandbyState, prepare, read_decisions
 
@@ -23,7 +23,7 @@ SLICE = 1.0
 READ_SECONDS = 0.25
 PAUSE = 1.0
 """Seconds until what failed is tried again."""
-GOING = 5.0
+RELEASE_WAIT = 5.0
 """Seconds that who does not stand by gives an owner to go, as one that was just stopped or killed."""
 
 
@@ -32,7 +32,7 @@ def take_if_free(broker: Broker, shard: Shard = ONLY) -> StandbyState:
     topic = shard.topic(DECISIONS)
     prepare(broker, shard)
     try:
-        writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True, wait=GOING))
+        writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True, wait=RELEASE_WAIT))
     except StillHeld:
         raise StillHeld(
             f"another service has this log{_newest(broker, topic)}: to wait until it is gone start this one with "
@@ -114,7 +114,7 @@ class Standby:
     def _wait_out(self, error: Error) -> None:
         """Wait a while for what passes. Raises what doesn't."""
         if not error.retryable:
-            raise of_log(error) from error
+            raise as_log_deleted(error) from error
         self.problem = error
         self._stopping.wait(PAUSE)
 

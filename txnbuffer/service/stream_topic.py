@@ -53,9 +53,9 @@ class Feed:
 
     manager: MutationManager
 
-    def __init__(self, name: str, tail: FollowedTopic, news: Callable[[], None], now: float) -> None:
+    def __init__(self, name: str, followed: FollowedTopic, news: Callable[[], None], now: float) -> None:
         self.name = name
-        self.tail = tail
+        self.followed = followed
         self.problem: Error | None = None
         self.idle_since: float | None = now
         self._budget: MemoryBudget
@@ -66,14 +66,14 @@ class Feed:
 
     def attach(self) -> int:
         """Take from now on what is numbered; the last number before. Called while nothing is numbered."""
-        self.tail.numbering.told = self._numbered
-        return self.tail.numbering.sequencer.next_seqno - 1
+        self.followed.numbering.told = self._numbered
+        return self.followed.numbering.sequencer.next_seqno - 1
 
     def begin(self, high: int, budget: MemoryBudget) -> None:
         """Manage the mutations behind `high`, within a budget."""
         self.manager = MutationManager(
             high,
-            index=SnapshotIndex.of(self.tail.index, INDEX_ENTRIES),
+            index=SnapshotIndex.of(self.followed.index, INDEX_ENTRIES),
             max_snapshot_bytes=budget.snapshot_bytes,
             backfill_bytes=max(min(BACKFILL_BYTES, 2 * budget.budget // SNAPSHOTS_PER_TOPIC), 2 * MIN_SNAPSHOT_BYTES),
             account=budget.account,
@@ -88,7 +88,7 @@ class Feed:
             return
         try:
             rows = placed if (start, stop) == (0, len(placed)) else placed.take(slice(start, stop))
-            mutations = [*mutations_in(rows, counts, first, self.tail.buffer)]
+            mutations = [*mutations_in(rows, counts, first, self.followed.buffer)]
         except Error as error:  # the numbers stand all the same, and the topic's transactions go on
             self.problem = error
         else:
@@ -106,17 +106,17 @@ class Feed:
 
     def persist(self) -> None:
         """Have the index of mutation snapshots go into the next snapshot of the buffer."""
-        self.manager.trim(self.oldest(self.tail.buffer.first_ledger))
+        self.manager.trim(self.oldest(self.followed.buffer.first_ledger))
         if self.manager.persist():
-            self.tail.index = self.manager.index.columns()
+            self.followed.index = self.manager.index.columns()
 
     def oldest(self, first_ledger: int) -> int:
         """The seqno of the first mutation that there still is if the log begins with a ledger."""
-        return oldest_seqno(self.tail, first_ledger)
+        return oldest_seqno(self.followed, first_ledger)
 
     def close(self) -> None:
         """Feed nobody any more; its cursors are closed."""
-        self.tail.numbering.told = None
+        self.followed.numbering.told = None
         self.take()
         self.persist()
         self._budget.remove(self.name)
@@ -125,7 +125,7 @@ class Feed:
 
     def place(self, request: ReadLog) -> SeqnoAnchor:
         """Where to begin to read so that as little as may be is read in vain. Raises MutationsTrimmed."""
-        ledgers = [*self.tail.numbering.sequencer.first_seqnos.items()]
+        ledgers = [*self.followed.numbering.sequencer.first_seqnos.items()]
         places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers]
         if request.anchor is not None:
             places.append(SeqnoAnchor(*request.anchor, inclusive=True))
@@ -133,7 +133,7 @@ class Feed:
             places.append(reached)
         usable = [place for place in places if place.seqno <= request.first]
         if not usable:
-            raise MutationsTrimmed(request.first, self.oldest(self.tail.buffer.first_ledger))
+            raise MutationsTrimmed(request.first, self.oldest(self.followed.buffer.first_ledger))
         return max(usable, key=lambda place: (place.seqno, place.position))
 
     def reached(self, cursor: str, rows: MutationBatch) -> None:
@@ -150,7 +150,7 @@ class Feed:
         All of them have been numbered. Raises MutationsTrimmed where what was read can't be judged any more,
         because it is trimmed meanwhile.
         """
-        buffer = self.tail.buffer
+        buffer = self.followed.buffer
         if placed.positions.first.ledger < buffer.first_ledger:
             raise MutationsTrimmed(place.seqno, self.oldest(buffer.first_ledger))
         counts = visible_counts(placed, buffer)
@@ -165,9 +165,9 @@ class Feed:
         return mutations if len(mutations) else None
 
 
-def oldest_seqno(tail: FollowedTopic, first_ledger: int) -> int:
+def oldest_seqno(followed: FollowedTopic, first_ledger: int) -> int:
     """The seqno of the first mutation that a topic still has if its log begins with a ledger."""
-    sequencer = tail.numbering.sequencer
+    sequencer = followed.numbering.sequencer
     firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
     return min(firsts, default=sequencer.next_seqno)
 
@@ -222,10 +222,12 @@ class Cursors:
     `dropped`: how many were.
     """
 
-    def __init__(self, topics: Topics, keeping: SnapshotScheduler, facts: Facts, *, limit: int, max_bytes: int) -> None:
+    def __init__(
+        self, topics: Topics, scheduler: SnapshotScheduler, facts: Facts, *, limit: int, max_bytes: int
+    ) -> None:
         self.dropped = 0
         self._topics = topics
-        self._keeping = keeping
+        self._scheduler = scheduler
         self._facts = facts
         self._limit = limit
         self._max_bytes = max_bytes
@@ -237,9 +239,9 @@ class Cursors:
         `acknowledged`.
         """
         cursor = check_cursor_name(name)
-        tail, facts = await self._facts(topic)
-        if cursor not in tail.cursors:
-            if len(tail.cursors) >= self._limit:
+        followed, facts = await self._facts(topic)
+        if cursor not in followed.cursors:
+            if len(followed.cursors) >= self._limit:
                 raise TooManyCursors(f"topic {topic!r} has {self._limit} cursors, no more may be: remove one")
             if isinstance(at, str):
                 at = facts.high_seqno if at == "now" else facts.trimmed_seqno
@@ -247,15 +249,15 @@ class Cursors:
                 raise StreamTrimmed(
                     f"topic {topic!r} is trimmed up to seqno {facts.trimmed_seqno}: nothing behind {seqno} can be held"
                 )
-            tail.cursors = {**tail.cursors, cursor: seqno}
+            followed.cursors = {**followed.cursors, cursor: seqno}
         await self._persist(topic)
-        tail, facts = await self._facts(topic)
-        if tail.cursors.get(cursor, -1) < facts.trimmed_seqno:  # retention was at it meanwhile
+        followed, facts = await self._facts(topic)
+        if followed.cursors.get(cursor, -1) < facts.trimmed_seqno:  # retention was at it meanwhile
             raise StreamTrimmed(
                 f"topic {topic!r} is trimmed up to seqno {facts.trimmed_seqno}, so cursor {cursor!r} does not hold all "
                 "that it should: remove it, and start over"
             )
-        return tail.cursors[cursor]
+        return followed.cursors[cursor]
 
     async def advance(self, topic: str, name: object, at: At) -> int:
         """Let go of what stands up to a seqno or token; where the cursor stands then. An older one changes nothing.
@@ -263,32 +265,32 @@ class Cursors:
         It is kept with the next snapshot of the topic. Raises UnknownCursor, and as `acknowledged`.
         """
         cursor = check_cursor_name(name)
-        tail, facts = await self._facts(topic)
-        known = tail.cursors.get(cursor)
+        followed, facts = await self._facts(topic)
+        known = followed.cursors.get(cursor)
         if known is None:
             raise UnknownCursor(f"topic {topic!r} has no cursor {cursor!r}: it was removed, dropped or never made")
         seqno = max(acknowledged(at, topic, facts), min(known, facts.high_seqno))
-        tail.cursors = {**tail.cursors, cursor: seqno}
+        followed.cursors = {**followed.cursors, cursor: seqno}
         return seqno
 
     async def remove(self, topic: str, name: object) -> None:
         """Hold nothing for it any more; durable when this returns. Raises UnknownCursor."""
         cursor = check_cursor_name(name)
-        tail, _ = await self._facts(topic)
-        if cursor not in tail.cursors:
+        followed, _ = await self._facts(topic)
+        if cursor not in followed.cursors:
             raise UnknownCursor(f"topic {topic!r} has no cursor {cursor!r} to remove")
-        tail.cursors = {one: seqno for one, seqno in tail.cursors.items() if one != cursor}
+        followed.cursors = {one: seqno for one, seqno in followed.cursors.items() if one != cursor}
         await self._persist(topic)
 
     def rows(self) -> list[dict[str, Any]]:
         """All cursors by topic and name: where each stands, and how many mutations are behind it."""
         rows = []
         for name, topic in sorted(self._topics.by_name.items()):
-            if topic.tail is None:
+            if topic.followed is None:
                 continue
-            high = topic.tail.numbering.sequencer.next_seqno - 1
-            for cursor, seqno in sorted(topic.tail.cursors.items()):
-                needed = first_needed(seqno, dict(topic.tail.numbering.sequencer.first_seqnos))
+            high = topic.followed.numbering.sequencer.next_seqno - 1
+            for cursor, seqno in sorted(topic.followed.cursors.items()):
+                needed = first_needed(seqno, dict(topic.followed.numbering.sequencer.first_seqnos))
                 held = {"seqno": seqno, "items_remaining": max(high - seqno, 0), "first_ledger": needed}
                 rows.append({"topic": name, "cursor": cursor, **held})
         return rows
@@ -299,12 +301,12 @@ class Cursors:
         Cursors that keep too much from going are dropped first.
         """
         found = self._topics.get(topic)
-        if found is None or (tail := found.tail) is None:
+        if found is None or (followed := found.followed) is None:
             return None
-        firsts = dict(tail.numbering.sequencer.first_seqnos)
+        firsts = dict(followed.numbering.sequencer.first_seqnos)
         kept: dict[str, int] = {}
         floor: int | None = None
-        for name, seqno in tail.cursors.items():
+        for name, seqno in followed.cursors.items():
             needed = first_needed(seqno, firsts)
             if needed is not None:
                 held = sum(ledger.bytes for ledger in ledgers if needed <= ledger.ledger < wanted)
@@ -313,11 +315,11 @@ class Cursors:
                     continue
                 floor = needed if floor is None else min(floor, needed)
             kept[name] = seqno
-        if len(kept) < len(tail.cursors):
-            tail.cursors = kept
+        if len(kept) < len(followed.cursors):
+            followed.cursors = kept
         return floor
 
     async def _persist(self, topic: str) -> None:
-        await self._keeping.snapshot([topic])
-        if self._keeping.problem is not None:
-            raise self._keeping.problem
+        await self._scheduler.snapshot([topic])
+        if self._scheduler.problem is not None:
+            raise self._scheduler.problem

@@ -266,7 +266,7 @@ class Backfills:
             try:
                 rows = await self._read(feed, request)
             except PositionTrimmed:
-                first = feed.oldest(feed.tail.buffer.first_ledger)
+                first = feed.oldest(feed.followed.buffer.first_ledger)
                 feed.manager.backfill_failed(request.ticket, MutationsTrimmed(request.first, first))
             except Error as error:
                 feed.manager.backfill_failed(request.ticket, error)
@@ -296,7 +296,7 @@ class Backfills:
                 if placed is None:
                     raise BackfillFailed(f"topic {feed.name}: nothing was read behind {place.position}; try again")
                 for piece in pieces(placed):
-                    rows = await self._topics.apart([feed.name], feed.judged, piece, place)
+                    rows = await self._topics.exclusively([feed.name], feed.judged, piece, place)
                     place = SeqnoAnchor(place.seqno, piece.positions.last, inclusive=False)
                     if rows is None:
                         continue
@@ -337,7 +337,7 @@ class Streams:
     def __init__(
         self,
         topics: Topics,
-        keeping: SnapshotScheduler,
+        scheduler: SnapshotScheduler,
         register: Register,
         config: StreamsConfig,
         now: Callable[[], float],
@@ -346,8 +346,8 @@ class Streams:
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: set[StreamConnection] = set()
-        keeping.capturing = self.persist
-        self.cursors = Cursors(topics, keeping, self._known, limit=config.max_cursors, max_bytes=config.cursor_bytes)
+        scheduler.capturing = self.persist
+        self.cursors = Cursors(topics, scheduler, self._known, limit=config.max_cursors, max_bytes=config.cursor_bytes)
         self.backfills = Backfills(topics, config.readers, self.settle)
         self._loop = asyncio.get_running_loop()
         self._topics = topics
@@ -406,7 +406,7 @@ class Streams:
             task.cancel()
         self.backfills.close()
         for feed in self.feeds.values():
-            feed.tail.numbering.told = None
+            feed.followed.numbering.told = None
 
     # For connections
 
@@ -445,10 +445,10 @@ class Streams:
         if self.budget.pressed:
             self.budget.recover()
             for other in self.feeds.values():
-                self._carry_out(other)
-        self._carry_out(feed)
+                self._execute(other)
+        self._execute(feed)
 
-    def _carry_out(self, feed: Feed) -> None:
+    def _execute(self, feed: Feed) -> None:
         for effect in feed.manager.take_effects():
             match effect:
                 case ReadLog():
@@ -509,22 +509,22 @@ class Streams:
         return feed
 
     async def _open(self, name: str) -> Feed:
-        feed = Feed(name, await self._tail(name), self._news, self.now())
-        feed.begin(await self._topics.apart([name], feed.attach), self.budget)
+        feed = Feed(name, await self._followed_topic(name), self._news, self.now())
+        feed.begin(await self._topics.exclusively([name], feed.attach), self.budget)
         return feed
 
-    async def _tail(self, name: str) -> FollowedTopic:
+    async def _followed_topic(self, name: str) -> FollowedTopic:
         topic = self._topics.get(name)
-        if topic is None or (topic.tail is None and topic.problem is None):
+        if topic is None or (topic.followed is None and topic.problem is None):
             self._topics.check(name)
             if name not in await self._topics.work(self._topics.broker.topics):
                 raise await self._missing(name)
             await self._register(name)
             topic = self._topics.get(name)
-        if topic is None or topic.tail is None:
+        if topic is None or topic.followed is None:
             problem = None if topic is None else topic.problem
             raise problem or RegistrationFailed(f"topic {name!r} could not be registered to be streamed: try again")
-        return topic.tail
+        return topic.followed
 
     async def _missing(self, name: str) -> Error:
         broker = self._topics.broker
@@ -538,28 +538,28 @@ class Streams:
         return TopicNotFound(f"there is no topic {name!r} to stream")
 
     async def _facts(self, feed: Feed) -> TopicInfo:
-        facts = await self._facts_of(feed.tail, feed.name)
+        facts = await self._facts_of(feed.followed, feed.name)
         feed.manager.trim(facts.trimmed_seqno + 1)
         has_memory = self.budget.account.bytes <= self.budget.budget
         return replace(facts, high_seqno=feed.manager.high, has_memory=has_memory)
 
     async def _known(self, name: str) -> tuple[FollowedTopic, TopicInfo]:
-        tail = await self._tail(name)
-        return tail, await self._facts_of(tail, name)
+        followed = await self._followed_topic(name)
+        return followed, await self._facts_of(followed, name)
 
-    async def _facts_of(self, tail: FollowedTopic, name: str) -> TopicInfo:
+    async def _facts_of(self, followed: FollowedTopic, name: str) -> TopicInfo:
         broker = self._topics.broker
         if not self._cluster:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
-        trimmed = oldest_seqno(tail, ledgers[0].ledger) - 1
-        high = tail.numbering.sequencer.next_seqno - 1
-        return TopicInfo(self._cluster, tail.writer.incarnation, tail.failover, high, trimmed_seqno=trimmed)
+        trimmed = oldest_seqno(followed, ledgers[0].ledger) - 1
+        high = followed.numbering.sequencer.next_seqno - 1
+        return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, trimmed_seqno=trimmed)
 
     def _look_at(self, feed: Feed) -> None:
         """A topic may have stopped, or nobody may stream it any more."""
         topic = self._topics.get(feed.name)
-        stopped = topic is None or topic.tail is not feed.tail
+        stopped = topic is None or topic.followed is not feed.followed
         if stopped:
             gone = topic is None or isinstance(topic.problem, TopicNotFound)
             reason = EndReason.DELETED if gone else EndReason.STATE_CHANGED

@@ -28,14 +28,14 @@ from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import OwnerAddress, OwnerEpoch, encode_owner_address
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
-from txnbuffer.coordinator.shard_messages import TOPIC as LETTERS
+from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
 from txnbuffer.coordinator.takeover import Acquisition, first_ids, no_owner, what_is_lost
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.recovery.codec import part_items
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.service.decision_log import DecisionLog
 
-OURS = (DECISIONS, SNAPSHOT_TOPIC, LETTERS)
+INTERNAL_TOPICS = (DECISIONS, SNAPSHOT_TOPIC, SHARD_MESSAGES)
 
 MAX_SHARDS = 256
 
@@ -65,7 +65,7 @@ def prepare(broker: Broker, shard: Shard) -> None:
             raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
         return
     several = shard.of > 1
-    counts = {topic: broker.partitions(topic) for topic in (OURS if several else OURS[:2])}
+    counts = {topic: broker.partitions(topic) for topic in (INTERNAL_TOPICS if several else INTERNAL_TOPICS[:2])}
     known = settled(broker) if any(counts.values()) else None
     there = {*broker.topics()} if several else set()
     found = {
@@ -75,7 +75,7 @@ def prepare(broker: Broker, shard: Shard) -> None:
     }
     _check(shard.of, found)
     if several:
-        for topic in OURS:
+        for topic in INTERNAL_TOPICS:
             if topic not in found:
                 broker.partition(topic, shard.of)
                 _check(shard.of, {topic: broker.partitions(topic)})  # another service may have been first
@@ -123,16 +123,16 @@ class StandbyState(NamedTuple):
 
 
 class OwnedLog(NamedTuple):
-    """What an engine owns. `at`: where its own entry stands in the decision log; `letters`: where those end.
+    """What an engine owns. `at`: where its own entry stands in the decision log; `inbox_end`: where those end.
 
     `name`: what tells its log from every other; `owners`: its newest owners, by epoch.
     """
 
     coordinator: Coordinator
     decisions: Writer
-    keeper: SnapshotManager
+    manager: SnapshotManager
     at: Position
-    letters: Position | None
+    inbox_end: Position | None
     name: str
     owners: Mapping[int, OwnerEpoch]
 
@@ -144,18 +144,18 @@ def take_over(
     policy: SnapshotPolicy,
     clock: Clock,
     now: Callable[[], float],
-    standing: StandbyState | None = None,
+    standby_state: StandbyState | None = None,
 ) -> OwnedLog:
     """Become the owner of a shard of a broker. Raises what stands in the way; then nothing is owned.
 
     `now` is the time of the coordinator: seconds since 1970, never going back.
     """
     shard = identity.shard
-    if standing is None:
+    if standby_state is None:
         prepare(broker, shard)
     pool = ThreadPoolExecutor(AT_ONCE if isinstance(broker, PolicyBroker) else 1, "txnbuffer-recovery")
     snapshots = shard.topic(SNAPSHOT_TOPIC)
-    keeper = SnapshotManager(
+    manager = SnapshotManager(
         broker,
         clock=clock,
         policy=policy,
@@ -164,7 +164,7 @@ def take_over(
         max_entry_bytes=min(MAX_ENTRY_BYTES, config.max_message_bytes),
         each=pool.map,
     )
-    writer, log = standing or fence(broker, shard.topic(DECISIONS))
+    writer, log = standby_state or fence(broker, shard.topic(DECISIONS))
     try:
         if (why := no_owner(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
@@ -173,14 +173,14 @@ def take_over(
             at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
         _check_same(broker, log.topic, at)
         _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.makes_topics))
-        letters = _end_of_letters(broker, shard)
+        inbox_end = _inbox_end(broker, shard)
         name = broker.incarnation(log.topic)
         with _needed(snapshots):
             # Whoever copies a directory can put the copy back; a cluster's topics are made anew at most.
-            keeper.recover("" if isinstance(broker, PolicyBroker) else secrets.token_hex(16))
-        _check_whole(log, shard, keeper)
+            manager.recover("" if isinstance(broker, PolicyBroker) else secrets.token_hex(16))
+        _check_whole(log, shard, manager)
         _begin_ids(broker, log, writer, clock)
-        keeper.expect(filter(shard.owns, log.history.topics))
+        manager.expect(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
         raise
@@ -188,7 +188,7 @@ def take_over(
         pool.shutdown(cancel_futures=True)
         log.close()
     coordinator = Coordinator(shard.number, log.history.epoch, config, log.history, now())
-    return OwnedLog(coordinator, writer, keeper, at, letters, name, log.history.owners)
+    return OwnedLog(coordinator, writer, manager, at, inbox_end, name, log.history.owners)
 
 
 def _check_same(broker: Broker, topic: str, at: Position) -> None:
@@ -201,9 +201,9 @@ def _check_same(broker: Broker, topic: str, at: Position) -> None:
     )
 
 
-def _check_whole(log: DecisionLog, shard: Shard, keeper: SnapshotManager) -> None:
+def _check_whole(log: DecisionLog, shard: Shard, manager: SnapshotManager) -> None:
     """Raises DecisionsLost where topics tell more than the decision log does."""
-    buffers = {topic: keeper.buffer(topic) for topic in keeper.topics}
+    buffers = {topic: manager.buffer(topic) for topic in manager.topics}
     lost = what_is_lost(log.history, log.history.epoch, shard.number, buffers)
     if lost is not None:
         raise DecisionsLost(log.topic, lost)
@@ -217,12 +217,12 @@ def _begin_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -
         log.history.apply(first)
 
 
-def _end_of_letters(broker: Broker, shard: Shard) -> Position | None:
+def _inbox_end(broker: Broker, shard: Shard) -> Position | None:
     """Those that came before were for the owner before: whoever waits for an answer writes again."""
     if shard.of == 1:
         return None
-    broker.create_topic(shard.topic(LETTERS))
-    return broker.last_position(shard.topic(LETTERS))
+    broker.create_topic(shard.topic(SHARD_MESSAGES))
+    return broker.last_position(shard.topic(SHARD_MESSAGES))
 
 
 def fence(broker: Broker, topic: str = DECISIONS) -> StandbyState:

@@ -53,7 +53,7 @@ class AppendPart(Protocol):
     size: int
     reserved: bool
 
-    def landed(self) -> None: ...
+    def acknowledged(self) -> None: ...
 
     def failed(self, error: Error) -> None: ...
 
@@ -67,34 +67,35 @@ class AppendInFlight(NamedTuple):
 
 
 class ServiceTopic:
-    """`tail` is None while the topic has no transactions. `held`: nothing is appended for now.
+    """One topic: its append queue, its appends in flight, and its buffer (`followed`, None without transactions).
 
-    `problem`: why nothing can be appended any more; `trouble`: why nothing is written at the moment. `patient`: what
-    a nearly full disk refuses (`refused`) is tried again, in order, instead of failing. `low`: it refuses records, so
-    what is reserved is appended by itself. `shared`: others write it
-    too; then `follower` reads it, and the writer is for markers.
+    `held`: appends are suspended. `problem`: the error that stopped the topic; `write_problem`: the error that blocks
+    its writer for now. `waits_for_space`: appends that a nearly full disk rejects (`refused`) are retried in order
+    instead of failing. `low`: the disk rejects records, so reserved messages are appended in batches of their own.
+    `shared`: applications write to the topic themselves (cluster mode); then `follower` reads it, and `writer` appends
+    markers only.
     """
 
-    def __init__(self, name: str, *, patient: bool = False, shared: bool = False) -> None:
+    def __init__(self, name: str, *, waits_for_space: bool = False, shared: bool = False) -> None:
         self.name = name
-        self.patient = patient
+        self.waits_for_space = waits_for_space
         self.shared = shared
         self.refused: list[AppendPart] = []
         self.low = False
         self.wait: Wait | None = None
         """That for space, while there is none."""
         self.writer: Writer | None = None
-        self.tail: FollowedTopic | None = None
+        self.followed: FollowedTopic | None = None
         self.held = True
         self.lock = asyncio.Lock()
         self.problem: Error | None = None
-        self.trouble: Error | None = None
+        self.write_problem: Error | None = None
         self.follower: LogFollower | None = None
         self.waiting: deque[AppendPart] = deque()
         self.flights: deque[AppendInFlight] = deque()
         self.checks: dict[int, None] = {}
         """Transactions to be counted once the buffer has all that they sent."""
-        self.doubted: set[TxnId] = set()
+        self.awaiting_markers: set[TxnId] = set()
         """Transactions that are to be asked about once the buffer has all that stands in the log."""
         self.asked_up_to: Position | None = None
         """What began behind it has been ongoing for less than a look at the time."""
@@ -102,7 +103,7 @@ class ServiceTopic:
     @property
     def missing(self) -> bool:
         """Whether it was stopped by what can pass: then it is registered again."""
-        return can_pass(self.problem, shared=self.shared)
+        return is_temporary(self.problem, shared=self.shared)
 
     @property
     def stopped(self) -> bool:
@@ -110,9 +111,9 @@ class ServiceTopic:
         return self.problem is not None and not (self.missing and self.problem.retryable)
 
     @property
-    def why_not(self) -> Error | None:
+    def obstacle(self) -> Error | None:
         """What keeps this topic from going on, for good or for now."""
-        return self.problem or self.trouble or (None if self.follower is None else self.follower.problem)
+        return self.problem or self.write_problem or (None if self.follower is None else self.follower.problem)
 
     def refusal(self) -> Error:
         """Why no transaction can be written here."""
@@ -136,12 +137,12 @@ class ServiceTopic:
         return AppendInFlight(parts, Batch.concat([part.batch for part in parts]), self.low and parts[0].reserved)
 
 
-def can_pass(problem: Error | None, *, shared: bool) -> bool:
+def is_temporary(problem: Error | None, *, shared: bool) -> bool:
     """Whether a topic goes on some time: it was deleted, or (`shared`) its cluster did not answer for it."""
     return isinstance(problem, TopicNotFound) or (shared and problem is not None and problem.retryable)
 
 
-def placed_runs(positions: Positions, batch: Batch) -> list[PlacedBatch]:
+def split_by_ledger(positions: Positions, batch: Batch) -> list[PlacedBatch]:
     """What was appended as it stands in the log, a piece for each ledger; all of it was published at one time."""
     ledgers = positions.ledgers
     times = np.full(len(positions), positions.published, np.int64)
@@ -184,25 +185,25 @@ def check_owned(shard: Shard, kind: str, name: str) -> None:
 
 
 class Topics:
-    """`applied` is told what the buffer of a topic made of what its log got; `following` where the log is shared."""
+    """`applied` is told what the buffer of a topic made of what its log got; `followers` where the log is shared."""
 
     def __init__(
         self,
         broker: Broker,
-        keeper: SnapshotManager,
+        manager: SnapshotManager,
         applied: Applied,
         *,
         create: bool,
         executor: ThreadPoolExecutor,
-        following: LogFollowers | None = None,
+        followers: LogFollowers | None = None,
         shard: Shard = ONLY,
     ) -> None:
         self.broker = broker
-        self.keeper = keeper
-        self.following = following
+        self.manager = manager
+        self.followers = followers
         self.shard = shard
         self.by_name: dict[str, ServiceTopic] = {}
-        self.keeping = asyncio.Lock()
+        self.snapshot_lock = asyncio.Lock()
         self._share = HELD_BYTES
         self._followed = self._sharing = 0
         self._to_open: list[str] = []
@@ -211,15 +212,15 @@ class Topics:
         self._applied = applied
         self._create = create
         self._executor = executor
-        self.asking = ThreadPoolExecutor(AT_ONCE, "txnbuffer-registering")
+        self.registration_pool = ThreadPoolExecutor(AT_ONCE, "txnbuffer-registering")
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call something that waits, in the worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
-    async def apart(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
+    async def exclusively(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
         """Call something that works on the tails of topics, and may ask the broker: nothing is applied meanwhile."""
-        if self.following is None:
+        if self.followers is None:
             return function(*arguments)
         topics = [self.by_name[name] for name in names if name in self.by_name]
         followers = [topic.follower for topic in topics if topic.follower is not None]
@@ -230,21 +231,21 @@ class Topics:
         finally:
             for follower in followers:
                 follower.paused -= 1
-            self.following.wake()
+            self.followers.wake()
 
     def load(self, registered: Iterable[str]) -> None:
         """Open the topics that were recovered. Of those that were registered others may be there anew, or gone."""
-        for name in self.keeper.topics:
-            topic = self.by_name[name] = ServiceTopic(name, shared=self.following is not None)
-            if self.following is None:
+        for name in self.manager.topics:
+            topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
+            if self.followers is None:
                 topic.writer = self.broker.writer(name, exclusive=True)
                 topic.held = False
             self._follow(topic)
-        if self.following is not None:
-            for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.keeper.problems}:
-                self.keeper.stop(name, was_deleted(name))
-        for name, problem in self.keeper.problems.items():
-            topic = self.by_name[name] = ServiceTopic(name, shared=self.following is not None)
+        if self.followers is not None:
+            for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.manager.problems}:
+                self.manager.stop(name, was_deleted(name))
+        for name, problem in self.manager.problems.items():
+            topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
             topic.problem = problem
             if self.stopped is not None:
                 self.stopped(topic)
@@ -260,7 +261,7 @@ class Topics:
     def make(self, name: str) -> ServiceTopic:
         """The entry of a topic that `open` is to be called for. Raises as `check`."""
         self.check(name)
-        topic = self.by_name[name] = ServiceTopic(name, shared=self.following is not None)
+        topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
         return topic
 
     async def open(self, topic: ServiceTopic) -> None:
@@ -274,21 +275,23 @@ class Topics:
         False: it was followed already. Not `create`: only if it is there. Raises TopicNotFound, and why it can't be
         followed.
         """
-        if topic.tail is not None:
+        if topic.followed is not None:
             return False
         prepared = None
-        if self.following is not None:
-            prepared = await asyncio.get_running_loop().run_in_executor(self.asking, self._prepare, topic.name, create)
+        if self.followers is not None:
+            prepared = await asyncio.get_running_loop().run_in_executor(
+                self.registration_pool, self._prepare, topic.name, create
+            )
         elif topic.writer is None:
             await self.open(topic)
-        async with self.keeping:
+        async with self.snapshot_lock:
             await self.work(self._keep, topic.name, prepared)
         self._follow(topic)
         return True
 
     def forget(self, topic: ServiceTopic) -> None:
         """A topic that could not be opened: the next one who asks tries again."""
-        never_was = topic.writer is None and topic.tail is None and topic.problem is None
+        never_was = topic.writer is None and topic.followed is None and topic.problem is None
         if never_was and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
 
@@ -309,46 +312,46 @@ class Topics:
         if self.stopped is not None:
             self.stopped(topic)
 
-    def landed(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
+    def acknowledged(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
         """Feed the buffer with an append that is durable; where the log is shared, it comes back from there."""
-        if topic.tail is None or self.following is not None:
+        if topic.followed is None or self.followers is not None:
             return
-        for placed in placed_runs(positions, flight.batch):
-            if topic.tail is not None:
-                self._apply(topic, topic.tail, placed)
+        for placed in split_by_ledger(positions, flight.batch):
+            if topic.followed is not None:
+                self._apply(topic, topic.followed, placed)
 
-    def _apply(self, topic: ServiceTopic, tail: FollowedTopic, placed: PlacedBatch) -> None:
-        effects = self.keeper.apply(topic.name, placed)
+    def _apply(self, topic: ServiceTopic, followed: FollowedTopic, placed: PlacedBatch) -> None:
+        effects = self.manager.apply(topic.name, placed)
         if effects is None:
             self._stopped(topic)
             return
-        if self.following is None or not tail.numbering.behind:
-            tail.numbering.step()
+        if self.followers is None or not followed.numbering.behind:
+            followed.numbering.step()
         self._applied(topic, effects)
 
     def _stopped(self, topic: ServiceTopic) -> None:
-        topic.tail = None
-        topic.problem = self.keeper.problems[topic.name]
-        if self.following is not None and topic.follower is not None:
-            self.following.leave(topic.follower)
+        topic.followed = None
+        topic.problem = self.manager.problems[topic.name]
+        if self.followers is not None and topic.follower is not None:
+            self.followers.leave(topic.follower)
         if self.stopped is not None:
             self.stopped(topic)
 
     def _came(self, topic: ServiceTopic, placed: PlacedBatch) -> None:
-        if topic.tail is not None:
-            self._apply(topic, topic.tail, placed)
+        if topic.followed is not None:
+            self._apply(topic, topic.followed, placed)
 
     def _broke(self, topic: ServiceTopic, error: BaseException) -> None:
         """A topic can't be read any further: it stops, and nothing else does."""
         if not isinstance(error, Error):
             raise error
-        self.keeper.stop(topic.name, error)
+        self.manager.stop(topic.name, error)
         self._stopped(topic)
 
     def damaged(self, name: str, error: Error) -> None:
         """The log of a data topic is not what was written: it stops, and nothing else does."""
-        topic = self.by_name.setdefault(name, ServiceTopic(name, shared=self.following is not None))
-        self.keeper.stop(name, error)
+        topic = self.by_name.setdefault(name, ServiceTopic(name, shared=self.followers is not None))
+        self.manager.stop(name, error)
         self._stopped(topic)
 
     def _make(self, name: str, create: bool = True) -> None:
@@ -365,16 +368,16 @@ class Topics:
             self._make(name, create)
             return None
         self._check_there(name, create)
-        return self.keeper.prepare(name)
+        return self.manager.prepare(name)
 
     def _keep(self, name: str, prepared: FollowedTopic | None) -> None:
         if self._was_missing(name):
-            self.keeper.remake(name)
+            self.manager.remake(name)
         else:
-            self.keeper.register(name, prepared)
+            self.manager.register(name, prepared)
 
     def _was_missing(self, name: str) -> bool:
-        return can_pass(self.keeper.problems.get(name), shared=self.following is not None)
+        return is_temporary(self.manager.problems.get(name), shared=self.followers is not None)
 
     def _open(self, name: str) -> Any:
         waiting, self._to_open = self._to_open, []
@@ -384,22 +387,24 @@ class Topics:
         return self.broker.writer(name, exclusive=True)
 
     def _follow(self, topic: ServiceTopic) -> None:
-        tail = topic.tail = self.keeper.tail(topic.name)
-        reader = tail.give_reader()
-        if self.following is None:
+        followed = topic.followed = self.manager.tail(topic.name)
+        reader = followed.give_reader()
+        if self.followers is None:
             reader.close()
         else:
             take, fail = partial(self._came, topic), partial(self._broke, topic)
-            follower = LogFollower(self.broker, topic.name, tail.at, take, fail, tail.writer.incarnation, reader)
-            topic.follower = self.following.follow(follower)
+            follower = LogFollower(
+                self.broker, topic.name, followed.at, take, fail, followed.writer.incarnation, reader
+            )
+            topic.follower = self.followers.follow(follower)
         self._followed += 1
         if self._followed > MORE * self._sharing:
             self._share_memory()
-        tail.numbering.held_limit = self._share
+        followed.numbering.held_limit = self._share
 
     def _share_memory(self) -> None:
-        tails = [topic.tail for topic in self.by_name.values() if topic.tail is not None]
-        self._followed = self._sharing = len(tails)
-        self._share = max(HELD_BYTES // max(len(tails), 1), LEAST_HELD)
-        for tail in tails:
-            tail.numbering.held_limit = self._share
+        followed_topics = [topic.followed for topic in self.by_name.values() if topic.followed is not None]
+        self._followed = self._sharing = len(followed_topics)
+        self._share = max(HELD_BYTES // max(len(followed_topics), 1), LEAST_HELD)
+        for followed in followed_topics:
+            followed.numbering.held_limit = self._share
