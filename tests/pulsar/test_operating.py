@@ -1,4 +1,4 @@
-"""What goes on when something is down, and what others see: each row of the table in `docs/operating.md` is a test."""
+"""What works while a component is down, and what other programs see: a test for each row in `docs/operating.md`."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ async def test_a_service_ends_where_it_finds_no_broker_and_a_standby_waits_for_i
 
 
 def test_every_row_of_the_page_has_a_test() -> None:
-    table = PAGE.read_text().partition("## What goes on when something is down")[2].partition("\n### ")[0]
+    table = PAGE.read_text().partition("## What works while a component is down")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[1:]
     assert rows == TESTED
 
