@@ -9,7 +9,7 @@ from coordinator_world import SHARD, Owner, World, position
 
 from broker_io.position import Position
 from txnbuffer.coordinator.messages import (
-    OUTCOME,
+    OUTCOME_OF_STATE,
     Begin,
     Branch,
     Commit,
@@ -49,7 +49,7 @@ class Attempt:
     lead: Attempt | None = None
     branches: list[Attempt] = field(default_factory=list)
     wins: list[Attempt] = field(default_factory=list)
-    naming: ProducerSequence | None = None
+    sequence: ProducerSequence | None = None
     moves: ConsumerPosition | None = None
     over: bool = False
 
@@ -71,7 +71,7 @@ class Client:
         self.ids: list[int] = []
         self.attempts: list[Attempt] = []
         self.waiting: dict[int, tuple[str, Attempt | None]] = {}
-        self.opening = 0
+        self.epoch = 0
         self.number = 0
         self.last_number = 0
         self.generation = 0
@@ -80,12 +80,12 @@ class Client:
     # Connections
 
     def connect(self, owner: Owner) -> None:
-        """Come to an owner, naming what is open; all that was under way on the old connection stays unheard."""
+        """Come to an owner, sequence what is open; all that was under way on the old connection stays unheard."""
         self.owner = owner
         self.waiting = {}
         self.ids = []
         self.ready = self.registered = False
-        self.opening = self.generation = 0
+        self.epoch = self.generation = 0
         for attempt in self.attempts:
             attempt.sent = False
         claims = [attempt.txn for attempt in self.attempts if not attempt.over]
@@ -139,7 +139,7 @@ class Client:
             self.join(owner)
         elif roll < 0.96 and self.ids:
             first = self.ids.pop()
-            owner.coordinator.give_back(self.name, owner.request(), first, 1, self.world.now)
+            owner.coordinator.return_ids(self.name, owner.request(), first, 1, self.world.now)
             self.covered["given back"] += 1
         self.send_all(owner)
 
@@ -158,11 +158,11 @@ class Client:
 
     def begin(self, owner: Owner) -> None:
         attempt = Attempt(TxnId(SHARD, self.ids.pop(0)))
-        naming = None
-        if self.opening and self.chance.random() < 0.5:
+        sequence = None
+        if self.epoch and self.chance.random() < 0.5:
             again = self.last_number > 0 and self.chance.random() < 0.3
             self.last_number += not again
-            attempt.naming = naming = ProducerSequence("n", self.last_number, self.opening)
+            attempt.sequence = sequence = ProducerSequence("n", self.last_number, self.epoch)
         if self.generation and self.chance.random() < 0.5:
             start = self.consumed or position(0)
             end = position(start.entry + self.chance.randint(1, 3))
@@ -170,7 +170,7 @@ class Client:
             self.consumed = end
         self.attempts.append(attempt)
         if self.chance.random() < 0.3:
-            begin = Begin(owner.request(), attempt.txn, self.chance.choice([None, 5.0, 40.0]), None, naming)
+            begin = Begin(owner.request(), attempt.txn, self.chance.choice([None, 5.0, 40.0]), None, sequence)
             owner.coordinator.begin_many(self.name, [begin], self.world.now)
         if self.ids and self.chance.random() < 0.2:
             branch = Attempt(TxnId(SHARD, self.ids.pop(0)), lead=attempt)
@@ -221,7 +221,7 @@ class Client:
         topics, records = counts(attempt)
         if attempt.miscounted:
             records = (records[0] + 1, *records[1:])
-        commit = Commit(request, attempt.txn, topics, records, visible, attempt.naming, winners, losers, moves)
+        commit = Commit(request, attempt.txn, topics, records, visible, attempt.sequence, winners, losers, moves)
         owner.coordinator.commit_many(self.name, [commit], self.world.now)
 
     def query(self, owner: Owner) -> None:
@@ -257,12 +257,12 @@ class Client:
                 known = {one.txn: one for one in self.attempts}
                 for txn, state in states:
                     if isinstance(state, State):
-                        if state in OUTCOME:
-                            self.tell(known[txn], OUTCOME[state])
+                        if state in OUTCOME_OF_STATE:
+                            self.tell(known[txn], OUTCOME_OF_STATE[state])
                     else:
                         known[txn].over = True
-            case NameOpened(opening=opening, committed=committed):
-                self.opening, self.last_number = opening, committed
+            case NameOpened(epoch=opening, committed=committed):
+                self.epoch, self.last_number = opening, committed
                 self.world.names_opened.append((opening, committed))
             case Joined(generation=generation, positions=positions):
                 self.generation = generation

@@ -147,11 +147,11 @@ class Exploration:
         if owner.registrations:
             steps += [owner.snapshot] * 3
         if owner.borders:
-            steps += [lambda: owner.land_border(chance.randrange(len(owner.borders)))] * 2
+            steps += [lambda: owner.land_epoch_marker(chance.randrange(len(owner.borders)))] * 2
         steps.append(owner.tick)
         for topic in owner.buffers:
             steps.append(lambda topic=topic: owner.pump(topic, chance.choice([None, 1, 3])))
-            steps.append(lambda topic=topic: owner.ask(topic))
+            steps.append(lambda topic=topic: owner.query_outcomes(topic))
         if steps:
             chance.choice(steps)()
 
@@ -188,7 +188,7 @@ class Exploration:
         for _ in range(20):
             self.owner.tick(5.0)
             for topic in self.owner.buffers:
-                self.owner.ask(topic)
+                self.owner.query_outcomes(topic)
             self.owner.settle()
 
     def last_words(self) -> None:
@@ -266,10 +266,10 @@ class Judge:
 
     def check_names(self, attempts: list[Attempt]) -> None:
         """A number is committed at most once; what was told to be committed is."""
-        named = [one for one in attempts if one.naming is not None]
-        numbers = Counter(one.naming.number for one in named if one.naming and self.committed(one))
+        named = [one for one in attempts if one.sequence is not None]
+        numbers = Counter(one.sequence.number for one in named if one.sequence and self.committed(one))
         self.check(max(numbers.values(), default=0) <= 1, f"a number was committed twice: {numbers}")
-        silent = {one.naming.number for one in named if one.naming and not any(m.written for m in (one, *one.wins))}
+        silent = {one.sequence.number for one in named if one.sequence and not any(m.written for m in (one, *one.wins))}
         state = History.read(self.history.world.compacted()).names.get("n")
         for number in self.history.world.already_committed:
             self.check(state is not None and number <= state.committed, f"{number} is not committed, as was told")
@@ -280,7 +280,7 @@ class Judge:
             self.check(good, f"the log says {state.committed} of {sorted(numbers)}")
         for opening, committed in self.history.world.names_opened:
             for one in named:
-                older = one.naming is not None and one.naming.opening < opening and one.naming.number > committed
+                older = one.sequence is not None and one.sequence.epoch < opening and one.sequence.number > committed
                 self.check(not (older and self.committed(one)), f"{one.txn} committed after opening {opening}")
         self.history.covered["committed under a name"] += sum(numbers.values())
 

@@ -91,7 +91,7 @@ class World:
         drawn = md5(f"{name}{seen}".encode()).hexdigest()
         before = History.read(self.decisions)
         last = before.highest_id if seen else None  # as on an embedded log
-        acquisition = Acquisition(name, seen, drawn=drawn, owners=before.owners, last=last)
+        acquisition = Acquisition(name, seen, owner_id=drawn, owners=before.owners, last=last)
         self.decisions.append(acquisition.entry())
         assert acquisition.read(seen, before.owners, last)
         messages = self.compacted() if compact else self.decisions
@@ -219,7 +219,7 @@ class Owner:
             self.coordinator.marker_durable(token, self.world.now)
         self.take()
 
-    def land_border(self, which: int = 0) -> None:
+    def land_epoch_marker(self, which: int = 0) -> None:
         border = self.borders.pop(which)
         self.border_ends[border.topic] = self.world.topic(border.topic).append(encode_marker(border.marker))
 
@@ -235,13 +235,13 @@ class Owner:
             for effect in effects:
                 if isinstance(effect, EpochRaised) and effect.coordinator == SHARD:
                     self.coordinator.newer_epoch_seen(effect.epoch, topic)
-            self.coordinator.ended(topic, ends, self.world.now)
+            self.coordinator.markers_applied(topic, ends, self.world.now)
             if topic in self.border_ends and end > self.border_ends[topic]:
                 del self.border_ends[topic]
                 state = buffer.coordinators.get(SHARD)
                 committed = state.committed if state else BitMap64()
                 aborted = state.aborted if state else BitMap64()
-                self.coordinator.border_applied(topic, committed, aborted, self.world.now)
+                self.coordinator.epoch_marker_applied(topic, committed, aborted, self.world.now)
             self.take()
 
     def count(self, which: int = 0) -> None:
@@ -260,9 +260,9 @@ class Owner:
         self.coordinator.topic_snapshotted(topic, self.world.now)
         self.take()
 
-    def ask(self, topic: str) -> None:
+    def query_outcomes(self, topic: str) -> None:
         """Ask about everything that is ongoing in a topic."""
-        self.coordinator.ask(topic, [entry.txn for entry in self.buffers[topic].ongoing], self.world.now)
+        self.coordinator.query_outcomes(topic, [entry.txn for entry in self.buffers[topic].ongoing], self.world.now)
         self.take()
 
     def tick(self, seconds: float = 0.0) -> None:
@@ -282,7 +282,7 @@ class Owner:
                 self.snapshot()
                 busy = True
             while self.borders:
-                self.land_border()
+                self.land_epoch_marker()
                 busy = True
             while self.appends:
                 self.land_append()

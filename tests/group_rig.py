@@ -87,7 +87,7 @@ class Rig:
         names = () if leaves else tuple(f"t-{number}" for number in range(partitions))
         asked = self.request()
         part = GroupHeartbeat(asked, GROUP, member, ("t",) * len(names), names, ends, leaves)
-        self.coordinator.take_part(member, part, self.now)
+        self.coordinator.heartbeat(member, part, self.now)
         self.take()
         return asked
 
@@ -104,4 +104,4 @@ class Rig:
         return found
 
     def held(self, asked: int) -> list[str]:
-        return sorted(share.partition for share in self.shares(asked).shares)
+        return sorted(share.partition for share in self.shares(asked).assignments)

@@ -143,11 +143,11 @@ class OverGrpc:
     def __init__(self, port: int) -> None:
         import grpc
 
-        from txnbuffer.rpc.frames import SESSION_SERVICE, TALK
+        from txnbuffer.rpc.frames import SESSION_METHOD, SESSION_SERVICE
 
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
-        self.call = self.channel.stream_stream(f"/{SESSION_SERVICE}/{TALK}")()
+        self.call = self.channel.stream_stream(f"/{SESSION_SERVICE}/{SESSION_METHOD}")()
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue()
         self._sender = asyncio.ensure_future(self._send_for_ever())
 

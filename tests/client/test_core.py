@@ -199,7 +199,7 @@ def test_a_name_and_a_timeout_are_announced_at_once() -> None:
     core.begin(timeout=2.0, naming=naming)
     frame = core.take_frame()
     assert frame is not None
-    assert [(begin.timeout, begin.naming) for begin in frame.begins] == [(2.0, naming)]
+    assert [(begin.timeout, begin.sequence) for begin in frame.begins] == [(2.0, naming)]
 
 
 def test_credits_stop_and_start_again() -> None:

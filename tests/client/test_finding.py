@@ -176,8 +176,8 @@ def test_a_note_has_epoch_and_address() -> None:
     for text, place in (
         ("7 host.name:6650", OwnerAddress(7, "host.name:6650")),
         ("12 ", OwnerAddress(12, "")),
-        ("7 host.name:6650 no-topics", OwnerAddress(7, "host.name:6650", makes_topics=False)),
-        ("12  no-topics", OwnerAddress(12, "", makes_topics=False)),
+        ("7 host.name:6650 no-topics", OwnerAddress(7, "host.name:6650", creates_topics=False)),
+        ("12  no-topics", OwnerAddress(12, "", creates_topics=False)),
     ):
         assert encode_owner_address(place) == text
         assert decode_owner_address(text) == place

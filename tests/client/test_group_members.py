@@ -47,7 +47,7 @@ def copied(world: World) -> list[int]:
 
 def holders(world: World) -> Counter[str]:
     """How many topics each member holds."""
-    return Counter(world.engine.coordinator.consumers.members("g").holders.values())
+    return Counter(world.engine.coordinator.consumer_groups.members("g").holders.values())
 
 
 def test_members_share_the_topics_and_each_record_counts_once() -> None:
@@ -115,7 +115,7 @@ def test_a_member_that_was_given_up_while_it_joined_is_not_idle(monkeypatch: pyt
             nonlocal asked
             asked += 1
             told = await take_part(part)
-            return told if asked > 1 else told._replace(shares=(), unsettled=True)
+            return told if asked > 1 else told._replace(assignments=(), unsettled=True)
 
         monkeypatch.setattr(client, "take_part", given_up)
         assert (await client.process("source", "g", copy, idle_timeout=0.02)).records == 1
@@ -145,7 +145,7 @@ def test_a_member_is_there_while_it_looks_for_partitions(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(client, "open_broker", broker)
         await member.join()
-        (known,) = world.engine.coordinator.consumers.members("g").by_name.values()
+        (known,) = world.engine.coordinator.consumer_groups.members("g").by_name.values()
         await until(lambda: looks == 2)
         heard = known.heard
         await until(lambda: known.heard > heard)
@@ -345,6 +345,6 @@ def test_what_can_not_be_is_refused_by_name() -> None:
             await client.process([], "g", copy)
         with pytest.raises(TopicNotFound):
             await client.process("nowhere", "g", copy, idle_timeout=0.05)
-        assert not world.engine.coordinator.consumers.members("g").by_name
+        assert not world.engine.coordinator.consumer_groups.members("g").by_name
 
     in_world(test)

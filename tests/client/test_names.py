@@ -26,14 +26,14 @@ class Opening:
         await asyncio.sleep(0)
         if self.count <= self._failures:
             raise ServiceUnavailable("away")
-        self.names.opened(name, NameOpened(committed=3, opening=self.count))
+        self.names.opened(name, NameOpened(committed=3, epoch=self.count))
 
 
 def test_who_uses_a_name_while_it_is_opened_waits_for_that() -> None:
     async def test() -> None:
         opening = Opening()
         namings = await asyncio.gather(*(opening.names.naming("n", number, opening.open) for number in range(4, 24)))
-        assert {naming.opening for naming in namings} == {1}
+        assert {naming.epoch for naming in namings} == {1}
         with pytest.raises(AlreadyCommitted):
             await opening.names.naming("n", 3, opening.open)
         await opening.names.naming("other", 4, opening.open)
@@ -48,7 +48,7 @@ def test_what_could_not_be_opened_is_opened_by_the_next_that_waits() -> None:
         uses = (opening.names.naming("n", number, opening.open) for number in (4, 5, 6))
         first, *others = await asyncio.gather(*uses, return_exceptions=True)
         assert isinstance(first, ServiceUnavailable)
-        assert [getattr(naming, "opening", naming) for naming in others] == [2, 2]
+        assert [getattr(naming, "epoch", naming) for naming in others] == [2, 2]
 
     asyncio.run(test())
 

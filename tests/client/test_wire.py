@@ -33,7 +33,7 @@ from txnbuffer.errors import AlreadyCommitted, MalformedFrame, OutcomeForgotten,
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import transactional
 from txnbuffer.rpc.client_frames import CLIENT_SCHEMA, decode_client_frame, encode_client_frame
-from txnbuffer.rpc.columns import ERROR_SCHEMA, tell, told
+from txnbuffer.rpc.columns import ERROR_SCHEMA, decode_error, encode_error
 from txnbuffer.rpc.frames import (
     SESSION_VERSION,
     Abort,
@@ -267,10 +267,10 @@ def test_a_damaged_block_is_named() -> None:
 
 
 def test_an_error_comes_back_as_its_class_with_what_it_carries() -> None:
-    error = told(tell(AlreadyCommitted("sink", 3, 41)))
+    error = decode_error(encode_error(AlreadyCommitted("sink", 3, 41)))
     assert isinstance(error, AlreadyCommitted)
     assert (error.name, error.number, error.last) == ("sink", 3, 41)
-    aborted = told(tell(TransactionAborted(A, "its time is up")))
+    aborted = decode_error(encode_error(TransactionAborted(A, "its time is up")))
     assert isinstance(aborted, TransactionAborted)
     assert aborted.txn == A
     assert aborted.reason == "its time is up"
@@ -278,7 +278,7 @@ def test_an_error_comes_back_as_its_class_with_what_it_carries() -> None:
 
 def test_an_error_of_a_newer_release_is_of_its_fault() -> None:
     fields = {"name": "Unheard", "fault": "peer", "message": "moved", "details": {"retryable": 1, "where": "b"}}
-    error = told(fields)
+    error = decode_error(fields)
     assert type(error) is PeerError
     assert str(error) == "moved"
     assert error.retryable is False
@@ -289,7 +289,7 @@ def test_the_schema_of_an_error_holds_whatever_an_error_says() -> None:
     schema = avro.schema(ERROR_SCHEMA)
     error = MessageTooLarge("é" * 10)
     error.add_note("notes stay at home")
-    assert str(told(avro.decode(schema, avro.encode(schema, tell(error))))) == str(error)
+    assert str(decode_error(avro.decode(schema, avro.encode(schema, encode_error(error))))) == str(error)
 
 
 def test_a_send_whose_labels_lie_is_refused() -> None:

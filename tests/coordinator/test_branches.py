@@ -109,11 +109,11 @@ class TestNames:
         stage = Stage()
         opened = stage.call(lambda request: stage.owner.coordinator.open_name(S, request, "n", stage.world.now))
         assert isinstance(opened, NameOpened)
-        stage.begin(0, naming=ProducerSequence("n", 1, opened.opening))
+        stage.begin(0, sequence=ProducerSequence("n", 1, opened.epoch))
         assert isinstance(stage.commit(0, "a"), InvalidRequest)
-        assert isinstance(stage.commit(0, "a", naming=ProducerSequence("n", 0, opened.opening)), InvalidRequest)
+        assert isinstance(stage.commit(0, "a", sequence=ProducerSequence("n", 0, opened.epoch)), InvalidRequest)
         stage.write(0, "a")
-        assert stage.commit(0, "a", naming=ProducerSequence("n", 1, opened.opening)) is Outcome.COMMIT
+        assert stage.commit(0, "a", sequence=ProducerSequence("n", 1, opened.epoch)) is Outcome.COMMIT
 
     def test_one_commit_of_a_name_is_under_way_at_a_time(self) -> None:
         stage = Stage()
@@ -121,10 +121,10 @@ class TestNames:
         assert isinstance(opened, NameOpened)
         stage.write(0, "a")
         first = stage.send(
-            lambda request: stage.ask_commit(request, 0, "a", naming=ProducerSequence("n", 1, opened.opening))
+            lambda request: stage.ask_commit(request, 0, "a", sequence=ProducerSequence("n", 1, opened.epoch))
         )
         second = stage.send(
-            lambda request: stage.ask_commit(request, 1, "b", naming=ProducerSequence("n", 2, opened.opening))
+            lambda request: stage.ask_commit(request, 1, "b", sequence=ProducerSequence("n", 2, opened.epoch))
         )
         assert isinstance(stage.owner.heard(S, second), InvalidRequest)
         stage.owner.settle()
@@ -132,7 +132,7 @@ class TestNames:
 
     def test_beginning_under_a_name_that_another_opened_is_refused(self) -> None:
         stage = Stage()
-        request = stage.begin(0, naming=ProducerSequence("n", 1, 1))
+        request = stage.begin(0, sequence=ProducerSequence("n", 1, 1))
         stage.owner.settle()
         assert isinstance(stage.owner.heard(S, request), Error)
         assert stage.query(0) is Outcome.ABORT

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from coordinator_races import race_table
 
-from txnbuffer.coordinator.groups import table as groups_table
-from txnbuffer.coordinator.messages import table
+from txnbuffer.coordinator.groups import group_state_table
+from txnbuffer.coordinator.messages import state_table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
 
 
 def test_state_table() -> None:
-    assert table() in DOCS.read_text()
+    assert state_table() in DOCS.read_text()
 
 
 def test_race_table() -> None:
@@ -21,4 +21,4 @@ def test_race_table() -> None:
 
 
 def test_table_of_groups() -> None:
-    assert groups_table() in (DOCS.parent / "groups.md").read_text()
+    assert group_state_table() in (DOCS.parent / "groups.md").read_text()

@@ -27,9 +27,9 @@ class TestH7Ask:
 
     def test_undecided_says_nothing(self) -> None:
         _, owner, _ = self.decided()
-        owner.ask("b")
+        owner.query_outcomes("b")
         owner.land_append()
-        owner.ask("b")
+        owner.query_outcomes("b")
         assert not owner.markers
 
     def test_what_a_marker_says_that_is_on_its_way_is_not_said_again(self) -> None:
@@ -37,7 +37,7 @@ class TestH7Ask:
         owner.land_append()
         owner.acknowledge_append()
         assert [marker.topic for marker in owner.markers] == ["a", "b"]
-        owner.ask("b")
+        owner.query_outcomes("b")
         assert len(owner.markers) == 2
         owner.land_marker(1)
         owner.land_marker(0)
@@ -51,7 +51,7 @@ class TestH7Ask:
         owner.land_marker(1)
         owner.acknowledge_marker()
         for _ in range(3):
-            owner.ask("b")
+            owner.query_outcomes("b")
         assert [marker.topic for marker in owner.markers] == ["a", "b"]
         owner.settle()
         assert world.read("b").outcomes == {txn(first): Outcome.COMMIT}
@@ -64,19 +64,19 @@ class TestH7Ask:
             owner.land_marker()
             owner.acknowledge_marker()
         for _ in range(3):
-            owner.ask("b")
+            owner.query_outcomes("b")
         assert [marker.marker.items[0].outcome for marker in owner.markers] == [Outcome.ABORT]
         owner.lose_marker()
         owner.tick(1.0)
         assert not owner.markers
         for _ in range(3):
-            owner.ask("b")
+            owner.query_outcomes("b")
         assert len(owner.markers) == 1
         owner.coordinator.topic_missing("b", owner.world.now)
-        owner.ask("b")
+        owner.query_outcomes("b")
         assert len(owner.markers) == 2
         owner.pump("b")
-        owner.ask("b")
+        owner.query_outcomes("b")
         assert len(owner.markers) == 2
 
     def test_nothing_is_kept_of_what_was_told_and_read(self) -> None:
@@ -85,10 +85,10 @@ class TestH7Ask:
         owner.acknowledge_append()
         owner.land_marker(1)
         owner.acknowledge_marker()
-        owner.ask("b")
-        assert owner.coordinator._core.markers._told
+        owner.query_outcomes("b")
+        assert owner.coordinator._core.markers._answered
         owner.pump("b")
-        assert not owner.coordinator._core.markers._told
+        assert not owner.coordinator._core.markers._answered
 
     def test_a_topic_that_the_commit_does_not_name_gets_abort(self) -> None:
         world, owner, first = self.decided()
@@ -98,7 +98,7 @@ class TestH7Ask:
         owner.pump("c")
         owner.land_append()
         owner.acknowledge_append()
-        owner.ask("c")
+        owner.query_outcomes("c")
         owner.settle()
         assert world.read("c").outcomes == {txn(first): Outcome.ABORT}
         assert world.read("a").values == [b"x"]
@@ -110,13 +110,13 @@ class TestH7Ask:
         world.record("a", txn(first), 1)
         owner.pump("a")
         ask_abort(owner, first)
-        owner.ask("a")
+        owner.query_outcomes("a")
         assert not owner.markers
         owner.land_append()
-        owner.ask("a")
+        owner.query_outcomes("a")
         assert not owner.markers
         owner.acknowledge_append()
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.settle()
         assert world.read("a").outcomes == {txn(first): Outcome.ABORT}
 
@@ -124,12 +124,12 @@ class TestH7Ask:
         world = World()
         owner = world.take_over(DECIDED)
         first = owner.client(S, ids=1)
-        owner.coordinator.give_back(S, 98, first, 1, world.now)
+        owner.coordinator.return_ids(S, 98, first, 1, world.now)
         owner.age(3)
         assert owner.coordinator.low_water_mark == first
         world.record("a", txn(first), 1)
         owner.pump("a")
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.settle()
         assert world.read("a").ongoing == []
 
@@ -144,7 +144,7 @@ class TestH8UnknownIds:
         world.record("a", txn(first), 1, b"x")
         world.record("b", txn(first), 1, b"x")
         zombie.pump("a")
-        zombie.ask("a")
+        zombie.query_outcomes("a")
         zombie.settle()
         assert zombie.stopped
         told = ask_commit(owner, first, "a", "b")
@@ -163,7 +163,7 @@ class TestH8UnknownIds:
         zombie.tick(60.0)
         world.record("a", txn(first), 1, b"x")
         zombie.pump("a")
-        zombie.ask("a")
+        zombie.query_outcomes("a")
         assert not zombie.markers
         zombie.settle()
         ask_commit(owner, first, "a")
@@ -176,7 +176,7 @@ class TestH8UnknownIds:
         owner.client(S)
         world.record("a", txn(500), 1)
         owner.pump("a")
-        owner.ask("a")
+        owner.query_outcomes("a")
         assert owner.appends
         assert not owner.markers
         owner.settle()
@@ -189,7 +189,7 @@ class TestH8UnknownIds:
         first = owner.client(S, ids=1)
         world.record("a", txn(first + 3), 1)
         owner.pump("a")
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.settle()
         leased: list[int] = []
         for take_over in (False, True):
@@ -216,7 +216,7 @@ class TestH9Asking:
         world.record("b", txn(first), 1)
         owner.pump("b")
         assert world.read("b").ongoing == [txn(first)]
-        owner.ask("b")
+        owner.query_outcomes("b")
         owner.settle()
         assert world.read("b").ongoing == []
 
@@ -226,11 +226,11 @@ class TestH9Asking:
         first = owner.client(S)
         world.record("a", txn(first), 1)
         owner.pump("a")
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.age(30)
         assert query(owner, first) is State.OPEN
         owner.age(40)
         assert query(owner, first) is Outcome.ABORT
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.settle()
         assert world.read("a").ongoing == []

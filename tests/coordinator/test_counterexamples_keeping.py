@@ -40,7 +40,7 @@ class TestH11Forgetting:
         owner.tick()
         kept = History.read(world.compacted()).groups
         assert [row.least for group in kept.values() for row in group.rows] == [first + 1]
-        owner.coordinator.give_back(S, 97, first, 1, world.now)
+        owner.coordinator.return_ids(S, 97, first, 1, world.now)
 
     def test_a_group_stays_as_long_as_its_outcomes_are_remembered(self) -> None:
         world = World()
@@ -89,7 +89,7 @@ class TestH11Forgetting:
         first = owner.client(S)
         world.record("a", txn(first), 1)
         owner.pump("a")
-        owner.ask("a")
+        owner.query_outcomes("a")
         for topic in "ab":
             world.record(topic, txn(first + 1), 1)
         ask_commit(owner, first + 1, "a", "b")
@@ -124,7 +124,7 @@ class TestH18Branches:
         told = ask_commit(owner, lead, "a", winners=(branch,), losers=(txn(loser),))
         owner.settle()
         assert owner.heard(S, told) is Outcome.COMMIT
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.settle()
         assert world.read("a").values == [str(lead).encode(), str(winner).encode()]
         assert query(owner, loser) is Outcome.ABORT
@@ -140,7 +140,7 @@ class TestH18Branches:
         told = ask_commit(owner, lead, "a", winners=(Branch(txn(lead + 1), ("a",), (1,)),))
         owner.settle()
         assert aborted(owner.heard(S, told))
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.settle()
         assert world.read("a").values == []
         assert world.read("a").ongoing == []
@@ -203,7 +203,7 @@ class TestH20NamedProducers:
 
     def commit(self, owner: Owner, least: int, number: int, opening: int) -> Result | None:
         owner.world.record("a", txn(least), 1, str(least).encode())
-        request = ask_commit(owner, least, "a", naming=ProducerSequence("query", number, opening))
+        request = ask_commit(owner, least, "a", sequence=ProducerSequence("query", number, opening))
         owner.settle()
         return owner.heard(S, request)
 
@@ -213,19 +213,19 @@ class TestH20NamedProducers:
         world = World()
         owner = world.take_over(config)
         first = owner.client(S)
-        assert self.commit(owner, first, 7, self.open_name(owner).opening) is Outcome.COMMIT
+        assert self.commit(owner, first, 7, self.open_name(owner).epoch) is Outcome.COMMIT
         owner.age(40)
         assert History.read(world.compacted()).groups == {}
         successor = world.take_over(config, compact=compact)
         least = successor.client(S)
         opened = self.open_name(successor)
         assert opened.committed == 7
-        result = self.commit(successor, least, 7, opened.opening)
+        result = self.commit(successor, least, 7, opened.epoch)
         assert isinstance(result, AlreadyCommitted)
-        successor.ask("a")
+        successor.query_outcomes("a")
         successor.settle()
         assert world.read("a").values == [str(first).encode()]
-        assert self.commit(successor, least + 1, 8, opened.opening) is Outcome.COMMIT
+        assert self.commit(successor, least + 1, 8, opened.epoch) is Outcome.COMMIT
 
     def test_opening_a_name_fences_its_holder_and_ends_its_attempt(self) -> None:
         world = World()
@@ -233,20 +233,20 @@ class TestH20NamedProducers:
         first = owner.client(S)
         old = self.open_name(owner)
         world.record("a", txn(first), 1, b"x")
-        request = ask_commit(owner, first, "a", naming=ProducerSequence("query", 1, old.opening))
+        request = ask_commit(owner, first, "a", sequence=ProducerSequence("query", 1, old.epoch))
         owner.open("other")
         new = self.open_name(owner, "other")
-        assert new.opening > old.opening
+        assert new.epoch > old.epoch
         assert isinstance(owner.heard(S, request), ProducerFenced)
         assert new.committed == 0
-        assert isinstance(self.commit(owner, first + 1, 2, old.opening), ProducerFenced)
+        assert isinstance(self.commit(owner, first + 1, 2, old.epoch), ProducerFenced)
 
     def test_opening_a_name_ends_what_was_only_begun_under_it(self) -> None:
         world = World()
         owner = world.take_over()
         first = owner.client(S)
-        naming = ProducerSequence("query", 1, self.open_name(owner).opening)
-        owner.coordinator.begin_many(S, [Begin(owner.request(), txn(first), None, None, naming)], world.now)
+        sequence = ProducerSequence("query", 1, self.open_name(owner).epoch)
+        owner.coordinator.begin_many(S, [Begin(owner.request(), txn(first), None, None, sequence)], world.now)
         assert query(owner, first) is State.OPEN
         owner.open("other")
         self.open_name(owner, "other")
@@ -258,10 +258,10 @@ class TestH20NamedProducers:
         owner = world.take_over(config)
         first = owner.client(S)
         opened = self.open_name(owner)
-        assert self.commit(owner, first, 7, opened.opening) is Outcome.COMMIT
+        assert self.commit(owner, first, 7, opened.epoch) is Outcome.COMMIT
         owner.coordinator.delete_name(S, 900, "query", world.now)
         owner.settle()
-        assert isinstance(self.commit(owner, first + 1, 8, opened.opening), ProducerFenced)
+        assert isinstance(self.commit(owner, first + 1, 8, opened.epoch), ProducerFenced)
         for _ in range(3):
             state = History.read(world.compacted()).names.get("query")
             assert state is None or state.committed == 0

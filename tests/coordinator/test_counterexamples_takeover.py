@@ -11,7 +11,7 @@ from txnbuffer.coordinator.decisions import LowWaterMark, Owner, OwnerEpoch, dec
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import SessionOpened
 from txnbuffer.coordinator.progress import Progress
-from txnbuffer.coordinator.takeover import Acquisition, first_id
+from txnbuffer.coordinator.takeover import Acquisition, first_transaction_id
 from txnbuffer.errors import UnknownTransaction
 from txnbuffer.model import MAX_LEAST, Outcome
 
@@ -62,7 +62,7 @@ class TestH4ZombieOnePhase:
         owner.tail("a")
         world.record("a", txn(first), 1)
         owner.pump("a")
-        owner.ask("a")
+        owner.query_outcomes("a")
         owner.tick(100.0)
         assert query(owner, first) is None
         assert not owner.coordinator.ready
@@ -113,7 +113,7 @@ class TestH4ZombieOnePhase:
         owner.settle()
         world.record("b", txn(first), 1, b"stray")
         owner.pump("b")
-        owner.ask("b")
+        owner.query_outcomes("b")
         owner.settle()
         assert world.read("b").outcomes[txn(first)] is Outcome.ABORT
         successor = world.take_over()
@@ -128,7 +128,7 @@ def test_h5_one_phase_outcomes_outlive_the_low_water_mark() -> None:
     for least, commits in ((first, True), (first + 1, False)):
         world.record("a", txn(least), 1)
         ask_commit(owner, least, "a") if commits else ask_abort(owner, least, "a")
-    owner.coordinator.give_back(S, 98, first + 2, 1, world.now)
+    owner.coordinator.return_ids(S, 98, first + 2, 1, world.now)
     owner.age(5)
     assert owner.coordinator.low_water_mark == first + 2
     world.record("a", txn(first + 3), 1)
@@ -185,7 +185,7 @@ class TestH6LowWaterMark:
         world = World()
         owner = world.take_over()
         first = owner.client(S, ids=2)
-        owner.coordinator.give_back(S, 98, first, 1, world.now)
+        owner.coordinator.return_ids(S, 98, first, 1, world.now)
         owner.age(3)
         assert owner.coordinator.low_water_mark == first
         told = ask_commit(owner, first, "a")
@@ -195,7 +195,7 @@ class TestH6LowWaterMark:
         world = World()
         owner = world.take_over()
         first = owner.client(S, ids=1)
-        owner.coordinator.give_back(S, 98, first, 1, world.now)
+        owner.coordinator.return_ids(S, 98, first, 1, world.now)
         owner.tick(5.0)
         owner.tick(5.0)
         assert all(not isinstance(decode(one), LowWaterMark) for append in owner.appends for one in append.messages)
@@ -218,7 +218,7 @@ class TestH12OneEpoch:
 
 def test_an_owner_tells_of_all_that_came_before_it_also_of_a_late_one() -> None:
     known = {4: OwnerEpoch(4, "c"), 5: OwnerEpoch(5, "d", 7, 90)}
-    acquisition = Acquisition("new", 5, drawn="e", owners=known)
+    acquisition = Acquisition("new", 5, owner_id="e", owners=known)
     assert acquisition.owners == (*known.values(), OwnerEpoch(6, "e"))
     late = known | {6: OwnerEpoch(6, "1a7e")}
     assert not acquisition.read(6, late), "it is told of before anything is answered"
@@ -233,7 +233,7 @@ class TestSkippedIds:
     """Each owner of an embedded log leases far behind its predecessor: an older copy may have been put back."""
 
     def test_an_owner_sees_leases_that_landed_late(self) -> None:
-        acquisition = Acquisition("new", 5, drawn="ff", last=20)
+        acquisition = Acquisition("new", 5, owner_id="ff", last=20)
         assert acquisition.owners[-1] == OwnerEpoch(6, "ff", 21, 21 + 0xFF)
         assert not acquisition.read(0, {}, 30)
         assert acquisition.owners[-1] == OwnerEpoch(7, "ff", 31, 31 + 0xFF)
@@ -242,10 +242,10 @@ class TestSkippedIds:
     def test_ids_never_run_out(self) -> None:
         last, most = 0, "f" * 32
         for _ in range(2000):
-            step = first_id(last, most) - last
+            step = first_transaction_id(last, most) - last
             assert 1 <= step <= 2**39
             last += step
-        assert first_id(MAX_LEAST - 1, most) == MAX_LEAST
+        assert first_transaction_id(MAX_LEAST - 1, most) == MAX_LEAST
 
     def test_nobody_leases_again_what_an_owner_leased_that_is_gone(self) -> None:
         """And whoever asks for it is told neither an outcome nor that it ended, before the mark passes it and after."""

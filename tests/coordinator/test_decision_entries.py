@@ -204,7 +204,7 @@ def test_history_keeps_what_the_log_says() -> None:
     assert history.highest_lease == 4000
     assert history.groups == {12: GROUP}
     assert history.topics == {"orders": True}
-    assert (history.names["query-1"].opening, history.names["query-1"].committed) == (2, 42)
+    assert (history.names["query-1"].epoch, history.names["query-1"].committed) == (2, 42)
     assert history.consumers["billing"].positions["p"] == Position(3, 9, 4)
 
 

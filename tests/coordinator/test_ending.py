@@ -197,8 +197,8 @@ class TestAbort:
         stage.write(0, "b")
         assert stage.abort(0, *topics) is Outcome.ABORT
         assert len(History.read(stage.world.decisions).groups) == 1
-        stage.owner.ask("a")
-        stage.owner.ask("b")
+        stage.owner.query_outcomes("a")
+        stage.owner.query_outcomes("b")
         stage.owner.settle()
         assert stage.world.read("a").ongoing == stage.world.read("b").ongoing == []
 

@@ -24,11 +24,11 @@ class Belief:
     def hear(self, told: MemberAssignments) -> None:
         if told.generation < self.generation:
             return
-        for share in told.shares:
+        for share in told.assignments:
             known = self.shares.get(share.partition)
             if known is None or known.since != share.since:
                 self.ends[share.partition] = share.end.entry
-        self.shares = {share.partition: share for share in told.shares}
+        self.shares = {share.partition: share for share in told.assignments}
         self.generation = told.generation
 
 
@@ -52,7 +52,7 @@ class Groups(RuleBasedStateMachine):
             if not isinstance(told, MemberAssignments):
                 continue  # the member has no connection
             self.beliefs[member].hear(told)
-            self.told |= {(member, share.partition, told.generation) for share in told.shares}
+            self.told |= {(member, share.partition, told.generation) for share in told.assignments}
         for asked in [asked for asked in self.commits if asked in self.rig.answers]:
             member, move = self.commits.pop(asked)
             if self.rig.answers[asked] is Outcome.COMMIT:
@@ -112,7 +112,7 @@ class Groups(RuleBasedStateMachine):
         self.asked.clear()
 
     def position(self, partition: str) -> int:
-        for _, _, positions in self.rig.coordinator.consumers.all_groups():
+        for _, _, positions in self.rig.coordinator.consumer_groups.all_groups():
             return positions.get(partition, EARLIEST).entry
         return EARLIEST.entry
 
@@ -133,7 +133,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def never_can_two_commit(self) -> None:
-        members = self.rig.coordinator.consumers.members(GROUP)
+        members = self.rig.coordinator.consumer_groups.members(GROUP)
         able: dict[str, set[str]] = {}
         for member, partition, generation in self.told:
             if members.may_commit(partition, generation):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.position import EARLIEST, Position
-from txnbuffer.coordinator.groups import AWAY_TIMEOUT, STEPS, Members, Stage, assign
+from txnbuffer.coordinator.groups import AWAY_TIMEOUT, TRANSITIONS, Members, Stage, assign
 from txnbuffer.coordinator.messages import ConsumerPosition, Done, GroupHeartbeat
 from txnbuffer.errors import InvalidRequest, PositionConflict, StaleGeneration
 from txnbuffer.model import Outcome
@@ -103,11 +103,11 @@ def test_nothing_is_told_that_is_not_durable() -> None:
     rig = Rig()
     asked = rig.say("m0", 2)
     assert asked not in rig.answers
-    assert rig.coordinator.consumers.members(GROUP).stage is Stage.WRITING
+    assert rig.coordinator.consumer_groups.members(GROUP).stage is Stage.REBALANCING
     again = rig.say("m0", 2)
     rig.land(1)
     assert len(rig.held(asked)) == len(rig.held(again)) == 2
-    assert rig.coordinator.consumers.members(GROUP).stage is Stage.STABLE
+    assert rig.coordinator.consumer_groups.members(GROUP).stage is Stage.STABLE
 
 
 def test_one_that_is_given_up_while_it_waits_for_its_generation_is_told_that_more_may_come() -> None:
@@ -140,7 +140,7 @@ def test_one_that_is_silent_is_given_up_and_can_commit_nothing() -> None:
     assert isinstance(rig.answers[late], StaleGeneration)
     heir = rig.say("m1", 1)
     rig.settle()
-    (share,) = rig.shares(heir).shares
+    (share,) = rig.shares(heir).assignments
     assert share.end == EARLIEST
     move = ConsumerPosition(GROUP, "t-0", rig.shares(heir).generation, EARLIEST, Position(1, 0))
     ahead = rig.commit("m1", move._replace(start=Position(1, 0), end=Position(1, 1)))
@@ -191,11 +191,11 @@ def test_where_a_group_begins_is_settled_by_its_first_member() -> None:
     ends = (Position(1, 9), EARLIEST)
     asked = rig.say("m0", 2, ends)
     rig.settle()
-    assert {share.partition: share.end for share in rig.shares(asked).shares} == {"t-0": ends[0], "t-1": EARLIEST}
+    assert {share.partition: share.end for share in rig.shares(asked).assignments} == {"t-0": ends[0], "t-1": EARLIEST}
     rig.take_over(0)
     asked = rig.say("m1", 3, (Position(1, 99),) * 3)
     rig.settle()
-    found = {share.partition: share.end for share in rig.shares(asked).shares}
+    found = {share.partition: share.end for share in rig.shares(asked).assignments}
     assert found == {"t-0": ends[0], "t-1": EARLIEST, "t-2": EARLIEST}
 
 
@@ -227,25 +227,25 @@ def test_a_group_that_is_forgotten_begins_anew() -> None:
     rig.take_over(0)
     asked = rig.say("m1", 2)
     rig.settle()
-    assert {share.partition: share.end for share in rig.shares(asked).shares} == {
+    assert {share.partition: share.end for share in rig.shares(asked).assignments} == {
         "t-0": EARLIEST,
         "t-1": Position(1, 7),
     }
     rig.say("m1", 0, leaves=True)
     assert rig.answers[forget(None)] == Done()
-    assert [positions for _, _, positions in rig.coordinator.consumers.all_groups()] == [{}]
+    assert [positions for _, _, positions in rig.coordinator.consumer_groups.all_groups()] == [{}]
 
 
 def test_partitions_are_forgotten_with_their_topic() -> None:
     rig = Rig()
     ends = (Position(1, 9), Position(2, 9))
     part = GroupHeartbeat(rig.request(), GROUP, "m0", ("t", "u"), ("t-partition-3", "u"), ends)
-    rig.coordinator.take_part("m0", part, rig.now)
+    rig.coordinator.heartbeat("m0", part, rig.now)
     rig.say("m0", 0, leaves=True)
     rig.coordinator.forget_group(asked := rig.request(), GROUP, "t", rig.now)
     rig.settle()
     assert rig.answers[asked] == Done()
-    assert [positions for _, _, positions in rig.coordinator.consumers.all_groups()] == [{"u": Position(2, 9)}]
+    assert [positions for _, _, positions in rig.coordinator.consumer_groups.all_groups()] == [{"u": Position(2, 9)}]
 
 
 def test_a_crowd_is_refused() -> None:
@@ -253,13 +253,13 @@ def test_a_crowd_is_refused() -> None:
     asked = rig.request()
     names = tuple(f"t-{number}" for number in range(10_001))
     part = GroupHeartbeat(asked, GROUP, "m0", ("t",) * len(names), names)
-    rig.coordinator.take_part("m0", part, rig.now)
+    rig.coordinator.heartbeat("m0", part, rig.now)
     rig.take()
     assert isinstance(rig.answers[asked], InvalidRequest)
 
 
 def test_the_table_leaves_no_stage_without_a_way() -> None:
-    assert {step.before for step in STEPS} == {step.after for step in STEPS} == set(Stage)
+    assert {step.before for step in TRANSITIONS} == {step.after for step in TRANSITIONS} == set(Stage)
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
@@ -272,7 +272,7 @@ def test_a_partition_is_shared_by_who_names_it_and_who_names_its_topic(order: tu
     ]
     members = Members(0)
     for number in order:
-        members.hear(parts[number], "session", 0.0)
+        members.heartbeat(parts[number], "session", 0.0)
         members.rebalance(1)
     assert members.holders["t-1"] == "one"
     assert sorted(members.holders) == ["t-0", "t-1", "t-2"]

@@ -40,7 +40,7 @@ from txnbuffer.coordinator.messages import (
     MemberAssignments,
 )
 from txnbuffer.coordinator.progress import Progress, block
-from txnbuffer.coordinator.shard_messages import ShardMessage, encode_letter, letters
+from txnbuffer.coordinator.shard_messages import ShardMessage, encode_shard_message, pack_shard_messages
 from txnbuffer.coordinator.sizes import SMALLEST_LIMIT, consumers_bytes, retired_blocks
 from txnbuffer.coordinator.takeover import Acquisition
 from txnbuffer.coordinator.transaction import Retirement, TransactionState
@@ -245,7 +245,7 @@ def test_a_group_begins_on_no_more_partitions_than_an_entry_holds() -> None:
     def part(count: int, leaves: bool = False) -> Any:
         ends = (LAST,) * count
         return stage.call(
-            lambda request: stage.owner.coordinator.take_part(
+            lambda request: stage.owner.coordinator.heartbeat(
                 S, GroupHeartbeat(request, "g", "m", topics[:count], topics[:count], ends, leaves), stage.world.now
             )
         )
@@ -378,9 +378,9 @@ def test_letters_never_exceed_the_limit_and_say_all(limit: int, seed: int) -> No
     found["floors_wanted"] = [(name, chance.least()) for name in chance.names(44)]
     found["floors"] = [(name, chance.least(), -1) for name in chance.names(44)]
     found = {field: rows for field, rows in found.items() if chance.random() < 0.6}
-    sent = [*letters(3, found, limit)]
+    sent = [*pack_shard_messages(3, found, limit)]
     assert sent
-    assert all(size(encode_letter(letter)) <= limit for letter in sent)
+    assert all(size(encode_shard_message(letter)) <= limit for letter in sent)
     for field in ShardMessage._fields[1:-1]:
         rows = [row for letter in sent for row in getattr(letter, field)]
         if field in ids:

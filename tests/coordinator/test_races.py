@@ -126,7 +126,7 @@ def test_cell(way: str, point: str, predecessor: str, intent: Outcome, client: s
     owner.age(35)
     for topic in race.topics:
         owner.pump(topic)
-        owner.ask(topic)
+        owner.query_outcomes(topic)
     owner.settle()
     race.first.settle()
     for topic in race.topics:

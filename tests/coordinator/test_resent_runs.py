@@ -33,7 +33,7 @@ from txnbuffer.model import Outcome, TxnId
 def known(messages: list[Message]) -> tuple[Any, ...]:
     """What an owner goes by."""
     history = History.read(messages)
-    names = {name: (state.opening, state.committed, state.deleted) for name, state in history.names.items()}
+    names = {name: (state.epoch, state.committed, state.deleted) for name, state in history.names.items()}
     groups = {name: (state.generation, state.positions) for name, state in history.consumers.items()}
     rest = (history.epoch, history.low_water_mark, history.next_group, history.next_mark, sorted(history.leases))
     return names, groups, sorted(history.groups), rest
@@ -111,13 +111,13 @@ def test_an_older_entry_of_a_name_behind_a_commit_does_not_take_it_back() -> Non
     older = encode(Name("x", 2, 4, deleted=False, since=7))
     for messages in ([older, commit(7, 5, 0), older], [commit(7, 5, 0), older]):
         state = History.read(messages).names["x"]
-        assert (state.opening, state.committed, state.group) == (2, 5, 7)
+        assert (state.epoch, state.committed, state.group) == (2, 5, 7)
 
 
 def test_an_older_commit_behind_the_end_of_a_name_does_not_bring_it_back() -> None:
     deleted = encode(Name("x", 3, 0, deleted=True, since=8))
     state = History.read([commit(7, 5, 0), deleted, commit(7, 5, 0)]).names["x"]
-    assert (state.opening, state.committed, state.deleted) == (3, 0, True)
+    assert (state.epoch, state.committed, state.deleted) == (3, 0, True)
 
 
 def test_an_older_entry_of_a_consumer_group_does_not_take_it_back() -> None:

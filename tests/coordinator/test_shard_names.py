@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker_io.batch import Message
 from snapshots.shards import ONLY, Shard, shard_of
-from txnbuffer.coordinator.shard_messages import ShardMessage, decode_letter, encode_letter
+from txnbuffer.coordinator.shard_messages import ShardMessage, decode_shard_message, encode_shard_message
 
 NAMES = ["orders", "orders-partition-0", "orders-partition-1", "a", "", "größe", "注文", "x" * 400]
 LETTER = ShardMessage(
@@ -53,13 +53,13 @@ def test_one_shard_has_the_topics_of_old() -> None:
 
 
 def test_golden_letter() -> None:
-    message = encode_letter(LETTER)
+    message = encode_shard_message(LETTER)
     assert (message.key, dict(message.properties)) == (None, {"tb.v": "1", "tb.kind": "letter"})
     assert message.value is not None
     stored = committed("shards/letter.avro", message.value)
     assert stored == message.value
-    assert decode_letter(message._replace(value=stored)) == LETTER
-    final = encode_letter(LETTER._replace(final=("d", "größe")))
+    assert decode_shard_message(message._replace(value=stored)) == LETTER
+    final = encode_shard_message(LETTER._replace(final=("d", "größe")))
     assert final == message._replace(properties={"tb.v": "1", "tb.kind": "letter", "tb.final": "d\ngröße"})
 
 
@@ -75,18 +75,18 @@ LISTS = (texts, texts, pairs, texts, texts, ids, ids, ids, numbers, floors, name
 
 @given(st.builds(ShardMessage, st.integers(0, 255), *LISTS))
 def test_letters_come_as_they_went(letter: ShardMessage) -> None:
-    assert decode_letter(encode_letter(letter)) == letter
+    assert decode_shard_message(encode_shard_message(letter)) == letter
 
 
 @pytest.mark.parametrize(
     "message",
     [
         Message(value=b""),
-        encode_letter(LETTER)._replace(value=None),
-        encode_letter(LETTER)._replace(value=b"\xff" * 20),
-        encode_letter(LETTER)._replace(properties={"tb.v": "2", "tb.kind": "letter"}),
-        encode_letter(LETTER)._replace(properties={"tb.v": "1", "tb.kind": "group"}),
+        encode_shard_message(LETTER)._replace(value=None),
+        encode_shard_message(LETTER)._replace(value=b"\xff" * 20),
+        encode_shard_message(LETTER)._replace(properties={"tb.v": "2", "tb.kind": "letter"}),
+        encode_shard_message(LETTER)._replace(properties={"tb.v": "1", "tb.kind": "group"}),
     ],
 )
 def test_what_is_no_letter_counts_for_nothing(message: Message) -> None:
-    assert decode_letter(message) is None
+    assert decode_shard_message(message) is None

@@ -6,8 +6,8 @@ from coordinator_stage import DECIDED, S, Stage, txn
 
 from txnbuffer.coordinator.history import History, NameState
 from txnbuffer.coordinator.messages import (
-    FINISHED,
-    SHARED,
+    FINISHED_PARTICIPANT,
+    PARTICIPANT,
     Begin,
     Branch,
     CoordinatorConfig,
@@ -19,7 +19,7 @@ from txnbuffer.coordinator.messages import (
 from txnbuffer.errors import AlreadyCommitted, ForeignTransaction, InvalidRequest, ProducerFenced, TransactionAborted
 from txnbuffer.model import Outcome
 
-FIRST = ProducerSequence("query", 1, SHARED)
+FIRST = ProducerSequence("query", 1, PARTICIPANT)
 
 
 class Writers:
@@ -37,7 +37,7 @@ class Writers:
         self.begin(session, least, number)
         self.stage.world.record("b", txn(least), 1, str(self.tasks).encode())
         if goes:
-            self.begin(session, least, number, FINISHED)
+            self.begin(session, least, number, FINISHED_PARTICIPANT)
             self.go(session)
         return least
 
@@ -46,7 +46,7 @@ class Writers:
         owner.coordinator.close_session(session, owner.request(), self.stage.world.now)
         owner.settle()
 
-    def begin(self, session: str, least: int, number: int, opening: int = SHARED) -> Result | None:
+    def begin(self, session: str, least: int, number: int, opening: int = PARTICIPANT) -> Result | None:
         owner = self.stage.owner
         request = owner.request()
         begin = Begin(request, txn(least), None, None, ProducerSequence("query", number, opening))
@@ -67,9 +67,9 @@ class Writers:
         self.stage.call(lambda request: self.stage.owner.coordinator.delete_name(S, request, "query", now, over=over))
 
     def commit(self, at: int, number: int, *winners: int) -> Result | None:
-        opening = self.opened().opening
+        opening = self.opened().epoch
         branches = tuple(Branch(txn(least), ("b",), (1,)) for least in winners)
-        return self.stage.commit(at, naming=ProducerSequence("query", number, opening), winners=branches)
+        return self.stage.commit(at, sequence=ProducerSequence("query", number, opening), winners=branches)
 
     def state(self, least: int) -> Result | None:
         return self.stage.query(least - self.stage.first)
@@ -87,7 +87,7 @@ def test_winners_of_sessions_that_are_gone_commit_and_all_others_abort() -> None
         assert writers.commit(0, 1, first, third) is Outcome.COMMIT
         assert writers.state(second) is Outcome.ABORT
         for _ in range(2):
-            writers.stage.owner.ask("b")
+            writers.stage.owner.query_outcomes("b")
             writers.stage.owner.settle()
         assert writers.values == [b"1", b"3"]
 
@@ -123,7 +123,7 @@ def test_finishing_leaves_the_time_as_it_was() -> None:
     writers = Writers()
     least = writers.task(goes=False)
     writers.stage.owner.age(59.0)
-    assert writers.begin("task1", least, 1, FINISHED) is None
+    assert writers.begin("task1", least, 1, FINISHED_PARTICIPANT) is None
     writers.stage.owner.age(2.0)
     assert writers.state(least) is Outcome.ABORT
 
@@ -191,11 +191,11 @@ def test_an_older_number_ends_with_a_newer_one_and_a_newer_one_goes_on() -> None
 
 def test_whoever_begins_while_the_number_is_counted_comes_too_late() -> None:
     writers = Writers()
-    winner, opening = writers.task(), writers.opened().opening
+    winner, opening = writers.task(), writers.opened().epoch
     branch = Branch(txn(winner), ("b",), (1,))
     writers.stage.send(
         lambda request: writers.stage.ask_commit(
-            request, 0, naming=ProducerSequence("query", 1, opening), winners=(branch,)
+            request, 0, sequence=ProducerSequence("query", 1, opening), winners=(branch,)
         )
     )
     least = writers.stage.owner.client("late", ids=1)  # which lets the buffers count
@@ -204,12 +204,12 @@ def test_whoever_begins_while_the_number_is_counted_comes_too_late() -> None:
     assert isinstance(writers.begin("late", least, 1), AlreadyCommitted)
 
     writers = Writers()
-    winner, opening = writers.task(), writers.opened().opening
+    winner, opening = writers.task(), writers.opened().epoch
     least = writers.stage.owner.client("late", ids=1)
     branch = Branch(txn(winner), ("b",), (1,))
     writers.stage.send(
         lambda request: writers.stage.ask_commit(
-            request, 0, naming=ProducerSequence("query", 1, opening), winners=(branch,)
+            request, 0, sequence=ProducerSequence("query", 1, opening), winners=(branch,)
         )
     )
     owner, request = writers.stage.owner, writers.stage.owner.request()
@@ -232,10 +232,10 @@ def test_one_of_many_is_not_committed_alone() -> None:
     writers = Writers()
     least = writers.task(goes=False)
     assert isinstance(writers.stage.commit(least - writers.stage.first, "b"), InvalidRequest)
-    for opening in (SHARED, FINISHED):
-        assert isinstance(writers.stage.commit(1, "b", naming=ProducerSequence("query", 1, opening)), InvalidRequest)
+    for opening in (PARTICIPANT, FINISHED_PARTICIPANT):
+        assert isinstance(writers.stage.commit(1, "b", sequence=ProducerSequence("query", 1, opening)), InvalidRequest)
     number = Begin(
-        writers.stage.owner.request(), writers.stage.txn(0), None, None, ProducerSequence("query", 0, SHARED)
+        writers.stage.owner.request(), writers.stage.txn(0), None, None, ProducerSequence("query", 0, PARTICIPANT)
     )
     writers.stage.owner.coordinator.begin_many(S, [number], writers.stage.world.now)
     writers.stage.owner.settle()
@@ -274,10 +274,10 @@ def test_a_driver_that_aborts_what_is_finished_gives_up_all_of_the_number() -> N
 def test_a_wrong_count_of_a_winner_aborts_all() -> None:
     writers = Writers()
     first, second = writers.task(), writers.task()
-    opening = writers.opened().opening
+    opening = writers.opened().epoch
     wrong = Branch(txn(first), ("b",), (2,))
     assert isinstance(
-        writers.stage.commit(0, naming=ProducerSequence("query", 1, opening), winners=(wrong,)), TransactionAborted
+        writers.stage.commit(0, sequence=ProducerSequence("query", 1, opening), winners=(wrong,)), TransactionAborted
     )
     assert writers.state(second) is Outcome.ABORT
     assert writers.opened().committed == 0

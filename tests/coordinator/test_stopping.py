@@ -41,7 +41,7 @@ class TestStopping:
     def test_when_a_topic_ends_an_open_transaction(self) -> None:
         def end(owner: Owner) -> None:
             [one] = owner.coordinator.transactions()
-            owner.coordinator.ended("a", [(one.txn, Outcome.COMMIT)], owner.world.now)
+            owner.coordinator.markers_applied("a", [(one.txn, Outcome.COMMIT)], owner.world.now)
 
         self.stopped(end)
 
@@ -57,14 +57,14 @@ class TestStopping:
         stage.write(0, "a")
         stage.send(lambda request: stage.ask_commit(request, 0, "a"))
         stage.owner.count()
-        stage.owner.coordinator.ended("a", [(stage.txn(0), Outcome.ABORT)], stage.world.now)
+        stage.owner.coordinator.markers_applied("a", [(stage.txn(0), Outcome.ABORT)], stage.world.now)
         assert stage.owner.coordinator.stopped
 
     def test_another_coordinators_ends_are_none_of_its_business(self) -> None:
         stage = Stage()
         stage.begin(0)
-        stage.owner.coordinator.ended("a", [(TxnId(7, stage.first), Outcome.COMMIT)], stage.world.now)
-        stage.owner.coordinator.ask("a", [TxnId(7, 3)], stage.world.now)
+        stage.owner.coordinator.markers_applied("a", [(TxnId(7, stage.first), Outcome.COMMIT)], stage.world.now)
+        stage.owner.coordinator.query_outcomes("a", [TxnId(7, 3)], stage.world.now)
         stage.owner.settle()
         assert stage.owner.coordinator.stopped is None
         assert stage.world.topic("a").messages == []

@@ -183,7 +183,7 @@ def test_applications_write_to_none_of_our_topics(place: Place) -> None:
 def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place) -> None:
     with place.open("app") as broker:
         assert isinstance(broker, AnnotatedBroker)
-        assert ServiceDiscovery(broker, NAMESPACE).noted_address() == f"127.0.0.1:{place.service.port}"
+        assert ServiceDiscovery(broker, NAMESPACE).property_address() == f"127.0.0.1:{place.service.port}"
         with pytest.raises(NotAuthorized):
             broker.note(DECISIONS, "9 elsewhere:1")
 

@@ -19,7 +19,7 @@ from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.progress import IdSet, bitmap_of
-from txnbuffer.coordinator.takeover import A_SECOND, AHEAD, first_ids
+from txnbuffer.coordinator.takeover import ID_MARGIN, IDS_PER_SECOND, initial_low_water_mark
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
 from txnbuffer.recovery.decision_log import begin_anew
@@ -137,16 +137,16 @@ async def test_ids_of_a_namespace_that_is_made_anew_were_in_no_older_one(monkeyp
     with Guarded() as cluster:
         async with connected(cluster) as (_, app):
             first = app.ids
-            assert next(first) > now * A_SECOND
+            assert next(first) > now * IDS_PER_SECOND
             await app.write("orders", [next(first)])
         async with connected(cluster) as (_, app):
             again = next(app.ids)
-            assert next(first) < again < next(first) + A_SECOND  # the same log: it goes on
+            assert next(first) < again < next(first) + IDS_PER_SECOND  # the same log: it goes on
         delete_all(cluster)
         monkeypatch.setattr("broker_io.environment.SystemClock.now_ms", lambda _: (now + 2) * 1000)
         async with connected(cluster) as (_, app):
             late, txn = next(first), next(app.ids)
-            assert txn > late + A_SECOND // 2
+            assert txn > late + IDS_PER_SECOND // 2
             await app.write("orders", [late], b"of the older one")
             await app.write("orders", [txn], b"of the newer one")
             assert await app.commit(txn, "orders") is Outcome.COMMIT
@@ -167,16 +167,16 @@ async def test_a_log_with_entries_of_an_older_service_is_refused_until_it_is_beg
         found = begin_anew(cluster, ONLY, "tests")
         assert "no owner's" in (found.lost or "")
         async with connected(cluster) as (_, app):
-            assert next(app.ids) > 200 + AHEAD
+            assert next(app.ids) > 200 + ID_MARGIN
 
 
 def test_ids_are_settled_by_a_log_without_any():
     now = 1_700_000_000_000
-    first = first_ids(History.read([encode(Owner(1, "o"))]), now)
+    first = initial_low_water_mark(History.read([encode(Owner(1, "o"))]), now)
     assert first is not None
-    assert History.read([first]).low_water_mark == 1_700_000_000 * A_SECOND
-    assert first_ids(History.read([first]), now) is None
-    assert first_ids(History.read([encode(Lease(1, 100, "s", 0))]), now) is None
+    assert History.read([first]).low_water_mark == 1_700_000_000 * IDS_PER_SECOND
+    assert initial_low_water_mark(History.read([first]), now) is None
+    assert initial_low_water_mark(History.read([encode(Lease(1, 100, "s", 0))]), now) is None
 
 
 def test_ids_up_to_a_limit_take_no_time_by_how_high_it_is():

@@ -29,7 +29,7 @@ async def trim(engine: Engine) -> None:
     config = RetentionConfig(bytes=1)
     cursors = engine.streams.cursors.floor
     keep = LogRetention(
-        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumers.floor, cursors
+        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumer_groups.floor, cursors
     )
     for _ in range(3):
         await keep.check(engine.topics.get("t"))

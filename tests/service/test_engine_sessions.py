@@ -142,15 +142,15 @@ async def test_named_producers_and_groups(broker):
         await session.write(("a", transactional(ids[:2])))
 
         def commit(least, opening):
-            naming = ProducerSequence("bank", 1, opening)
-            return lambda r: (Commit(r, TxnId(0, least), ("a",), (1,), naming=naming),)
+            sequence = ProducerSequence("bank", 1, opening)
+            return lambda r: (Commit(r, TxnId(0, least), ("a",), (1,), sequence=sequence),)
 
-        assert await session.ask(commits=commit(ids[0], opened.opening)) is Outcome.COMMIT
-        assert isinstance(await session.ask(commits=commit(ids[1], opened.opening)), AlreadyCommitted)
+        assert await session.ask(commits=commit(ids[0], opened.epoch)) is Outcome.COMMIT
+        assert isinstance(await session.ask(commits=commit(ids[1], opened.epoch)), AlreadyCommitted)
         other, _ = await session_on(engine, "a")
         assert (await other.ask(open_names=lambda r: (NamedRequest(r, "bank"),))).committed == 1
         await session.write(("a", transactional(ids[2:3])))
-        assert isinstance(await session.ask(commits=commit(ids[2], opened.opening)), ProducerFenced)
+        assert isinstance(await session.ask(commits=commit(ids[2], opened.epoch)), ProducerFenced)
         assert await session.ask(delete_names=lambda r: (Deletion(r, "bank"),)) == Done()
         joined = await other.ask(joins=lambda r: (NamedRequest(r, "readers"),))
         assert (joined.generation, joined.positions) == (1, ())
@@ -166,7 +166,7 @@ async def test_a_name_that_can_not_be_is_refused_and_the_session_goes_on(name):
             assert isinstance(refusal, InvalidRequest)
             assert "1 to 400 bytes of printable UTF-8" in str(refusal)
             assert len(str(refusal)) < 300
-        assert list(engine.coordinator.consumers.all_groups()) == []
+        assert list(engine.coordinator.consumer_groups.all_groups()) == []
         assert (await session.ask(joins=lambda r: (NamedRequest(r, "ü" * 200),))).generation == 1
 
 

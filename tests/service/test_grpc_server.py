@@ -137,7 +137,7 @@ async def test_a_client_that_vanishes_is_noticed():
         await session.link.cut()
         await eventually(lambda: not engine.connections)
         (known,) = engine.coordinator.sessions()
-        assert known.gone_since is not None
+        assert known.disconnected_since is not None
 
 
 @on_a_loop

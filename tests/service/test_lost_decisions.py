@@ -20,7 +20,7 @@ from txnbuffer.buffer.sets import CoordinatorState
 from txnbuffer.coordinator.decisions import TOPIC, EndedIds, Group, Lease, LowWaterMark, Owner, Retired, Row, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
-from txnbuffer.coordinator.takeover import AHEAD, begun_anew, what_is_lost
+from txnbuffer.coordinator.takeover import ID_MARGIN, data_loss_evidence, recovery_entries
 from txnbuffer.errors import CoordinatorStopped, DecisionsLost
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.recovery.decision_log import begin_anew, hold, look
@@ -59,21 +59,21 @@ WHOLE = [
     ],
 )
 def test_what_shows_that_something_is_lost(topics, what):
-    found = what_is_lost(History.read(WHOLE), 4, 0, topics)
+    found = data_loss_evidence(History.read(WHOLE), 4, 0, topics)
     assert found is None if what is None else what in found
 
 
 @pytest.mark.parametrize("topics", [told(5, 2, (9,)), told(70, 9), told(0, 0, (80,), (90,)), {}])
 def test_a_log_that_is_begun_anew_is_above_all_that_is_known(topics):
-    entries = begun_anew(History.read(WHOLE), 0, topics, "o")
+    entries = recovery_entries(History.read(WHOLE), 0, topics, "o")
     history = History.read([*WHOLE, *entries])
-    assert what_is_lost(history, history.epoch + 1, 0, topics) is None
+    assert data_loss_evidence(history, history.epoch + 1, 0, topics) is None
     highest = max([20, *(buffer.coordinators[0].low_water_mark for buffer in topics.values())])
-    assert history.low_water_mark >= highest + AHEAD
+    assert history.low_water_mark >= highest + ID_MARGIN
     assert history.epoch > 3
     assert history.next_mark == 3
     mended = History.read(entries)
-    assert what_is_lost(mended, mended.epoch + 1, 0, topics) is None
+    assert data_loss_evidence(mended, mended.epoch + 1, 0, topics) is None
 
 
 async def marked(engine: Engine, topic: str, least: int) -> None:
@@ -116,7 +116,7 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
         async with beside(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a", "b", ids=10)
             first = next(app.ids)
-            assert first > AHEAD
+            assert first > ID_MARGIN
             await app.write("a", [first], b"new")
             assert await app.commit(first, "a") is Outcome.COMMIT
             await marked(engine, "a", first)

@@ -32,7 +32,7 @@ async def trim(engine: Engine) -> None:
     """Keep as little as may be."""
     config, floor = RetentionConfig(bytes=1), engine.streams.cursors.floor
     keep = LogRetention(
-        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumers.floor, floor
+        engine.topics, engine.snapshots, config, engine.clock, engine.coordinator.consumer_groups.floor, floor
     )
     for _ in range(3):
         await keep.check(engine.topics.get("t"))

@@ -25,7 +25,7 @@ from txnbuffer.service.retention import LogRetention
 def with_limits(engine, seconds=0.0, size=0, clock=None):
     config = RetentionConfig(seconds=seconds, bytes=size)
     return LogRetention(
-        engine.topics, engine.snapshots, config, clock or engine.clock, engine.coordinator.consumers.floor
+        engine.topics, engine.snapshots, config, clock or engine.clock, engine.coordinator.consumer_groups.floor
     )
 
 
@@ -79,7 +79,7 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
             engine.snapshots,
             config,
             engine.clock,
-            engine.coordinator.consumers.floor,
+            engine.coordinator.consumer_groups.floor,
             prove=engine.prove,
         )
 

@@ -275,7 +275,7 @@ async def test_what_a_group_of_another_shard_needs_stays() -> None:
         for _ in range(2):
             world.cluster.roll(THERE)
             await app.write(THERE, [3])
-        floors = owner.coordinator.consumers.floor, None, world.shard_messages(1).floor
+        floors = owner.coordinator.consumer_groups.floor, None, world.shard_messages(1).floor
         retention = LogRetention(owner.topics, owner.snapshots, RetentionConfig(bytes=1), owner.clock, *floors)
         assert await app.abort(3, THERE) is Outcome.ABORT
         await eventually(lambda: not len(world.buffer(1, THERE).ongoing))

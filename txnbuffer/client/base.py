@@ -44,7 +44,7 @@ class ProducerNames:
                 held = self._held[name]
         if number <= held.committed:
             raise AlreadyCommitted(name, number, held.committed)
-        return ProducerSequence(name, number, held.opening)
+        return ProducerSequence(name, number, held.epoch)
 
     def opened(self, name: str, opened: NameOpened) -> None:
         """It is held from now on."""
@@ -53,13 +53,13 @@ class ProducerNames:
     def committed(self, naming: ProducerSequence) -> None:
         """A transaction of a name has committed."""
         held = self._held.get(naming.name)
-        if held is not None and held.opening == naming.opening:
+        if held is not None and held.epoch == naming.epoch:
             self._held[naming.name] = held._replace(committed=naming.number)
 
     def lost(self, naming: ProducerSequence) -> None:
         """Another producer opened the name after this one did; its next use opens it anew."""
         held = self._held.get(naming.name)
-        if held is not None and held.opening == naming.opening:
+        if held is not None and held.epoch == naming.epoch:
             del self._held[naming.name]
 
     def forget(self, name: str) -> None:

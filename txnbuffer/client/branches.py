@@ -18,7 +18,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.open_transactions import EndPlan
 from txnbuffer.client.outbox import Batching, OpenTransaction, check_batch, split
 from txnbuffer.client.session import ClientSession
-from txnbuffer.coordinator.messages import SHARED, Branch, ProducerSequence, State
+from txnbuffer.coordinator.messages import PARTICIPANT, Branch, ProducerSequence, State
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest, NotVisible, TransactionAborted
 from txnbuffer.model import TxnId
 
@@ -29,7 +29,7 @@ class Participant:
     def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
         self._client = client
         self._session: ClientSession  # from `begin` on, which opens it if need be
-        self._naming = ProducerSequence(check_name(name, "a producer"), check_number(number), SHARED)
+        self._naming = ProducerSequence(check_name(name, "a producer"), check_number(number), PARTICIPANT)
         self._timeout = check_timeout(timeout)
         self._open: OpenTransaction | None = None
 

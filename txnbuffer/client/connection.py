@@ -120,7 +120,7 @@ def dial_owner(discovery: ServiceDiscovery, dial: DialAddress[L]) -> Callable[[]
 
 
 async def _dial_newest(discovery: ServiceDiscovery, dial: DialAddress[L]) -> L:
-    noted = await asyncio.to_thread(discovery.noted_address)
+    noted = await asyncio.to_thread(discovery.property_address)
     address = await asyncio.to_thread(discovery.newest_address) if noted is None else noted
     dialling = asyncio.ensure_future(dial(address))
     try:

@@ -20,7 +20,7 @@ from snapshots.shards import shard_of
 from txnbuffer.client import lifecycle
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.client_frames import encode_client_frame
-from txnbuffer.rpc.columns import told
+from txnbuffer.rpc.columns import decode_error
 from txnbuffer.rpc.discovery import LogIdentity
 from txnbuffer.rpc.frames import LOG_KEY, MAX_FRAME_BYTES, ClientFrame, ServerFrame, VersionMismatch
 from txnbuffer.rpc.server_frames import decode_server_frame
@@ -302,7 +302,7 @@ def named(error: Any, target: str) -> Error:
     if ERROR_NAME not in known:
         return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or say where it is")
     fields = {"name": known[ERROR_NAME], "fault": known.get(ERROR_FAULT, ""), "message": error.details(), "details": {}}
-    return told(fields)
+    return decode_error(fields)
 
 
 STREAM_METHOD = "/txnbuffer.v1.Streams/Stream"

@@ -117,7 +117,7 @@ class Membership:
     async def _say(self) -> None:
         told = await self._client.take_part(self._what_there_is())
         # Where a partition is held since the same generation as before, nobody else has moved the group there.
-        shares = {share.partition: self._kept(share) for share in told.shares}
+        shares = {share.partition: self._kept(share) for share in told.assignments}
         news = shares.keys() != self.shares.keys() or any(not self.holds(share) for share in shares.values())
         self.shares, self.generation, self.unsettled = shares, told.generation, told.unsettled
         if news:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from txnbuffer.client.outbox import OpenTransaction, TransactionRun, Waiter
 from txnbuffer.coordinator.messages import (
-    FINISHED,
+    FINISHED_PARTICIPANT,
     Begin,
     Branch,
     Commit,
@@ -258,8 +258,8 @@ class Transactions:
     def _finish(self, transaction: OpenTransaction) -> None:
         """One of many for a number is whole: it outlives its session."""
         naming: ProducerSequence | None = transaction.naming
-        if naming is not None and naming.shared:
-            transaction.naming = naming._replace(opening=FINISHED)
+        if naming is not None and naming.is_participant:
+            transaction.naming = naming._replace(epoch=FINISHED_PARTICIPANT)
             self._requests.unanswered.pop(transaction.announced, None)
             self._announce(transaction)
 

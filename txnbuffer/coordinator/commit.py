@@ -20,12 +20,12 @@ class CommitRequests:
     """`horizon`: ids up to it were leased by older owners, whose branches are known by what commits name."""
 
     def __init__(
-        self, core: Core, sessions: Sessions, names: NamedProducers, ending: TransactionCompletion, horizon: int
+        self, core: Core, sessions: Sessions, producers: NamedProducers, completion: TransactionCompletion, horizon: int
     ) -> None:
         self._core = core
         self._sessions = sessions
-        self._names = names
-        self._ending = ending
+        self._producers = producers
+        self._completion = completion
         self._horizon = horizon
         self._checks: dict[str, list[int]] = {}
         self._under_check: deque[tuple[float, list[int]]] = deque()
@@ -33,7 +33,7 @@ class CommitRequests:
     def commit_many(self, session: Session, commits: Sequence[Commit]) -> None:
         core, name = self._core, session.name
         for commit in commits:
-            if commit.naming is not None and (fenced := self._fenced(commit, commit.naming)) is not None:
+            if commit.sequence is not None and (fenced := self._fenced(commit, commit.sequence)) is not None:
                 core.answer(name, commit.request, fenced)
                 continue
             transaction = self._find(session, commit)
@@ -42,7 +42,7 @@ class CommitRequests:
             request = commit.request
             if transaction.state is not State.OPEN or transaction.plan is not None:
                 transaction.wait(name, request, commit=True)
-                self._ending.answer_if_due(transaction)
+                self._completion.answer_if_due(transaction)
             elif (error := self._invalid(transaction, commit)) is not None:
                 core.answer(name, request, error)
             else:
@@ -59,18 +59,18 @@ class CommitRequests:
             member = live.get(least)
             if member is None:
                 continue
-            transaction = member if member.lead is None else member.lead
+            transaction = member if member.parent is None else member.parent
             if transaction.plan is None or transaction.state is not State.OPEN:
                 continue
             expected = member.records[member.topics.index(topic)]
             if count != expected:
                 reason = f"{topic!r} holds {count} of the {expected} records of {member.txn} that its client counted"
-                stopped = self._ending.why_stopped(topic)
-                self._ending.abort(transaction, reason if stopped is None else str(stopped))
+                stopped = self._completion.why_stopped(topic)
+                self._completion.abort(transaction, reason if stopped is None else str(stopped))
             else:
                 transaction.checks -= 1
                 if not transaction.checks:
-                    self._ending.commit(transaction, transaction.plan)
+                    self._completion.commit(transaction, transaction.plan)
 
     def take_checks(self) -> list[CheckCounts]:
         """What the buffers have to count now."""
@@ -88,7 +88,7 @@ class CommitRequests:
             for least in self._under_check.popleft()[1]:
                 member = core.live.get(least)
                 if member is not None and member.state is State.OPEN and member.checks:
-                    self._ending.abort(member, "its records could not be counted in time")
+                    self._completion.abort(member, "its records could not be counted in time")
 
     def _find(self, session: Session, commit: Commit) -> TransactionState | None:
         core, sessions = self._core, self._sessions
@@ -101,12 +101,12 @@ class CommitRequests:
                 return transaction
         return sessions.find(session.name, commit.request, txn, commit=True)
 
-    def _fenced(self, commit: Commit, naming: ProducerSequence) -> Error | None:
+    def _fenced(self, commit: Commit, sequence: ProducerSequence) -> Error | None:
         """Why an attempt of a name has ended before its commit, if another holder of the name is why."""
         least = commit.txn.least
         if least in self._core.live or self._core.outcomes.find(least) is not Outcome.ABORT:
             return None
-        refusal = self._names.refusal(naming)
+        refusal = self._producers.refusal(sequence)
         return refusal if isinstance(refusal, ProducerFenced) else None
 
     def _check_counts(self, transaction: TransactionState, commit: Commit) -> None:
@@ -115,7 +115,7 @@ class CommitRequests:
             for branch in transaction.branches or ():
                 self._ask_counts(transaction, branch)
         if not transaction.checks:
-            self._ending.commit(transaction, commit)
+            self._completion.commit(transaction, commit)
 
     def _ask_counts(self, transaction: TransactionState, member: TransactionState) -> None:
         for topic in member.topics:
@@ -130,15 +130,17 @@ class CommitRequests:
 
     def _invalid(self, transaction: TransactionState, commit: Commit) -> Error | None:
         error = self._invalid_counts(commit.txn, commit.topics, commit.records)
-        if error is None and transaction.lead is not None:
-            text = f"transaction {commit.txn} is a branch of {transaction.lead.txn}: commit that one, and name it there"
+        if error is None and transaction.parent is not None:
+            text = (
+                f"transaction {commit.txn} is a branch of {transaction.parent.txn}: commit that one, and name it there"
+            )
             error = InvalidRequest(text)
-        if error is None and transaction.shared is not None:
+        if error is None and transaction.participant_of is not None:
             text = f"transaction {commit.txn} is one of many for a number: commit that, and name it there"
             error = InvalidRequest(text)
         if error is None and (commit.winners or commit.losers):
             error = self._invalid_branches(transaction, commit)
-        if error is None and (commit.naming is not None or transaction.name is not None):
+        if error is None and (commit.sequence is not None or transaction.name is not None):
             error = self._invalid_name(transaction, commit)
         if error is None and commit.positions:
             places = {(position.group, position.topic) for position in commit.positions}
@@ -170,17 +172,17 @@ class CommitRequests:
         return None
 
     def _invalid_name(self, transaction: TransactionState, commit: Commit) -> Error | None:
-        naming = commit.naming
-        if naming is None or (transaction.name is not None and transaction.name != naming.name):
+        sequence = commit.sequence
+        if sequence is None or (transaction.name is not None and transaction.name != sequence.name):
             return InvalidRequest(
                 f"transaction {commit.txn} was begun under {transaction.name!r}: commit it under that"
             )
-        if naming.shared or naming.number < 1:
-            return InvalidRequest(f"{naming.name!r}: open it, and give a number from 1 on, not {naming.number}")
-        for other in self._names.attempts(naming.name):
+        if sequence.is_participant or sequence.number < 1:
+            return InvalidRequest(f"{sequence.name!r}: open it, and give a number from 1 on, not {sequence.number}")
+        for other in self._producers.attempts(sequence.name):
             if other is not transaction and other.plan is not None and other.state is State.OPEN:
-                return InvalidRequest(f"another commit of {naming.name!r} is under way: wait for its answer")
-        self._names.begun(naming, transaction)
+                return InvalidRequest(f"another commit of {sequence.name!r} is under way: wait for its answer")
+        self._producers.add_attempt(sequence, transaction)
         return None
 
     def _invalid_branches(self, transaction: TransactionState, commit: Commit) -> Error | None:
@@ -201,19 +203,19 @@ class CommitRequests:
         for txn in named - {commit.txn}:
             if txn.most != self._core.shard:
                 return ForeignTransaction(f"branch {txn} is of another coordinator than {commit.txn}")
-            error = self._invalid_branch(transaction, txn, commit.naming)
+            error = self._invalid_branch(transaction, txn, commit.sequence)
             if error is not None:
                 return error
         return None
 
     def _invalid_branch(
-        self, transaction: TransactionState, txn: TxnId, naming: ProducerSequence | None
+        self, transaction: TransactionState, txn: TxnId, sequence: ProducerSequence | None
     ) -> Error | None:
         """Whether a TxnId is one that this transaction may speak for."""
         branch = self._core.live.get(txn.least)
         if branch is not None:
-            ours = branch.lead is transaction or (branch.lead is None and branch.session is transaction.session)
-            ours = ours or (naming is not None and branch.lead is None and branch.shared == naming[:2])
+            ours = branch.parent is transaction or (branch.parent is None and branch.session is transaction.session)
+            ours = ours or (sequence is not None and branch.parent is None and branch.participant_of == sequence[:2])
             if (ours and branch.plan is None and not branch.branches) or branch.state is not State.OPEN:
                 return None
         elif self._core.progress.has_ended(txn.least) or self._is_ours(transaction, self._sessions.locate(txn.least)):
@@ -232,18 +234,22 @@ class CommitRequests:
         for winner in commit.winners:
             branch = self._open_branch(winner.txn)
             if branch is None:
-                self._ending.abort(transaction, f"its branch {winner.txn} had ended")
+                self._completion.abort(transaction, f"its branch {winner.txn} had ended")
                 return False
             link(transaction, branch)
             self._take(branch, winner)
-        if commit.naming is not None:
-            self._link_shared(transaction, commit.naming)
+        if commit.sequence is not None:
+            self._link_shared(transaction, commit.sequence)
         return True
 
-    def _link_shared(self, transaction: TransactionState, naming: ProducerSequence) -> None:
+    def _link_shared(self, transaction: TransactionState, sequence: ProducerSequence) -> None:
         """Whatever was begun as one of many for numbers up to this one ends with it."""
-        for branch in self._names.shared(naming.name):
-            if branch.state is State.OPEN and branch.shared is not None and branch.shared[1] <= naming.number:
+        for branch in self._producers.participants(sequence.name):
+            if (
+                branch.state is State.OPEN
+                and branch.participant_of is not None
+                and branch.participant_of[1] <= sequence.number
+            ):
                 link(transaction, branch)
 
     def _open_branch(self, txn: TxnId) -> TransactionState | None:
@@ -260,10 +266,10 @@ class CommitRequests:
         branch.topics, branch.records = winner.topics, winner.records
 
 
-def link(lead: TransactionState, branch: TransactionState) -> None:
+def link(parent: TransactionState, branch: TransactionState) -> None:
     """Make one transaction a branch of another: it ends with it."""
-    if branch.lead is None:
-        branch.lead = lead
-        if lead.branches is None:
-            lead.branches = []
-        lead.branches.append(branch)
+    if branch.parent is None:
+        branch.parent = parent
+        if parent.branches is None:
+            parent.branches = []
+        parent.branches.append(branch)

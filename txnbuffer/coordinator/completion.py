@@ -10,7 +10,16 @@ from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import NamedCommit, PositionCommit, Row
 from txnbuffer.coordinator.groups import ConsumerGroups
 from txnbuffer.coordinator.journal import Decisions, TooLarge
-from txnbuffer.coordinator.messages import ENDED, ENDING, INTENT, OUTCOME, TERMINAL, AwaitApplied, Commit, State
+from txnbuffer.coordinator.messages import (
+    DECIDING_STATE,
+    ENDED_STATE,
+    INTENDED_OUTCOME,
+    OUTCOME_OF_STATE,
+    TERMINAL,
+    AwaitApplied,
+    Commit,
+    State,
+)
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
@@ -24,14 +33,14 @@ class TransactionCompletion:
         self,
         core: Core,
         sessions: Sessions,
-        names: NamedProducers,
-        consumers: ConsumerGroups,
+        producers: NamedProducers,
+        consumer_groups: ConsumerGroups,
         retention: OutcomeRetention,
     ) -> None:
         self._core = core
         self._sessions = sessions
-        self._names = names
-        self._consumers = consumers
+        self._producers = producers
+        self._consumer_groups = consumer_groups
         self._retention = retention
         self._stopped: dict[str, Error] = {}
         """What stopped the buffers of topics: nothing becomes visible there."""
@@ -42,7 +51,7 @@ class TransactionCompletion:
     def commit(self, transaction: TransactionState, plan: Commit) -> None:
         """Its plan is checked: decide COMMIT."""
         core = self._core
-        if plan.naming is None and not plan.positions and self._may_be_one_phase(transaction, transaction.topics):
+        if plan.sequence is None and not plan.positions and self._may_be_one_phase(transaction, transaction.topics):
             self._decide_by_marker(transaction, Outcome.COMMIT)
             return
         refusal = self._refusal(plan)
@@ -55,7 +64,7 @@ class TransactionCompletion:
             (_row(member, Outcome.COMMIT if member.txn.least in winners else Outcome.ABORT), member)
             for member in members
         ]
-        names = () if plan.naming is None else (NamedCommit(plan.naming.name, plan.naming.number),)
+        names = () if plan.sequence is None else (NamedCommit(plan.sequence.name, plan.sequence.number),)
         positions = [PositionCommit(group, topic, end) for group, topic, _, _, end in plan.positions]
         try:
             number = core.journal.decide(rows, names, positions)
@@ -64,15 +73,15 @@ class TransactionCompletion:
             self.abort(transaction, str(refusal), refusal=refusal)
             return
         for row, member in rows:
-            member.advance(ENDING[row.outcome])
+            member.advance(DECIDING_STATE[row.outcome])
             if row.outcome is Outcome.ABORT:
                 member.reason = f"its transaction {transaction.txn} committed without it"
             elif plan.wait_visible and member.topics:
                 member.unseen = set(member.topics)
                 transaction.hidden += 1
-        if plan.naming is not None:
-            self._names.commit(plan.naming, number)
-        self._consumers.commit(positions, number)
+        if plan.sequence is not None:
+            self._producers.commit(plan.sequence, number)
+        self._consumer_groups.commit(positions, number)
 
     def _too_large(self, rows: Decisions, positions: Sequence[PositionCommit], size: int) -> MessageTooLarge:
         transaction = rows[0][1]
@@ -98,9 +107,9 @@ class TransactionCompletion:
         `topics`: where it is known to have records; if its client says that these are all, `by_marker`, one
         marker can be the decision. `refusal`: what its commit is answered.
         """
-        lead = transaction.lead
-        if lead is not None and lead.plan is not None and lead.state is State.OPEN:
-            transaction = lead  # its commit counts on this branch
+        parent = transaction.parent
+        if parent is not None and parent.plan is not None and parent.state is State.OPEN:
+            transaction = parent  # its commit counts on this branch
         if transaction.plan is None:
             transaction.topics, transaction.records = topics, (0,) * len(topics)
         transaction.reason, transaction.refusal = reason, refusal
@@ -113,7 +122,7 @@ class TransactionCompletion:
                 branch.reason = f"its transaction {transaction.txn} was aborted"
                 rows.append((_row(branch, Outcome.ABORT), branch))
         for _, member in rows:
-            member.advance(ENDING[Outcome.ABORT])
+            member.advance(DECIDING_STATE[Outcome.ABORT])
         self._core.journal.abort(rows)
 
     def _may_be_one_phase(self, transaction: TransactionState, topics: tuple[str, ...]) -> bool:
@@ -121,19 +130,19 @@ class TransactionCompletion:
         core = self._core
         if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
             return False
-        named = transaction.name is not None or transaction.shared is not None
-        return transaction.lead is None and not transaction.branches and not named
+        named = transaction.name is not None or transaction.participant_of is not None
+        return transaction.parent is None and not transaction.branches and not named
 
     def _decide_by_marker(self, transaction: TransactionState, outcome: Outcome) -> None:
-        transaction.advance(ENDING[outcome])
+        transaction.advance(DECIDING_STATE[outcome])
         transaction.one_phase = True
         topic, records = transaction.topics[0], transaction.records[0]
         self._core.markers.add(topic, False, MarkerItem(transaction.txn, outcome, records))
 
     def _refusal(self, plan: Commit) -> Error | None:
-        if plan.naming is not None and (error := self._names.refusal(plan.naming)) is not None:
+        if plan.sequence is not None and (error := self._producers.refusal(plan.sequence)) is not None:
             return error
-        return self._consumers.refusal(plan.positions)
+        return self._consumer_groups.refusal(plan.positions)
 
     # What became durable
 
@@ -143,7 +152,7 @@ class TransactionCompletion:
         """Decisions stand in the log: their outcomes are facts."""
         self._retention.add(record)
         for transaction in transactions:
-            transaction.advance(ENDED[INTENT[transaction.state]])
+            transaction.advance(ENDED_STATE[INTENDED_OUTCOME[transaction.state]])
             transaction.group = record
             self.publish(transaction)
         for transaction in transactions:
@@ -157,7 +166,7 @@ class TransactionCompletion:
 
     def publish(self, transaction: TransactionState) -> None:
         """Write the markers of a decided transaction to all its topics."""
-        outcome = OUTCOME[transaction.state]
+        outcome = OUTCOME_OF_STATE[transaction.state]
         transaction.unfinished = set(transaction.topics)
         for topic, records in zip(transaction.topics, transaction.records, strict=True):
             self._core.markers.add(topic, True, MarkerItem(transaction.txn, outcome, records))
@@ -184,10 +193,10 @@ class TransactionCompletion:
             return transaction.unfinished is not None and topic in transaction.unfinished
         return transaction.one_phase
 
-    def ended(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
+    def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
         """The topic's buffer applied markers that ended these there."""
         core, live = self._core, self._core.live
-        core.markers.seen(topic, (txn.least for txn, _ in ends if txn.most == core.shard))
+        core.markers.queries_settled(topic, (txn.least for txn, _ in ends if txn.most == core.shard))
         for txn, outcome in ends:
             if txn.most != core.shard:
                 continue
@@ -195,10 +204,10 @@ class TransactionCompletion:
             if transaction is None:
                 continue
             if transaction.one_phase:
-                if INTENT[transaction.state] is not outcome:
+                if INTENDED_OUTCOME[transaction.state] is not outcome:
                     core.stop(f"transaction {txn} was ended as {outcome.name} on {topic} by another owner")
                     return
-                transaction.advance(ENDED[outcome])
+                transaction.advance(ENDED_STATE[outcome])
                 self._answer(transaction, outcome)
                 self._settle(transaction, outcome)
             elif transaction.state not in TERMINAL:
@@ -213,10 +222,10 @@ class TransactionCompletion:
         if transaction.unseen:
             transaction.unseen.discard(topic)
             if not transaction.unseen:
-                lead = transaction if transaction.lead is None else transaction.lead
-                lead.hidden -= 1
-                self.answer_if_due(lead)
-                self._settle_if_due(lead)
+                parent = transaction if transaction.parent is None else transaction.parent
+                parent.hidden -= 1
+                self.answer_if_due(parent)
+                self._settle_if_due(parent)
         self._settle_if_due(transaction)
 
     def topic_stopped(self, topic: str, why: Error) -> None:
@@ -229,28 +238,28 @@ class TransactionCompletion:
     def why_stopped(self, topic: str) -> Error | None:
         return self._stopped.get(topic)
 
-    def comes_to_an_end(self, least: int) -> bool:
+    def can_complete(self, least: int) -> bool:
         """Whether a transaction that is decided still waits for its markers, and not only where topics have stopped."""
         transaction = self._core.live.get(least)
         return transaction is not None and not (transaction.unfinished or set()) <= self._stopped.keys()
 
-    def topic_goes_on(self, topic: str) -> None:
+    def topic_resumed(self, topic: str) -> None:
         """A topic that had stopped has a buffer again."""
         self._stopped.pop(topic, None)
 
-    def topic_remade(self, topic: str, ongoing: Set[TxnId]) -> None:
+    def topic_recreated(self, topic: str, ongoing: Set[TxnId]) -> None:
         """Only what is ongoing in a topic that was made anew needs its markers there."""
         for transaction in list(self._core.live.values()):
             if transaction.state in TERMINAL and transaction.txn not in ongoing:
                 self._applied(transaction, topic)
 
-    def topic_gone(self, topic: str) -> None:
+    def topic_deleted(self, topic: str) -> None:
         """A deleted topic needs no markers, and nobody waits for its buffer."""
-        self.topic_goes_on(topic)
+        self.topic_resumed(topic)
         for transaction in list(self._core.live.values()):
             if transaction.one_phase and topic in transaction.topics:
-                self._answer(transaction, outcome := INTENT[transaction.state])
-                transaction.advance(ENDED[outcome])
+                self._answer(transaction, outcome := INTENDED_OUTCOME[transaction.state])
+                transaction.advance(ENDED_STATE[outcome])
                 self._settle(transaction, outcome)
             elif transaction.state in TERMINAL:
                 self._applied(transaction, topic)
@@ -262,7 +271,7 @@ class TransactionCompletion:
         if not transaction.waiters or transaction.state not in TERMINAL:
             return
         if not transaction.hidden:
-            self._answer(transaction, OUTCOME[transaction.state])
+            self._answer(transaction, OUTCOME_OF_STATE[transaction.state])
         elif (topic := next((one for one in _unseen(transaction) if one in self._stopped), None)) is not None:
             self._answer_not_visible(transaction, topic, f"it has stopped ({self._stopped[topic]})")
 
@@ -310,7 +319,7 @@ class TransactionCompletion:
         if transaction.unfinished or transaction.unseen or transaction.hidden:
             return
         if transaction.txn.least in self._core.live:
-            self._settle(transaction, OUTCOME[transaction.state])
+            self._settle(transaction, OUTCOME_OF_STATE[transaction.state])
 
     def _settle(self, transaction: TransactionState, outcome: Outcome) -> None:
         core, least = self._core, transaction.txn.least
@@ -322,8 +331,8 @@ class TransactionCompletion:
             core.progress.settled.add(least)
             if transaction.group is not None:
                 transaction.group.unsettled -= 1
-            self._names.ended(transaction)
-        self._sessions.ended(transaction)
+            self._producers.settled(transaction)
+        self._sessions.settled(transaction)
 
 
 def _row(transaction: TransactionState, outcome: Outcome) -> Row:

@@ -38,17 +38,19 @@ class Coordinator:
     def __init__(self, shard: int, epoch: int, config: CoordinatorConfig, history: History, now: float) -> None:
         self.config = config
         self._core = core = Core(shard, epoch, config, history, self._group_durable, now)
-        self._names = NamedProducers(core, history.names)
-        self._consumers = ConsumerGroups(core, history.consumers)
-        self._retention = OutcomeRetention(core, self._names, self._consumers, history)
+        self._producers = NamedProducers(core, history.names)
+        self._consumer_groups = ConsumerGroups(core, history.consumers)
+        self._retention = OutcomeRetention(core, self._producers, self._consumer_groups, history)
         next_id = history.next_id(epoch)
-        self._sessions = Sessions(core, next_id, lambda *of: self._ending.abort(*of), self._retention.leased)
-        self._ending = TransactionCompletion(core, self._sessions, self._names, self._consumers, self._retention)
-        self._takeover = TakeOver(core, self._sessions, self._ending, self._retention, history)
+        self._sessions = Sessions(core, next_id, lambda *of: self._completion.abort(*of), self._retention.leased)
+        self._completion = TransactionCompletion(
+            core, self._sessions, self._producers, self._consumer_groups, self._retention
+        )
+        self._takeover = TakeOver(core, self._sessions, self._completion, self._retention, history)
         horizon = self._takeover.horizon
-        self._committing = CommitRequests(core, self._sessions, self._names, self._ending, horizon)
-        self._opening = TransactionRequests(core, self._sessions, self._names, self._ending)
-        self._asking = OutcomeQueries(core, self._sessions, self._ending, self._takeover)
+        self._commits = CommitRequests(core, self._sessions, self._producers, self._completion, horizon)
+        self._requests = TransactionRequests(core, self._sessions, self._producers, self._completion)
+        self._outcome_queries = OutcomeQueries(core, self._sessions, self._completion, self._takeover)
         self._registration = Registration(core)
         self.refusal = WritePermission(core, self._sessions).refusal
         """`refusal(session, txn)`: why a session may not write to a transaction; None if it may."""
@@ -96,9 +98,9 @@ class Coordinator:
         return topic in self._core.topics
 
     @property
-    def consumers(self) -> ConsumerGroups:
+    def consumer_groups(self) -> ConsumerGroups:
         """Consumer groups; to be read only."""
-        return self._consumers
+        return self._consumer_groups
 
     def has_ended(self, least: int) -> bool:
         """Whether a transaction has ended, with all its markers durable."""
@@ -108,7 +110,7 @@ class Coordinator:
         """What has to be done now."""
         if self._core.stopped is None:
             self._takeover.advance()
-            self._core.effects += self._committing.take_checks()
+            self._core.effects += self._commits.take_checks()
         return self._core.take_effects()
 
     # Sessions
@@ -121,20 +123,20 @@ class Coordinator:
         if self._enter(now):
             known = self._sessions.connect(session)
             known.block = None
-            action = partial(self._opening.open, known, request, tuple(claims), self._sessions.highest_id)
+            action = partial(self._requests.open, known, request, tuple(claims), self._sessions.highest_id)
             self._when_ready(known, action, *claims)
 
     def session_disconnected(self, session: str, now: float) -> None:
         if self._enter(now):
             self._sessions.disconnect(session)
-            self._consumers.session_away(session)
+            self._consumer_groups.session_away(session)
 
     def close_session(self, session: str, request: int, now: float) -> None:
         """A client goes for good: what it has open is aborted."""
         known = self._session(session, request, now)
         if known is not None:
             self._sessions.remove(known)
-            self._consumers.session_closed(session)
+            self._consumer_groups.session_closed(session)
             up_to = self._sessions.highest_id
             self._when_ready(known, lambda: self._sessions.keep_only(known, (), up_to, "its session was closed"))
             self._core.answer(session, request, Done())
@@ -145,11 +147,11 @@ class Coordinator:
         if known is not None:
             self._sessions.lease(known, request, count)
 
-    def give_back(self, session: str, request: int, first: int, count: int, now: float) -> None:
+    def return_ids(self, session: str, request: int, first: int, count: int, now: float) -> None:
         """Leased ids that the client has not used and will not; answered only if refused."""
         known = self._session(session, request, now)
         if known is not None:
-            self._later(first, lambda: self._sessions.give_back(known, first, first + count - 1))
+            self._when_served(first, lambda: self._sessions.return_ids(known, first, first + count - 1))
 
     # Topics
 
@@ -158,7 +160,7 @@ class Coordinator:
         if self._session(session, request, now) is not None:
             self._registration.register(session, request, topic)
 
-    def register_elsewhere(self, request: int, topic: str, now: float) -> None:
+    def register_for_shard(self, request: int, topic: str, now: float) -> None:
         """The coordinator of another shard has a client that is to write there. Answered as `register_topic`."""
         if self._enter(now):
             self._registration.register("", request, topic)
@@ -166,7 +168,7 @@ class Coordinator:
     def topic_snapshotted(self, topic: str, now: float) -> None:
         """The owner of a topic, which may be another shard's, follows it."""
         if self._enter(now):
-            self._ending.topic_goes_on(topic)
+            self._completion.topic_resumed(topic)
             self._registration.snapshotted(topic)
 
     def registration_failed(self, topic: str, why: str, now: float, *, final: bool = False) -> None:
@@ -177,45 +179,45 @@ class Coordinator:
         """The owner's buffer of a topic goes no further: who waits for it is told so."""
         if self._enter(now):
             self._registration.failed(topic, str(why))
-            self._ending.topic_stopped(topic, why)
+            self._completion.topic_stopped(topic, why)
 
-    def border(self) -> Marker:
+    def epoch_marker(self) -> Marker:
         """A marker that ends nothing."""
-        return self._core.markers.border()
+        return self._core.markers.epoch_marker()
 
-    def topic_goes_on(self, topic: str, now: float) -> None:
+    def topic_resumed(self, topic: str, now: float) -> None:
         """Markers can be written again to a topic of another shard that was told to have stopped."""
         if self._enter(now):
-            self._ending.topic_goes_on(topic)
+            self._completion.topic_resumed(topic)
 
     def topic_missing(self, topic: str, now: float) -> None:
         """The topic is another one now, or gone: nothing is committed there until it is registered again.
 
-        Then tell `topic_remade`, or `topic_deleted` if it is gone; what was committed before waits for that.
+        Then tell `topic_recreated`, or `topic_deleted` if it is gone; what was committed before waits for that.
         """
         if self._enter(now):
             self._registration.topic_missing(topic)
 
-    def topic_remade(self, topic: str, ongoing: Set[TxnId], now: float) -> None:
+    def topic_recreated(self, topic: str, ongoing: Set[TxnId], now: float) -> None:
         """A topic that was missing is followed again; which transactions are ongoing there by now.
 
         Whatever else was committed there has ended by a marker that stands there, or has gone with the old topic.
         """
         if self._enter(now):
-            self._ending.topic_remade(topic, ongoing)
+            self._completion.topic_recreated(topic, ongoing)
 
     def topic_deleted(self, topic: str, now: float) -> None:
         """The topic and its messages are gone."""
         if self._enter(now):
             self._core.markers.forget_topic(topic)
-            self._takeover.topic_gone(topic)
-            self._ending.topic_gone(topic)
-            self._registration.topic_gone(topic)
+            self._takeover.topic_deleted(topic)
+            self._completion.topic_deleted(topic)
+            self._registration.topic_deleted(topic)
 
-    def prove(self, request: int, now: float) -> None:
+    def prove_ownership(self, request: int, now: float) -> None:
         """Answered with Done once the decision log shows that it has had no newer owner when this was asked."""
         if self._enter(now):
-            self._core.journal.prove(lambda: self._core.answer("", request, Done()))
+            self._core.journal.prove_ownership(lambda: self._core.answer("", request, Done()))
 
     # Transactions
 
@@ -224,7 +226,7 @@ class Coordinator:
         for begin in begins:
             known = self._session(session, begin.request, now)
             if known is not None:
-                self._later(begin.txn.least, partial(self._opening.begin, known, begin))
+                self._when_served(begin.txn.least, partial(self._requests.begin, known, begin))
 
     def commit_many(self, session: str, commits: Sequence[Commit], now: float) -> None:
         """All sends of these are acknowledged. Answered with COMMIT once that is durable, or with an error."""
@@ -235,16 +237,16 @@ class Coordinator:
             for commit in commits[1:]:
                 self._session(session, commit.request, now)
         elif self._takeover.ready:
-            self._committing.commit_many(known, commits)
+            self._commits.commit_many(known, commits)
         else:
             for commit in commits:
                 oldest = min([commit.txn, *commit.losers, *(branch.txn for branch in commit.winners)])
-                self._later(oldest.least, partial(self._committing.commit_many, known, (commit,)))
+                self._when_served(oldest.least, partial(self._commits.commit_many, known, (commit,)))
 
     def counts_checked(self, topic: str, accepted: Iterable[tuple[int, int]], now: float) -> None:
         """Answers CheckCounts: how many records of each transaction (`least`) the topic has accepted."""
         if self._enter(now):
-            self._committing.counts_checked(topic, accepted)
+            self._commits.counts_checked(topic, accepted)
 
     def abort(
         self, session: str, request: int, txn: TxnId, topics: Sequence[str], now: float, *, operator: bool = False
@@ -255,13 +257,13 @@ class Coordinator:
         and names none.
         """
         if self._enter(now) and (operator or self._session(session, request, now) is not None):
-            action = partial(self._opening.abort, session, request, txn, tuple(topics), operator)
-            self._later(txn.least, action)
+            action = partial(self._requests.abort, session, request, txn, tuple(topics), operator)
+            self._when_served(txn.least, action)
 
     def query(self, session: str, request: int, txn: TxnId, now: float) -> None:
         """Answered with the durable outcome, or the state of what has none."""
         if self._enter(now):
-            self._later(txn.least, lambda: self._opening.query(session, request, txn))
+            self._when_served(txn.least, lambda: self._requests.query(session, request, txn))
 
     # Names and groups
 
@@ -269,31 +271,31 @@ class Coordinator:
         """Become the holder of a producer's name. Answered with NameOpened."""
         if self._session(session, request, now) is not None:
             self._fence_attempts(name)
-            self._names.open(session, request, name)
+            self._producers.open(session, request, name)
 
     def delete_name(self, session: str, request: int, name: str, now: float, *, over: int = 0) -> None:
         """Forget a name, but for `remember` seconds that its numbers up to `over` are over. Answered with Done."""
         if self._enter(now):
             self._fence_attempts(name)
-            for transaction in self._names.shared(name):
+            for transaction in self._producers.participants(name):
                 if transaction.state is State.OPEN:
-                    self._ending.abort(transaction, f"the name {name!r} was deleted")
-            self._names.delete(session, request, name, over)
+                    self._completion.abort(transaction, f"the name {name!r} was deleted")
+            self._producers.delete(session, request, name, over)
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
         """Begin a new generation of a consumer group, without members. Answered with Joined."""
         if self._session(session, request, now) is not None:
-            self._consumers.join(session, request, group)
+            self._consumer_groups.join(session, request, group)
 
     def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:
         """Let a group begin anew on a topic, or on all; an operator's request. Answered with Done."""
         if self._enter(now):
-            self._consumers.forget(request, group, topic)
+            self._consumer_groups.forget(request, group, topic)
 
-    def take_part(self, session: str, part: GroupHeartbeat, now: float) -> None:
+    def heartbeat(self, session: str, heartbeat: GroupHeartbeat, now: float) -> None:
         """A member of a consumer group comes, is still there, or goes. Answered with Shares."""
-        if self._session(session, part.request, now) is not None:
-            self._consumers.take_part(session, part.request, part)
+        if self._session(session, heartbeat.request, now) is not None:
+            self._consumer_groups.heartbeat(session, heartbeat.request, heartbeat)
 
     # What logs and buffers say
 
@@ -307,32 +309,32 @@ class Coordinator:
 
     def marker_durable(self, token: int, now: float) -> None:
         if self._enter(now):
-            self._ending.marker_durable(token)
+            self._completion.marker_durable(token)
 
     def marker_failed(self, token: int) -> None:
         """A marker's fate is unknown: it comes again after the next `tick`."""
         self._core.markers.failed(token)
 
-    def ended(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]], now: float) -> None:
+    def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]], now: float) -> None:
         """The owner's buffer of a topic has applied markers: each end that took effect there.
 
         A buffer that was recovered tells what it knows of those of `transactions` that are one-phase there.
         """
         if self._enter(now):
-            self._ending.ended(topic, ends)
+            self._completion.markers_applied(topic, ends)
 
-    def border_applied(self, topic: str, committed: BitMap64, aborted: BitMap64, now: float) -> None:
+    def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64, now: float) -> None:
         """Answers WriteEpochMarker: which ids of this coordinator above the low-water mark have ended there."""
         if self._enter(now):
-            self._takeover.border_applied(topic, committed, aborted)
+            self._takeover.epoch_marker_applied(topic, committed, aborted)
 
-    def ask(self, topic: str, txns: Iterable[TxnId], now: float) -> None:
+    def query_outcomes(self, topic: str, txns: Iterable[TxnId], now: float) -> None:
         """The owner of a buffer asks about what is ongoing there: at recovery, every few seconds while it is.
 
         Also when a low-water mark passes it.
         """
         if self._enter(now):
-            self._asking.ask(topic, txns)
+            self._outcome_queries.answer(topic, txns)
 
     def newer_epoch_seen(self, epoch: int, where: str) -> None:
         """A message of another owner of this shard was read."""
@@ -345,13 +347,13 @@ class Coordinator:
             return
         for transaction in self._core.overdue():
             if transaction.state is State.OPEN:
-                self._ending.abort(transaction, TIME_UP)
-        self._committing.tick()
-        self._ending.tick()
+                self._completion.abort(transaction, TIME_UP)
+        self._commits.tick()
+        self._completion.tick()
         if self._takeover.ready:
             self._sessions.tick()
-        self._consumers.tick()
-        self._core.markers.retry(self._ending.marker_wanted)
+        self._consumer_groups.tick()
+        self._core.markers.retry(self._completion.marker_wanted)
         self._retention.tick()
 
     def _enter(self, now: float) -> bool:
@@ -365,31 +367,31 @@ class Coordinator:
         if not self._enter(now):
             return None
         known = self._sessions.get(session)
-        if known is None or known.gone_since is not None:
+        if known is None or known.disconnected_since is not None:
             text = f"session {session!r} is not open here: open it, naming the transactions that it has open"
             self._core.answer(session, request, UnknownSession(text))
             return None
         return known
 
-    def _later(self, least: int, action: Callable[[], None]) -> None:
+    def _when_served(self, least: int, action: Callable[[], None]) -> None:
         """Do something about an id: at once, unless an older owner leased it and the take-over is under way."""
-        if self._takeover.waits(least):
-            self._takeover.later(action)
+        if self._takeover.must_wait(least):
+            self._takeover.defer(action)
         else:
             action()
 
     def _when_ready(self, session: Session, action: Callable[[], None], *claims: TxnId) -> None:
         """Do something about ids of a session: not before those are served."""
         if (claims or self._sessions.blocks(session)) and not self._takeover.ready:
-            self._takeover.later(action)
+            self._takeover.defer(action)
         else:
             action()
 
     def _fence_attempts(self, name: str) -> None:
-        for transaction in self._names.attempts(name):
+        for transaction in self._producers.attempts(name):
             if transaction.state is State.OPEN:
                 refusal = ProducerFenced(f"{name!r} was opened by another producer; stop this one")
-                self._ending.abort(transaction, "its name was opened anew", refusal=refusal)
+                self._completion.abort(transaction, "its name was opened anew", refusal=refusal)
 
     def _group_durable(self, *durable: object) -> None:
-        self._ending.group_durable(*durable)  # type: ignore[arg-type]  # bound before Ending exists
+        self._completion.group_durable(*durable)  # type: ignore[arg-type]  # bound before Ending exists

@@ -44,7 +44,7 @@ class Markers:
         self._waiting: dict[Queue, list[MarkerItem]] = {}
         self._failed: dict[Queue, list[MarkerItem]] = {}
         self._under_way: dict[int, tuple[Queue, tuple[MarkerItem, ...]]] = {}
-        self._told: dict[str, BitMap64] = {}
+        self._answered: dict[str, BitMap64] = {}
         self._token = 0
 
     def add(self, topic: str, decided: bool, item: MarkerItem) -> None:
@@ -55,22 +55,22 @@ class Markers:
         else:
             items.append(item)
 
-    def tell(self, topic: str, item: MarkerItem) -> None:
+    def answer_query(self, topic: str, item: MarkerItem) -> None:
         """Answer a question about what is ongoing in a topic: once, however often it is asked until that is read."""
-        told = self._told.setdefault(topic, BitMap64())
-        if item.txn.least not in told:
-            told.add(item.txn.least)
+        answered = self._answered.setdefault(topic, BitMap64())
+        if item.txn.least not in answered:
+            answered.add(item.txn.least)
             self.add(topic, True, item)
 
-    def seen(self, topic: str, ids: Iterable[int]) -> None:
+    def queries_settled(self, topic: str, ids: Iterable[int]) -> None:
         """The topic's buffer has read how these ended: nobody asks about them any more."""
-        told = self._told.get(topic)
-        if told is not None:
-            told.difference_update(BitMap64(ids))
-            if not told:
-                del self._told[topic]
+        answered = self._answered.get(topic)
+        if answered is not None:
+            answered.difference_update(BitMap64(ids))
+            if not answered:
+                del self._answered[topic]
 
-    def border(self) -> Marker:
+    def epoch_marker(self) -> Marker:
         return Marker(self._shard, self._epoch, self._progress.low_water_mark, True, ())
 
     def take(self) -> Iterator[AppendMarker]:
@@ -104,18 +104,18 @@ class Markers:
                 if wanted(topic, decided, item):
                     self.add(topic, decided, item)
                 else:
-                    self.seen(topic, (item.txn.least,))  # who still asks is answered again
+                    self.queries_settled(topic, (item.txn.least,))  # who still asks is answered again
 
     def forget_topic(self, topic: str) -> None:
         """The topic is gone, and what was to be written to it."""
-        self.tell_again(topic)
+        self.forget_answers(topic)
         for queues in (self._waiting, self._failed):
             for decided in (False, True):
                 queues.pop((topic, decided), None)
 
-    def tell_again(self, topic: str) -> None:
+    def forget_answers(self, topic: str) -> None:
         """The topic is another one: what was told there is gone."""
-        self._told.pop(topic, None)
+        self._answered.pop(topic, None)
 
 
 class Core:

@@ -288,7 +288,7 @@ class Name(NamedTuple):
     """
 
     name: str
-    opening: int
+    epoch: int
     committed: int
     deleted: bool
     since: int = 0
@@ -458,7 +458,13 @@ def _to_record(entry: Entry) -> tuple[str, dict[str, Any]]:
         case RegisteredTopic():
             return "topic", entry._asdict()
         case Name():
-            return "name", {name: value for name, value in entry._asdict().items() if name != "since"}
+            fields = {
+                "name": entry.name,
+                "opening": entry.epoch,
+                "committed": entry.committed,
+                "deleted": entry.deleted,
+            }
+            return "name", fields
         case Consumers(group=group, generation=generation, positions=places):
             columns = position_columns([end for _, end in places], "")
             topics = [topic for topic, _ in places]
@@ -486,7 +492,7 @@ def _of_record(kind: str, record: dict[str, Any], properties: Mapping[str, str])
         case "topic":
             return RegisteredTopic(**record)
         case "name":
-            return Name(**record, since=since)
+            return Name(record["name"], record["opening"], record["committed"], record["deleted"], since)
         case _:
             ends = positions(record, "")
             same_length(record["topics"], ends)
@@ -543,22 +549,22 @@ def _group(record: dict[str, Any]) -> Group:
     )
 
 
-_NOTE = re.compile(r"([1-9][0-9]{0,18}) (\S+:[0-9]+|)( no-topics)?", re.ASCII)
+_OWNER_ADDRESS = re.compile(r"([1-9][0-9]{0,18}) (\S+:[0-9]+|)( no-topics)?", re.ASCII)
 
 
 class OwnerAddress(NamedTuple):
-    """`makes_topics`: clients may create missing topics."""
+    """`creates_topics`: clients may create missing topics."""
 
     epoch: int
     address: str
-    makes_topics: bool = True
+    creates_topics: bool = True
 
 
 def encode_owner_address(owner: OwnerAddress) -> str:
-    return f"{owner.epoch} {owner.address}{'' if owner.makes_topics else ' no-topics'}"
+    return f"{owner.epoch} {owner.address}{'' if owner.creates_topics else ' no-topics'}"
 
 
 def decode_owner_address(text: str) -> OwnerAddress | None:
     """None for any other text, for example that of a later version."""
-    found = _NOTE.fullmatch(text)
+    found = _OWNER_ADDRESS.fullmatch(text)
     return None if found is None else OwnerAddress(int(found[1]), found[2], found[3] is None)

@@ -129,9 +129,9 @@ def _chain(
 
 AWAY_TIMEOUT = 2.0
 """Seconds after which a member is given up whose connection broke and that did not come again."""
-SILENCE = 3.0
+SUSPECT_TIMEOUT = 3.0
 """Seconds after which a member that nothing was heard of may be gone."""
-BETWEEN = "\n"
+SEPARATOR = "\n"
 """No name of a topic holds it."""
 
 
@@ -139,7 +139,7 @@ class Stage(enum.Enum):
     """Where a group is."""
 
     EMPTY = "empty"
-    WRITING = "rebalancing"
+    REBALANCING = "rebalancing"
     STABLE = "stable"
 
 
@@ -149,18 +149,18 @@ class StageTransition(NamedTuple):
     after: Stage
 
 
-STEPS = (
-    StageTransition(Stage.EMPTY, "a member comes", Stage.WRITING),
-    StageTransition(Stage.WRITING, "the newest generation is durable", Stage.STABLE),
-    StageTransition(Stage.STABLE, "a partition gets another holder, or loses it", Stage.WRITING),
-    StageTransition(Stage.WRITING, "the last member goes", Stage.EMPTY),
+TRANSITIONS = (
+    StageTransition(Stage.EMPTY, "a member comes", Stage.REBALANCING),
+    StageTransition(Stage.REBALANCING, "the newest generation is durable", Stage.STABLE),
+    StageTransition(Stage.STABLE, "a partition gets another holder, or loses it", Stage.REBALANCING),
+    StageTransition(Stage.REBALANCING, "the last member goes", Stage.EMPTY),
     StageTransition(Stage.STABLE, "the last member goes", Stage.EMPTY),
 )
 
 
-def table() -> str:
+def group_state_table() -> str:
     """The table as Markdown, as the documentation shows it."""
-    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in STEPS]
+    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in TRANSITIONS]
     return "\n".join(["| group | event | next |", "|---|---|---|", *rows])
 
 
@@ -179,12 +179,15 @@ class Member:
 
 
 class Members:
-    """`writing`: generations that are not durable yet. `holders`: the member of each partition that has one."""
+    """The members of one group, and which partitions they hold.
+
+    `pending_generations` counts generations that are not durable yet. `holders` maps a partition to its member.
+    """
 
     def __init__(self, generation: int) -> None:
         self.by_name: dict[str, Member] = {}
         self.holders: dict[str, str] = {}
-        self.writing = 0
+        self.pending_generations = 0
         self._floor = generation
         self._since: dict[str, int] = {}
         self._changed = False
@@ -193,23 +196,23 @@ class Members:
     def stage(self) -> Stage:
         if not self.by_name:
             return Stage.EMPTY
-        return Stage.WRITING if self.writing else Stage.STABLE
+        return Stage.REBALANCING if self.pending_generations else Stage.STABLE
 
     def may_commit(self, partition: str, generation: int) -> bool:
         """Whether who was given the partition in this generation, or held it then, still does."""
         return generation >= self._since.get(partition, self._floor)
 
-    def hear(self, part: GroupHeartbeat, session: str, now: float) -> None:
+    def heartbeat(self, heartbeat: GroupHeartbeat, session: str, now: float) -> None:
         """A member says that it is there, and what there is to be read."""
-        member = self.by_name.get(part.member)
+        member = self.by_name.get(heartbeat.member)
         if member is None:
-            member = self.by_name[part.member] = Member(part.member)
+            member = self.by_name[heartbeat.member] = Member(heartbeat.member)
         member.session, member.heard, member.away = session, now, None
-        partitions = dict(zip(part.partitions, part.topics, strict=True))
+        partitions = dict(zip(heartbeat.partitions, heartbeat.topics, strict=True))
         if not member.partitions or partitions != member.partitions:
             # Members that want the same share one dictionary.
             same = (other.partitions for other in self.by_name.values() if other.partitions == partitions)
-            member.partitions, member.topics = next(same, partitions), frozenset(part.topics)
+            member.partitions, member.topics = next(same, partitions), frozenset(heartbeat.topics)
             self._changed = True
 
     def leave(self, name: str) -> None:
@@ -237,7 +240,7 @@ class Members:
         """Whether what somebody else holds may soon be this one's, because that one may be gone."""
         holding = {*self.holders.values()} - {name}
         members = (self.by_name[other] for other in holding if other in self.by_name)
-        return any(member.away is not None or member.heard + SILENCE <= now for member in members)
+        return any(member.away is not None or member.heard + SUSPECT_TIMEOUT <= now for member in members)
 
     def fence(self, generation: int) -> None:
         """Whoever was told of an older generation commits nothing any more, whatever it holds."""
@@ -267,14 +270,14 @@ class Members:
         for listed in {id(member.partitions): member.partitions for member in self.by_name.values()}.values():
             for partition, topic in listed.items():
                 names[partition].add(topic)
-        partitions = {partition: BETWEEN.join(sorted(topics)) for partition, topics in names.items()}
-        texts = {text: {*text.split(BETWEEN)} for text in partitions.values()}
+        partitions = {partition: SEPARATOR.join(sorted(topics)) for partition, topics in names.items()}
+        texts = {text: {*text.split(SEPARATOR)} for text in partitions.values()}
         return partitions, {
             name: frozenset(text for text, topics in texts.items() if not member.topics.isdisjoint(topics))
             for name, member in self.by_name.items()
         }
 
-    def shares(self, member: str) -> Iterator[tuple[str, int]]:
+    def assignments(self, member: str) -> Iterator[tuple[str, int]]:
         """What a member holds, and since which generation."""
         return ((name, self._since[name]) for name, holder in self.holders.items() if holder == member)
 
@@ -377,33 +380,33 @@ class ConsumerGroups:
 
     def may_repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
         """Whether what only a group of decisions says can be written down elsewhere."""
-        return all(self._too_large(name) is None for name in self._said_by(group, consumers))
+        return all(self._too_large(name) is None for name in self._recorded_only_in(group, consumers))
 
     def repeat(self, group: int, consumers: tuple[str, ...]) -> None:
         """A group of decisions is about to be forgotten: write down what only it says."""
-        for name in self._said_by(group, consumers):
+        for name in self._recorded_only_in(group, consumers):
             state = self._states[name]
             state.group = 0
             self._core.journal.put(self._entry(name, state))
 
-    def _said_by(self, group: int, consumers: tuple[str, ...]) -> list[str]:
+    def _recorded_only_in(self, group: int, consumers: tuple[str, ...]) -> list[str]:
         return [name for name in consumers if name in self._states and self._states[name].group == group]
 
     # Members
 
-    def take_part(self, session: str, request: int, part: GroupHeartbeat) -> None:
+    def heartbeat(self, session: str, request: int, heartbeat: GroupHeartbeat) -> None:
         """A member comes, says that it is still there, or goes. Answered with Shares."""
-        members = self.members(part.group)
-        if part.leaves:
-            members.leave(part.member)
-        elif (refusal := self._crowded(members, part)) is not None:
+        members = self.members(heartbeat.group)
+        if heartbeat.leaves:
+            members.leave(heartbeat.member)
+        elif (refusal := self._limit_refusal(members, heartbeat)) is not None:
             self._core.answer(session, request, refusal)
             return
         else:
-            members.hear(part, session, self._core.now)
-        self._rebalance(part.group, changed=not part.leaves and self._begin(part))
-        self._waiting.setdefault(part.group, []).append((session, request, part.member))
-        self._tell(part.group)
+            members.heartbeat(heartbeat, session, self._core.now)
+        self._rebalance(heartbeat.group, changed=not heartbeat.leaves and self._set_initial_positions(heartbeat))
+        self._waiting.setdefault(heartbeat.group, []).append((session, request, heartbeat.member))
+        self._answer_waiting(heartbeat.group)
 
     def session_away(self, session: str) -> None:
         """The connection of a client broke."""
@@ -423,12 +426,12 @@ class ConsumerGroups:
                 members.expire(self._core.now, self._core.config.member_timeout)
                 self._rebalance(group)
 
-    def _crowded(self, members: Members, part: GroupHeartbeat) -> Error | None:
-        if len(part.partitions) > MAX_PARTITIONS:
-            return InvalidRequest(f"a group has at most {MAX_PARTITIONS} partitions, not {len(part.partitions)}")
-        if part.member not in members.by_name and len(members.by_name) >= MAX_MEMBERS:
-            return InvalidRequest(f"group {part.group!r} has {MAX_MEMBERS} members, more can't be: end some")
-        return self._grows_too_large(part.group, part.partitions) or self._too_large(part.group)
+    def _limit_refusal(self, members: Members, heartbeat: GroupHeartbeat) -> Error | None:
+        if len(heartbeat.partitions) > MAX_PARTITIONS:
+            return InvalidRequest(f"a group has at most {MAX_PARTITIONS} partitions, not {len(heartbeat.partitions)}")
+        if heartbeat.member not in members.by_name and len(members.by_name) >= MAX_MEMBERS:
+            return InvalidRequest(f"group {heartbeat.group!r} has {MAX_MEMBERS} members, more can't be: end some")
+        return self._grows_too_large(heartbeat.group, heartbeat.partitions) or self._too_large(heartbeat.group)
 
     def _grows_too_large(self, group: str, topics: Iterable[str]) -> MessageTooLarge | None:
         """Why a group can't begin on topics that it never was on."""
@@ -456,15 +459,17 @@ class ConsumerGroups:
             "more, or let the service write larger messages (log.max_message_bytes)"
         )
 
-    def _begin(self, part: GroupHeartbeat) -> bool:
+    def _set_initial_positions(self, heartbeat: GroupHeartbeat) -> bool:
         """Note where the group begins on topics that it never was on; whether there are such."""
-        state = self._states.setdefault(part.group, ConsumersState())
-        known = {topic for topic, name in zip(part.topics, part.partitions, strict=True) if name in state.positions}
-        ends = part.ends or (EARLIEST,) * len(part.partitions)
+        state = self._states.setdefault(heartbeat.group, ConsumersState())
+        known = {
+            topic for topic, name in zip(heartbeat.topics, heartbeat.partitions, strict=True) if name in state.positions
+        }
+        ends = heartbeat.ends or (EARLIEST,) * len(heartbeat.partitions)
         begun = {
             name: end
-            for topic, name, end in zip(part.topics, part.partitions, ends, strict=True)
-            if topic not in known and part.ends
+            for topic, name, end in zip(heartbeat.topics, heartbeat.partitions, ends, strict=True)
+            if topic not in known and heartbeat.ends
         }
         state.positions |= begun
         return bool(begun)
@@ -481,26 +486,26 @@ class ConsumerGroups:
         if members.rebalance(state.generation + 1) or changed:
             state.generation += 1
             state.group = 0
-            members.writing += 1
+            members.pending_generations += 1
             self._core.journal.put(self._entry(group, state), lambda: self._written(group))
 
     def _written(self, group: str) -> None:
-        self._members[group].writing -= 1
-        self._tell(group)
+        self._members[group].pending_generations -= 1
+        self._answer_waiting(group)
 
-    def _tell(self, group: str) -> None:
+    def _answer_waiting(self, group: str) -> None:
         """Answer who waits, once all that it is told is durable."""
         members, state = self._members[group], self._states[group]
-        if members.writing:
+        if members.pending_generations:
             return
         for session, request, member in self._waiting.pop(group, ()):
-            shares = tuple(
+            assignments = tuple(
                 PartitionAssignment(partition, since, state.positions.get(partition, EARLIEST))
-                for partition, since in members.shares(member)
+                for partition, since in members.assignments(member)
             )
             # One that was given up while it waited for this comes again, and is given its share then.
             unsettled = member not in members.by_name or members.unsettled(member, self._core.now)
-            self._core.answer(session, request, MemberAssignments(state.generation, shares, unsettled))
+            self._core.answer(session, request, MemberAssignments(state.generation, assignments, unsettled))
 
     def _entry(self, name: str, state: ConsumersState) -> Consumers:
         return Consumers(name, state.generation, tuple(state.positions.items()))

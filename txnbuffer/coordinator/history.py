@@ -29,7 +29,7 @@ from txnbuffer.errors import UnreadableDecision
 class NameState:
     """`group`: the last group that committed a number of it, 0 if a `name` entry of that `since` repeats it."""
 
-    opening: int = 0
+    epoch: int = 0
     committed: int = 0
     group: int = 0
     deleted: bool = False
@@ -136,12 +136,12 @@ class History:
     def _take_name(self, entry: Name) -> None:
         known = self.names.get(entry.name, NameState())
         if not entry.since:
-            self.names[entry.name] = NameState(entry.opening, entry.committed, 0, entry.deleted)
+            self.names[entry.name] = NameState(entry.epoch, entry.committed, 0, entry.deleted)
         elif entry.since > known.group:
             if entry.since >= known.since:
-                self.names[entry.name] = NameState(entry.opening, entry.committed, 0, entry.deleted, entry.since)
+                self.names[entry.name] = NameState(entry.epoch, entry.committed, 0, entry.deleted, entry.since)
         else:
-            known.opening = max(known.opening, entry.opening)
+            known.epoch = max(known.epoch, entry.epoch)
             known.since = max(known.since, entry.since)
 
     def _take_consumers(self, entry: Consumers) -> None:

@@ -27,7 +27,7 @@ from txnbuffer.coordinator.progress import bitmap_of
 from txnbuffer.coordinator.sizes import FIXED, RETIRED, names_bytes, positions_bytes, rows_bytes, size_of
 from txnbuffer.coordinator.transaction import GroupRecord, Retirement, TransactionState
 
-Then = Callable[[], None]
+OnDurable = Callable[[], None]
 Decisions = Sequence[tuple[Row, TransactionState]]
 GroupDurable = Callable[[GroupRecord, list[TransactionState], list[Retirement]], None]
 
@@ -48,8 +48,8 @@ class DecisionJournal:
         self.max_bytes = max_bytes
         self._group_durable = group_durable
         self._messages: list[Message] = []
-        self._thens: list[Then] = []
-        self._under_way: deque[tuple[int, list[Then]]] = deque()
+        self._callbacks: list[OnDurable] = []
+        self._under_way: deque[tuple[int, list[OnDurable]]] = deque()
         self._token = 0
         self.now = 0.0
         self._start_group()
@@ -63,12 +63,12 @@ class DecisionJournal:
         """
         rows = [row for row, _ in decisions]
         size = sum([1 + len(row.topics) for row in rows])
-        besides = names_bytes(names) + positions_bytes(positions)
-        added = rows_bytes(rows, self._topics, self._rows[-1].least if self._rows else 0) + besides
+        extra = names_bytes(names) + positions_bytes(positions)
+        added = rows_bytes(rows, self._topics, self._rows[-1].least if self._rows else 0) + extra
         if self._bytes + added > self.max_bytes or self._size + size > self._max_group:
             self._seal()
             self._topics.clear()
-            added = rows_bytes(rows, self._topics, 0) + besides
+            added = rows_bytes(rows, self._topics, 0) + extra
             if FIXED + added > self.max_bytes:
                 self._check_fits(rows, names, positions)
         self._size += size
@@ -102,24 +102,24 @@ class DecisionJournal:
         self._retired += blocks
         self._retirements.append(retirement)
 
-    def put(self, entry: Entry, then: Then | None = None) -> None:
+    def put(self, entry: Entry, on_durable: OnDurable | None = None) -> None:
         """An entry of its own, behind all decisions so far; `then` is called once it is durable."""
         self._seal()
         if isinstance(entry, Name | Consumers):
             entry = entry._replace(since=self.next_group)
         self._messages.append(encode(entry))
-        if then is not None:
-            self._thens.append(then)
+        if on_durable is not None:
+            self._callbacks.append(on_durable)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Make the log forget keys; the reason why they may go must be durable."""
         self._seal()
         self._messages += map(tombstone, keys)
 
-    def prove(self, then: Then) -> None:
+    def prove_ownership(self, on_durable: OnDurable) -> None:
         """Call `then` once something is durable behind all that was put: only the owner can write."""
         self.forget([PROOF_KEY])
-        self._thens.append(then)
+        self._callbacks.append(on_durable)
 
     def take(self) -> AppendDecisions | None:
         """What is to be appended now."""
@@ -128,16 +128,16 @@ class DecisionJournal:
             return None
         self._token += 1
         append = AppendDecisions(self._token, tuple(self._messages))
-        self._under_way.append((self._token, self._thens))
-        self._messages, self._thens = [], []
+        self._under_way.append((self._token, self._callbacks))
+        self._messages, self._callbacks = [], []
         return append
 
     def durable(self, token: int) -> None:
         """All appends up to this one are durable: the log keeps their order."""
         while self._under_way and self._under_way[0][0] <= token:
-            _, thens = self._under_way.popleft()
-            for then in thens:
-                then()
+            _, callbacks = self._under_way.popleft()
+            for callback in callbacks:
+                callback()
 
     def _start_group(self) -> None:
         self._size, self._bytes = 0, FIXED
@@ -162,7 +162,7 @@ class DecisionJournal:
         record.consumers = tuple({commit.group: None for commit in self._positions})
         self._start_group()
         self._messages.append(encode(group))
-        self._thens.append(lambda: self._group_durable(record, transactions, retirements))
+        self._callbacks.append(lambda: self._group_durable(record, transactions, retirements))
 
     def _group(
         self,

@@ -100,34 +100,34 @@ class StateTransition(NamedTuple):
     after: State
 
 
-STEPS = (
+TRANSITIONS = (
     StateTransition(State.OPEN, "the commit is accepted", State.COMMITTING),
     StateTransition(State.COMMITTING, "its outcome is durable", State.COMMITTED),
     StateTransition(State.OPEN, "the abort is accepted, or the time is up", State.ABORTING),
     StateTransition(State.ABORTING, "its outcome is durable", State.ABORTED),
 )
 
-NEXT = {state: frozenset(step.after for step in STEPS if step.before is state) for state in State}
+NEXT = {state: frozenset(step.after for step in TRANSITIONS if step.before is state) for state in State}
 """The states that may follow each state."""
 
 TERMINAL = frozenset(state for state, following in NEXT.items() if not following)
 """The states in which the outcome is durable, and for ever the same."""
 
-OUTCOME = {State.COMMITTED: Outcome.COMMIT, State.ABORTED: Outcome.ABORT}
+OUTCOME_OF_STATE = {State.COMMITTED: Outcome.COMMIT, State.ABORTED: Outcome.ABORT}
 """What the state of an ended transaction says."""
 
-ENDING = {Outcome.COMMIT: State.COMMITTING, Outcome.ABORT: State.ABORTING}
+DECIDING_STATE = {Outcome.COMMIT: State.COMMITTING, Outcome.ABORT: State.ABORTING}
 """The state of a transaction that is about to end so."""
 
-ENDED = {outcome: state for state, outcome in OUTCOME.items()}
+ENDED_STATE = {outcome: state for state, outcome in OUTCOME_OF_STATE.items()}
 
-INTENT = {State.COMMITTING: Outcome.COMMIT, State.ABORTING: Outcome.ABORT} | OUTCOME
+INTENDED_OUTCOME = {State.COMMITTING: Outcome.COMMIT, State.ABORTING: Outcome.ABORT} | OUTCOME_OF_STATE
 """The outcome that a state leads to; OPEN leads to either."""
 
 
-def table() -> str:
+def state_table() -> str:
     """The table as Markdown, as the documentation shows it."""
-    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in STEPS]
+    rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in TRANSITIONS]
     return "\n".join(["| state | event | next state |", "|---|---|---|", *rows])
 
 
@@ -172,24 +172,24 @@ class Branch(NamedTuple):
 
 
 class ProducerSequence(NamedTuple):
-    """The transaction is number `number` of a named producer; `opening` is what opening the name answered.
+    """The transaction is number `number` of a named producer; `epoch` is what opening the name returned.
 
-    With `opening` SHARED a transaction is begun as one of many that sessions write for that number: its holder's
-    commit names those that win, and all others of numbers up to it abort. Begun again with FINISHED it is whole, and
-    outlives its session.
+    With the epoch PARTICIPANT it is one of many transactions that several sessions write for that number. The commit
+    of the name's holder names the ones that win; all others for numbers up to it abort. A participant that is begun
+    again with FINISHED_PARTICIPANT is complete, and outlives its session.
     """
 
     name: str
     number: int
-    opening: int
+    epoch: int
 
     @property
-    def shared(self) -> bool:
-        return self.opening in (SHARED, FINISHED)
+    def is_participant(self) -> bool:
+        return self.epoch in (PARTICIPANT, FINISHED_PARTICIPANT)
 
 
-SHARED, FINISHED = 0, -1
-"""No opening of a name has these numbers."""
+PARTICIPANT, FINISHED_PARTICIPANT = 0, -1
+"""Values of `ProducerSequence.epoch` that no opening of a name returns."""
 
 
 class Commit(NamedTuple):
@@ -204,7 +204,7 @@ class Commit(NamedTuple):
     topics: tuple[str, ...]
     records: tuple[int, ...]
     wait_visible: bool = False
-    naming: ProducerSequence | None = None
+    sequence: ProducerSequence | None = None
     winners: tuple[Branch, ...] = ()
     losers: tuple[TxnId, ...] = ()
     positions: tuple[ConsumerPosition, ...] = ()
@@ -213,7 +213,7 @@ class Commit(NamedTuple):
 class Begin(NamedTuple):
     """A transaction was begun: announced, never answered unless it is refused.
 
-    `timeout` in seconds, None for the default. `parent`: it is a branch of that transaction. `naming`: it is
+    `timeout` in seconds, None for the default. `parent`: it is a branch of that transaction. `sequence`: it is
     an attempt of a named producer.
     """
 
@@ -221,7 +221,7 @@ class Begin(NamedTuple):
     txn: TxnId
     timeout: float | None = None
     parent: TxnId | None = None
-    naming: ProducerSequence | None = None
+    sequence: ProducerSequence | None = None
 
 
 # What is answered
@@ -247,7 +247,7 @@ class SessionOpened(NamedTuple):
 class NameOpened(NamedTuple):
     """The name is the session's; `committed` is the last committed number, 0 if there is none."""
 
-    opening: int
+    epoch: int
     committed: int
 
 
@@ -272,7 +272,7 @@ class MemberAssignments(NamedTuple):
     """
 
     generation: int
-    shares: tuple[PartitionAssignment, ...] = ()
+    assignments: tuple[PartitionAssignment, ...] = ()
     unsettled: bool = False
 
 
@@ -333,7 +333,7 @@ class RegisterTopic(NamedTuple):
 
 
 class WriteEpochMarker(NamedTuple):
-    """Append the marker, apply the topic's log up to it, then tell `border_applied` what ended there."""
+    """Append the marker, apply the topic's log up to it, then tell `epoch_marker_applied` what ended there."""
 
     topic: str
     marker: Marker

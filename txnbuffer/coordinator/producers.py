@@ -27,7 +27,7 @@ class NamedProducers:
         self._core = core
         self._states = states
         self._attempts: dict[str, dict[int, TransactionState]] = {}
-        self._shared: dict[str, dict[int, TransactionState]] = {}
+        self._participants: dict[str, dict[int, TransactionState]] = {}
         self._deleted: dict[str, tuple[int, float]] = {}
         """Deleted names: the first group that can't speak of one any more, and the time up to which it is kept."""
         for name, state in states.items():
@@ -37,10 +37,10 @@ class NamedProducers:
     def open(self, session: str, request: int, name: str) -> None:
         """Make the session the holder; `attempts` of the older one are to be ended before."""
         state = self._states.setdefault(name, NameState())
-        state.opening += 1
+        state.epoch += 1
         state.group = 0
         state.deleted = False
-        opened = NameOpened(state.opening, state.committed)
+        opened = NameOpened(state.epoch, state.committed)
         self._core.journal.put(self._entry(name, state), lambda: self._core.answer(session, request, opened))
 
     def delete(self, session: str, request: int, name: str, over: int) -> None:
@@ -50,7 +50,7 @@ class NamedProducers:
             self._core.answer(session, request, Done())
             return
         self._states[name] = state
-        state.opening += 1
+        state.epoch += 1
         state.committed, state.group = over, 0
         state.deleted = True
 
@@ -69,39 +69,39 @@ class NamedProducers:
         """What was begun under a name and is not settled."""
         return list(self._attempts.get(name, {}).values())
 
-    def begun(self, naming: ProducerSequence, transaction: TransactionState) -> None:
-        transaction.name = naming.name
-        self._attempts.setdefault(naming.name, {})[transaction.txn.least] = transaction
+    def add_attempt(self, sequence: ProducerSequence, transaction: TransactionState) -> None:
+        transaction.name = sequence.name
+        self._attempts.setdefault(sequence.name, {})[transaction.txn.least] = transaction
 
-    def share(self, naming: ProducerSequence, transaction: TransactionState) -> None:
+    def add_participant(self, sequence: ProducerSequence, transaction: TransactionState) -> None:
         """A transaction was begun as one of many for a number."""
-        transaction.shared = (naming.name, naming.number)
-        self._shared.setdefault(naming.name, {})[transaction.txn.least] = transaction
+        transaction.participant_of = (sequence.name, sequence.number)
+        self._participants.setdefault(sequence.name, {})[transaction.txn.least] = transaction
 
-    def shared(self, name: str) -> list[TransactionState]:
+    def participants(self, name: str) -> list[TransactionState]:
         """What was begun as one of many under a name and is not settled."""
-        return list(self._shared.get(name, {}).values())
+        return list(self._participants.get(name, {}).values())
 
-    def ended(self, transaction: TransactionState) -> None:
+    def settled(self, transaction: TransactionState) -> None:
         if transaction.name is not None:
             _remove(self._attempts, transaction.name, transaction)
-        if transaction.shared is not None:
-            _remove(self._shared, transaction.shared[0], transaction)
+        if transaction.participant_of is not None:
+            _remove(self._participants, transaction.participant_of[0], transaction)
 
-    def refusal(self, naming: ProducerSequence) -> Error | None:
+    def refusal(self, sequence: ProducerSequence) -> Error | None:
         """Why a number can't be committed by this holder."""
-        name, number, opening = naming
+        name, number, epoch = sequence
         state = self._states.get(name)
-        if naming.shared:
-            return self._refusal_to_share(naming, state)
-        if state is None or state.deleted or state.opening != opening:
+        if sequence.is_participant:
+            return self._participant_refusal(sequence, state)
+        if state is None or state.deleted or state.epoch != epoch:
             return ProducerFenced(f"{name!r} was opened by another producer after this one; stop this one")
         if number <= state.committed:
             return AlreadyCommitted(name, number, state.committed)
         return None
 
-    def _refusal_to_share(self, naming: ProducerSequence, state: NameState | None) -> Error | None:
-        name, number, _ = naming
+    def _participant_refusal(self, sequence: ProducerSequence, state: NameState | None) -> Error | None:
+        name, number, _ = sequence
         if number < 1:
             return InvalidRequest(f"{name!r}: number {number} is none, they start at 1")
         if state is not None and number <= state.committed:
@@ -112,10 +112,10 @@ class NamedProducers:
             return ProducerFenced(f"{name!r} is committing a number: what was not written by then comes too late")
         return None
 
-    def commit(self, naming: ProducerSequence, group: int) -> None:
+    def commit(self, sequence: ProducerSequence, group: int) -> None:
         """The decision just taken, in that group, commits a number."""
-        state = self._states[naming.name]
-        state.committed = naming.number
+        state = self._states[sequence.name]
+        state.committed = sequence.number
         state.group = group
 
     def repeat(self, group: int, names: tuple[str, ...]) -> None:
@@ -138,7 +138,7 @@ class NamedProducers:
         return keys
 
     def _entry(self, name: str, state: NameState) -> Name:
-        return Name(name, state.opening, state.committed, state.deleted)
+        return Name(name, state.epoch, state.committed, state.deleted)
 
 
 def _remove(known: dict[str, dict[int, TransactionState]], name: str, transaction: TransactionState) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from txnbuffer.coordinator.commit import link
 from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core, never_leased
-from txnbuffer.coordinator.messages import ENDED, FINISHED, TERMINAL, Begin, SessionOpened, State
+from txnbuffer.coordinator.messages import ENDED_STATE, FINISHED_PARTICIPANT, TERMINAL, Begin, SessionOpened, State
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.transaction import Session, TransactionState
@@ -14,11 +14,13 @@ from txnbuffer.model import TxnId
 
 
 class TransactionRequests:
-    def __init__(self, core: Core, sessions: Sessions, names: NamedProducers, ending: TransactionCompletion) -> None:
+    def __init__(
+        self, core: Core, sessions: Sessions, producers: NamedProducers, completion: TransactionCompletion
+    ) -> None:
         self._core = core
         self._sessions = sessions
-        self._names = names
-        self._ending = ending
+        self._producers = producers
+        self._completion = completion
 
     def open(self, session: Session, request: int, claims: tuple[TxnId, ...], up_to: int) -> None:
         """Adopt what a session has open; of ids up to `up_to` end everything else of it."""
@@ -40,23 +42,27 @@ class TransactionRequests:
             return
         if transaction.state is not State.OPEN:
             transaction.wait(session.name, begin.request, commit=True)
-            self._ending.answer_if_due(transaction)
+            self._completion.answer_if_due(transaction)
             return
-        if begin.naming is not None and begin.naming.opening == FINISHED and transaction.shared is not None:
+        if (
+            begin.sequence is not None
+            and begin.sequence.epoch == FINISHED_PARTICIPANT
+            and transaction.participant_of is not None
+        ):
             transaction.finished = True  # its time goes on
             return
         core.watch(transaction, core.now + timeout)
         if begin.parent is not None:
             self._join(transaction, begin.parent)
-        if begin.naming is not None and transaction.state is State.OPEN:
-            refusal = self._names.refusal(begin.naming)
-            if refusal is None and begin.naming.shared:
-                self._names.share(begin.naming, transaction)
+        if begin.sequence is not None and transaction.state is State.OPEN:
+            refusal = self._producers.refusal(begin.sequence)
+            if refusal is None and begin.sequence.is_participant:
+                self._producers.add_participant(begin.sequence, transaction)
             elif refusal is None:
-                self._names.begun(begin.naming, transaction)
+                self._producers.add_attempt(begin.sequence, transaction)
             else:
                 transaction.wait(session.name, begin.request, commit=True)
-                self._ending.abort(transaction, str(refusal), refusal=refusal)
+                self._completion.abort(transaction, str(refusal), refusal=refusal)
 
     def abort(self, name: str, request: int, txn: TxnId, topics: tuple[str, ...], operator: bool) -> None:
         """End an open transaction; of any other, tell the outcome once it is durable."""
@@ -69,17 +75,19 @@ class TransactionRequests:
         if transaction.state is State.OPEN and (operator or transaction.plan is None):
             known = tuple(topic for topic in dict.fromkeys(topics) if topic in self._core.topics)
             reason = "an operator aborted it" if operator else "its client aborted it"
-            self._ending.abort(transaction, reason, known, by_marker=not operator)
+            self._completion.abort(transaction, reason, known, by_marker=not operator)
             if not operator and transaction.finished and (transaction.session and transaction.session.name) != name:
                 self._give_up(transaction)
         else:
-            self._ending.answer_if_due(transaction)
+            self._completion.answer_if_due(transaction)
 
     def _give_up(self, aborted: TransactionState) -> None:
         """Who aborts what another wrote for a number commits nothing of it: whatever is open for it by now ends."""
-        for other in self._names.shared(aborted.shared[0]) if aborted.shared is not None else ():
-            if other.shared == aborted.shared and other.state is State.OPEN and other.lead is None:
-                self._ending.abort(other, "its number was given up")
+        for other in (
+            self._producers.participants(aborted.participant_of[0]) if aborted.participant_of is not None else ()
+        ):
+            if other.participant_of == aborted.participant_of and other.state is State.OPEN and other.parent is None:
+                self._completion.abort(other, "its number was given up")
 
     def query(self, name: str, request: int, txn: TxnId) -> None:
         """Tell how a transaction ended, or how far it has come."""
@@ -91,7 +99,7 @@ class TransactionRequests:
         elif transaction is not None:
             if transaction.state in TERMINAL:
                 transaction.wait(name, request, commit=False)
-                self._ending.answer_if_due(transaction)
+                self._completion.answer_if_due(transaction)
             else:
                 core.answer(name, request, transaction.state)
         elif core.progress.has_ended(least):
@@ -115,23 +123,23 @@ class TransactionRequests:
             return transaction.state
         if core.progress.has_ended(txn.least):
             outcome = core.outcomes.find(txn.least)
-            return OutcomeForgotten(txn) if outcome is None else ENDED[outcome]
+            return OutcomeForgotten(txn) if outcome is None else ENDED_STATE[outcome]
         if sessions.retirement(txn.least) is not None:
             return State.ABORTING
         if block is None or block.session is not session:
             return ForeignTransaction(f"transaction {txn} belongs to another session")
         return sessions.start(txn, block, core.config.transaction_timeout).state
 
-    def _join(self, branch: TransactionState, parent: TxnId) -> None:
+    def _join(self, branch: TransactionState, txn: TxnId) -> None:
         """Make a transaction a branch; it ends at once if its parent has ended or is about to."""
         core = self._core
-        lead = core.live.get(parent.least)
-        if lead is None and not core.progress.has_ended(parent.least):
-            block = self._sessions.locate(parent.least)
-            if block is not None and self._sessions.retirement(parent.least) is None:
-                lead = self._sessions.start(parent, block, core.config.transaction_timeout)
-        usable = lead is not None and lead is not branch and lead.lead is None and not branch.branches
-        if lead is not None and usable and lead.state is State.OPEN and lead.plan is None:
-            link(lead, branch)
+        parent = core.live.get(txn.least)
+        if parent is None and not core.progress.has_ended(txn.least):
+            block = self._sessions.locate(txn.least)
+            if block is not None and self._sessions.retirement(txn.least) is None:
+                parent = self._sessions.start(txn, block, core.config.transaction_timeout)
+        usable = parent is not None and parent is not branch and parent.parent is None and not branch.branches
+        if parent is not None and usable and parent.state is State.OPEN and parent.plan is None:
+            link(parent, branch)
         else:
-            self._ending.abort(branch, f"its transaction {parent} is not open")
+            self._completion.abort(branch, f"its transaction {txn} is not open")

@@ -16,10 +16,12 @@ from txnbuffer.coordinator.transaction import GroupRecord
 
 
 class OutcomeRetention:
-    def __init__(self, core: Core, names: NamedProducers, consumers: ConsumerGroups, history: History) -> None:
+    def __init__(
+        self, core: Core, producers: NamedProducers, consumer_groups: ConsumerGroups, history: History
+    ) -> None:
         self._core = core
-        self._names = names
-        self._consumers = consumers
+        self._producers = producers
+        self._consumer_groups = consumer_groups
         self._groups: deque[GroupRecord] = deque()
         self._next_mark = history.next_mark
         self._marks = deque((mark.number, mark.raised_at / 1000) for mark in history.marks.values())
@@ -82,16 +84,16 @@ class OutcomeRetention:
         while self._groups and self._groups[0].decided_at + core.config.remember <= core.now:
             record = self._groups.popleft()
             covered = record.unsettled == 0 and self._covered(record)
-            if covered and self._consumers.may_repeat(record.number, record.consumers):
-                self._names.repeat(record.number, record.names)
-                self._consumers.repeat(record.number, record.consumers)
+            if covered and self._consumer_groups.may_repeat(record.number, record.consumers):
+                self._producers.repeat(record.number, record.names)
+                self._consumer_groups.repeat(record.number, record.consumers)
                 keys.append(f"group-{record.number}")
             else:
                 kept.append(record)
                 uncovered |= record.unsettled == 0 and not covered
         self._groups.extendleft(reversed(kept))
         oldest = self._groups[0].number if self._groups else core.journal.next_group
-        keys += self._names.forgettable(oldest)
+        keys += self._producers.forgettable(oldest)
         if keys:
             core.journal.forget(keys)
         if uncovered:

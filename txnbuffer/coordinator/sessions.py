@@ -48,7 +48,7 @@ class Sessions:
         self._retirements: list[Retirement] = []
         self._next_id = next_id
         self._outstanding = 0
-        self.taken = BitMap64()
+        self.used_unleased = BitMap64()
         """Ids above all leases that have ended nevertheless: somebody used what nobody leased."""
 
     def get(self, name: str) -> Session | None:
@@ -61,13 +61,13 @@ class Sessions:
         session = self._sessions.get(name)
         if session is None:
             session = self._sessions[name] = Session(name)
-        session.gone_since = None
+        session.disconnected_since = None
         return session
 
     def disconnect(self, name: str) -> None:
         session = self._sessions.get(name)
         if session is not None:
-            session.gone_since = self._core.now
+            session.disconnected_since = self._core.now
 
     # Leases
 
@@ -82,9 +82,9 @@ class Sessions:
                 text = f"{used} transactions are open or leased, {limit} may be: end some, or give ids back"
                 core.answer(session.name, request, TooManyTransactions(text))
                 return
-        while self._next_id in self.taken:
+        while self._next_id in self.used_unleased:
             self._next_id += 1
-        taken = self.taken & block_of(self._next_id, count)
+        taken = self.used_unleased & block_of(self._next_id, count)
         first, last = self._next_id, int(taken.min()) - 1 if taken else self._next_id + count - 1
         self._next_id = last + 1
         block = self.add(session, first, last, core.now)
@@ -139,10 +139,10 @@ class Sessions:
             core.answer(name, request, ForeignTransaction(text))
         elif transaction is not None:
             owner = transaction.session
-            lead = transaction.lead.session if transaction.lead is not None else None
-            if owner is None or name in (owner.name, lead and lead.name) or transaction.state is not State.OPEN:
+            parent = transaction.parent.session if transaction.parent is not None else None
+            if owner is None or name in (owner.name, parent and parent.name) or transaction.state is not State.OPEN:
                 return transaction
-            if transaction.shared is not None:
+            if transaction.participant_of is not None:
                 return transaction
             self._foreign(name, request, txn)
         elif core.progress.has_ended(least):
@@ -165,7 +165,7 @@ class Sessions:
         self._core.watch(transaction, self._core.now + timeout)
         return transaction
 
-    def ended(self, transaction: TransactionState) -> None:
+    def settled(self, transaction: TransactionState) -> None:
         """A transaction is settled."""
         if transaction.block is not None:
             self.reduce(transaction.block, 1)
@@ -184,7 +184,7 @@ class Sessions:
 
     # Giving back
 
-    def give_back(self, session: Session, first: int, last: int) -> None:
+    def return_ids(self, session: Session, first: int, last: int) -> None:
         """Ids that the session will not use; those that it did use are left alone."""
         for block in self.blocks(session):
             low, high = max(first, block.first), min(last, block.last)
@@ -210,7 +210,7 @@ class Sessions:
                 transaction = live[least]
                 if transaction.finished:
                     continue
-                if transaction.state is State.OPEN and transaction.lead is None and least not in kept:
+                if transaction.state is State.OPEN and transaction.parent is None and least not in kept:
                     self._abort(transaction, reason)
             self._retire(block, block.first, block.last)
 
@@ -223,8 +223,8 @@ class Sessions:
         """End sessions whose client is away too long, and leases that were not used in time."""
         core = self._core
         horizon = core.now - core.config.session_timeout
-        for session in [one for one in self._sessions.values() if one.gone_since is not None]:
-            if session.gone_since is not None and session.gone_since <= horizon:
+        for session in [one for one in self._sessions.values() if one.disconnected_since is not None]:
+            if session.disconnected_since is not None and session.disconnected_since <= horizon:
                 self.remove(session)
                 self.keep_only(
                     session, (), self.highest_id, f"its client was away for {core.config.session_timeout:g} s"

@@ -44,7 +44,7 @@ FINAL = "tb.final"
 MAX_REASON = 500
 """Characters."""
 
-Ids: TypeAlias = "tuple[str, tuple[int, ...]]"
+TopicIds: TypeAlias = "tuple[str, tuple[int, ...]]"
 """A topic and transactions that it is about."""
 
 _TEXTS = ("register", "registered", "refused", "reasons", "known", "missing")
@@ -60,9 +60,9 @@ class ShardMessage(NamedTuple):
     refused: tuple[tuple[str, str], ...] = ()
     known: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    asked: tuple[Ids, ...] = ()
-    awaited: tuple[Ids, ...] = ()
-    applied: tuple[Ids, ...] = ()
+    asked: tuple[TopicIds, ...] = ()
+    awaited: tuple[TopicIds, ...] = ()
+    applied: tuple[TopicIds, ...] = ()
     floors_wanted: tuple[tuple[str, int], ...] = ()
     floors: tuple[tuple[str, int, int], ...] = ()
     final: tuple[str, ...] = ()
@@ -90,21 +90,21 @@ _SCHEMA = avro.schema(
 )
 
 
-def encode_letter(letter: ShardMessage) -> Message:
-    record: dict[str, Any] = letter._asdict()
+def encode_shard_message(message: ShardMessage) -> Message:
+    record: dict[str, Any] = message._asdict()
     properties = {"tb.v": VERSION, "tb.kind": KIND}
     if final := record.pop("final"):
         properties[FINAL] = "\n".join(final)
-    record["refused"] = [topic for topic, _ in letter.refused]
-    record["reasons"] = [reason for _, reason in letter.refused]
+    record["refused"] = [topic for topic, _ in message.refused]
+    record["reasons"] = [reason for _, reason in message.refused]
     for name in _IDS:
         record[name] = [{"topic": topic, "ids": deltas([*ids])} for topic, ids in record[name]]
-    record["floors_wanted"] = [{"topic": topic, "number": number} for topic, number in letter.floors_wanted]
-    record["floors"] = [{"topic": topic, "number": number, "ledger": at} for topic, number, at in letter.floors]
+    record["floors_wanted"] = [{"topic": topic, "number": number} for topic, number in message.floors_wanted]
+    record["floors"] = [{"topic": topic, "number": number, "ledger": at} for topic, number, at in message.floors]
     return Message(value=avro.encode(_SCHEMA, record), properties=properties)
 
 
-def letters(sender: int, found: Mapping[str, Sequence[Any]], limit: int) -> Iterator[ShardMessage]:
+def pack_shard_messages(sender: int, found: Mapping[str, Sequence[Any]], limit: int) -> Iterator[ShardMessage]:
     """What there is to say by field, in letters of at most `limit` bytes; a letter without a word if it is nothing.
 
     Long reasons are cut, and many ids of one topic are told in several pieces.
@@ -113,22 +113,22 @@ def letters(sender: int, found: Mapping[str, Sequence[Any]], limit: int) -> Iter
     final = {*found.get("final", ())}
     rows: dict[str, list[Any]] = {}
     size, sent = 0, False
-    for field, row, bytes_ in _pieces(found, room // 2):
+    for field, row, bytes_ in _sized_rows(found, room // 2):
         if size + bytes_ > room:
-            yield _letter(sender, rows, final)
+            yield _shard_message(sender, rows, final)
             rows, size, sent = {}, 0, True
         rows.setdefault(field, []).append(row)
         size += bytes_
     if rows or not sent:
-        yield _letter(sender, rows, final)
+        yield _shard_message(sender, rows, final)
 
 
-def _letter(sender: int, rows: Mapping[str, Sequence[Any]], final: set[str]) -> ShardMessage:
+def _shard_message(sender: int, rows: Mapping[str, Sequence[Any]], final: set[str]) -> ShardMessage:
     stays = tuple(topic for topic, _ in rows.get("refused", ()) if topic in final)
     return ShardMessage(sender, **{field: tuple(row) for field, row in rows.items()}, final=stays)
 
 
-def _pieces(found: Mapping[str, Sequence[Any]], most: int) -> Iterator[tuple[str, Any, int]]:
+def _sized_rows(found: Mapping[str, Sequence[Any]], most: int) -> Iterator[tuple[str, Any, int]]:
     """Field, row, and the bytes that it takes at most."""
     for field, rows in found.items():
         for row in rows:
@@ -149,7 +149,7 @@ def _pieces(found: Mapping[str, Sequence[Any]], most: int) -> Iterator[tuple[str
                 yield field, row, text_bytes(row[0]) + 2 * LONG
 
 
-def decode_letter(message: Message) -> ShardMessage | None:
+def decode_shard_message(message: Message) -> ShardMessage | None:
     """None for what is no letter that this version reads: whoever needs an answer to it asks again."""
     properties = message.properties or {}
     if message.value is None or (properties.get("tb.v"), properties.get("tb.kind")) != (VERSION, KIND):
@@ -172,5 +172,5 @@ def decode_letter(message: Message) -> ShardMessage | None:
     )
 
 
-def _ids(rows: Sequence[dict[str, Any]]) -> tuple[Ids, ...]:
+def _ids(rows: Sequence[dict[str, Any]]) -> tuple[TopicIds, ...]:
     return tuple((row["topic"], tuple(sums(row["ids"]))) for row in rows)

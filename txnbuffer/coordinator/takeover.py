@@ -37,7 +37,7 @@ from txnbuffer.coordinator.core import Core
 from txnbuffer.coordinator.decisions import DecisionRows, Group, LowWaterMark, Owner, OwnerEpoch, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.journal import ids_of
-from txnbuffer.coordinator.messages import ENDED, State, WriteEpochMarker
+from txnbuffer.coordinator.messages import ENDED_STATE, State, WriteEpochMarker
 from txnbuffer.coordinator.progress import bitmap_of, within
 from txnbuffer.coordinator.retention import OutcomeRetention
 from txnbuffer.coordinator.sessions import Sessions
@@ -53,48 +53,50 @@ class TakeOver:
         self,
         core: Core,
         sessions: Sessions,
-        ending: TransactionCompletion,
+        completion: TransactionCompletion,
         retention: OutcomeRetention,
         history: History,
     ) -> None:
         self._core = core
         self._sessions = sessions
-        self._ending = ending
+        self._completion = completion
         self._retention = retention
         self.horizon = history.highest_lease
-        self._found = (BitMap64(), BitMap64())
-        self._undone: set[int] = set()
+        self._one_phase_outcomes = (BitMap64(), BitMap64())
+        self._unsettled: set[int] = set()
         self._waiting: list[Callable[[], None]] = []
-        self._borders = {topic for topic, one_phase in history.topics.items() if one_phase}
+        self._awaited_markers = {topic for topic, one_phase in history.topics.items() if one_phase}
         self._load(history)
-        core.effects += [WriteEpochMarker(topic, core.markers.border()) for topic in sorted(self._borders)]
+        core.effects += [
+            WriteEpochMarker(topic, core.markers.epoch_marker()) for topic in sorted(self._awaited_markers)
+        ]
         self.ready = False
         self.advance()
 
-    def waits(self, least: int) -> bool:
+    def must_wait(self, least: int) -> bool:
         """Whether nothing may be said of this id yet."""
         return not self.ready and least <= self.horizon
 
-    def later(self, action: Callable[[], None]) -> None:
+    def defer(self, action: Callable[[], None]) -> None:
         """Do something once that is so."""
         self._waiting.append(action)
 
-    def border_applied(self, topic: str, committed: BitMap64, aborted: BitMap64) -> None:
+    def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64) -> None:
         """The topic's log is applied up to our border: these ids had ended there."""
-        if topic in self._borders:
-            self._borders.discard(topic)
-            self._found[Outcome.COMMIT].update(committed)
-            self._found[Outcome.ABORT].update(aborted)
+        if topic in self._awaited_markers:
+            self._awaited_markers.discard(topic)
+            self._one_phase_outcomes[Outcome.COMMIT].update(committed)
+            self._one_phase_outcomes[Outcome.ABORT].update(aborted)
 
-    def topic_gone(self, topic: str) -> None:
-        self._borders.discard(topic)
+    def topic_deleted(self, topic: str) -> None:
+        self._awaited_markers.discard(topic)
 
     def advance(self) -> None:
         """See whether all that comes first is done by now."""
-        if self.ready or self._borders:
+        if self.ready or self._awaited_markers:
             return
-        self._undone = {least for least in self._undone if self._ending.comes_to_an_end(least)}
-        if self._undone:
+        self._unsettled = {least for least in self._unsettled if self._completion.can_complete(least)}
+        if self._unsettled:
             return
         self._adopt_outcomes()
         self.ready = True
@@ -105,7 +107,7 @@ class TakeOver:
     def _adopt_outcomes(self) -> None:
         """One-phase outcomes of older owners. A topic that a COMMIT does not name may have ended it as ABORT."""
         core = self._core
-        aborted, committed = self._found
+        aborted, committed = self._one_phase_outcomes
         aborted = aborted - committed
         known = core.progress.settled.bitmap() | bitmap_of(core.live)
         for outcome, ids in ((Outcome.ABORT, aborted), (Outcome.COMMIT, committed)):
@@ -128,17 +130,17 @@ class TakeOver:
         for mark in history.marks.values():
             core.outcomes.update(mark.aborted, Outcome.ABORT, mark.raised_at / 1000)
             core.outcomes.update(mark.committed, Outcome.COMMIT, mark.raised_at / 1000)
-        undone = [pair for group in history.groups.values() for pair in self._load_group(group)]
+        unsettled = [pair for group in history.groups.values() for pair in self._load_group(group)]
         for lease in history.leases.values():
             self._sessions.load(lease, core.now)
-        for record, transaction in undone:
-            self._load_undone(record, transaction)
-        taken = self._sessions.taken = core.progress.settled.bitmap() | bitmap_of(core.live)
+        for record, transaction in unsettled:
+            self._load_unsettled(record, transaction)
+        taken = self._sessions.used_unleased = core.progress.settled.bitmap() | bitmap_of(core.live)
         taken.remove_range(0, self.horizon + 1)
 
     def _load_group(self, group: Group) -> list[tuple[GroupRecord, TransactionState]]:
         """Remember what a group decided; returns those of its transactions that are not settled."""
-        core, undone = self._core, []
+        core, unsettled = self._core, []
         decided_at = group.decided_at / 1000
         record = GroupRecord(group.number, decided_at, ids_of(group), 0)
         record.names = tuple(name for name, _ in group.names)
@@ -148,8 +150,8 @@ class TakeOver:
         for least, outcome, topics, records in rows:
             transaction = TransactionState(TxnId(core.shard, least), None, None)
             transaction.topics, transaction.records = topics, records
-            transaction.state = ENDED[outcome]
-            undone.append((record, transaction))
+            transaction.state = ENDED_STATE[outcome]
+            unsettled.append((record, transaction))
         retired = BitMap64()
         for first, count in group.retired:
             retired.add_range(first, first + count)
@@ -159,24 +161,24 @@ class TakeOver:
         core.outcomes.update(retired, Outcome.ABORT, decided_at)
         core.progress.settled.update(retired)
         core.progress.settled.drop_up_to(core.progress.low_water_mark)
-        return undone
+        return unsettled
 
-    def _load_undone(self, record: GroupRecord, transaction: TransactionState) -> None:
+    def _load_unsettled(self, record: GroupRecord, transaction: TransactionState) -> None:
         transaction.block = self._sessions.locate(transaction.txn.least)
         transaction.group = record
         record.unsettled += 1
         self._core.live[transaction.txn.least] = transaction
-        self._undone.add(transaction.txn.least)
+        self._unsettled.add(transaction.txn.least)
         if transaction.state is State.ABORTED:
             transaction.reason = "it had ended before"
-        self._ending.publish(transaction)
+        self._completion.publish(transaction)
 
 
-KEPT = 1000
+MAX_OWNERS = 1000
 """So many owners an entry tells of, if it may be as large as that."""
-REST_BYTES = 2048
+ENTRY_BYTES = 2048
 """What an entry takes besides them, with an address and the name of its owner."""
-SHARE_BITS = 24
+SKIP_BITS = 24
 """An owner skips up to one part in 2**24 of the ids that are left: after as many owners three fifths are."""
 
 
@@ -192,17 +194,17 @@ class Acquisition:
     def __init__(
         self,
         owner: str,
-        seen: int,
+        highest_epoch: int,
         address: str = "",
-        drawn: str = "",
+        owner_id: str = "",
         owners: Mapping[int, OwnerEpoch] | None = None,
         max_bytes: int = LARGEST_LIMIT,
         last: int | None = None,
     ) -> None:
         self._owner = owner
         self._address = address
-        self.epoch = seen + 1
-        self._id = drawn
+        self.epoch = highest_epoch + 1
+        self._id = owner_id
         self._owners = dict(owners or {})
         self._max_bytes = max_bytes
         self._last = last
@@ -217,10 +219,10 @@ class Acquisition:
             return ()
         own = OwnerEpoch(self.epoch, self._id)
         if self._last is not None:
-            own = own._replace(skipped=self._last + 1, first=first_id(self._last, self._id))
+            own = own._replace(skipped=self._last + 1, first=first_transaction_id(self._last, self._id))
         older = sorted(one for one in self._owners.values() if one.epoch < self.epoch)
-        kept = [*older[1 - KEPT :], own]
-        while len(kept) > 1 and len(json.dumps(kept)) > self._max_bytes - REST_BYTES:
+        kept = [*older[1 - MAX_OWNERS :], own]
+        while len(kept) > 1 and len(json.dumps(kept)) > self._max_bytes - ENTRY_BYTES:
             del kept[: len(kept) // 8 + 1]
         return tuple(kept)
 
@@ -238,25 +240,25 @@ class Acquisition:
         return False
 
 
-def first_id(last: int, drawn: str) -> int:
+def first_transaction_id(last: int, owner_id: str) -> int:
     """Where the ids of an owner begin that drew this id, behind `last`.
 
     Where an older copy of a log was put back, those of owners that are gone lie anywhere above `last`: the range is so
     wide that hardly one is leased again, and each owner takes a share of what is left, so ids never run out.
     """
-    return last + 1 + int(drawn, 16) % (((MAX_LEAST - last) >> SHARE_BITS) + 1)
+    return last + 1 + int(owner_id, 16) % (((MAX_LEAST - last) >> SKIP_BITS) + 1)
 
 
 Buffers = Mapping[str, TransactionBuffer]
 """Topics, each with what its log tells up to its end."""
 
-AHEAD = 2**32
+ID_MARGIN = 2**32
 """More ids than are under way: leased and not used yet, or used and not ended."""
-A_SECOND = 2**20
+IDS_PER_SECOND = 2**20
 """More ids than any log uses in a second."""
 
 
-def no_owner(history: History) -> str | None:
+def missing_owner_evidence(history: History) -> str | None:
     """What shows that a log was not begun by an owner, whose own entry is the first; None if it was.
 
     Where a log is deleted and made anew, what an owner of the older one had under way may come to stand in the newer
@@ -267,7 +269,7 @@ def no_owner(history: History) -> str | None:
     return "it has entries and no owner's, as where one of an older log of that name wrote them, which was deleted"
 
 
-def what_is_lost(history: History, epoch: int, shard: int, topics: Buffers) -> str | None:
+def data_loss_evidence(history: History, epoch: int, shard: int, topics: Buffers) -> str | None:
     """What shows that the log lacks something; None if nothing does. `epoch` is that of the next owner."""
     known = _ids(history)
     blank = is_blank(history)
@@ -289,7 +291,7 @@ def what_is_lost(history: History, epoch: int, shard: int, topics: Buffers) -> s
     return None
 
 
-def begun_anew(history: History, shard: int, topics: Buffers, owner: str) -> list[Message]:
+def recovery_entries(history: History, shard: int, topics: Buffers, owner: str) -> list[Message]:
     """Entries that let a log go on above all that it and the topics know.
 
     What is undecided on a topic under an id up to there has then ended without a decision, and aborts.
@@ -299,11 +301,11 @@ def begun_anew(history: History, shard: int, topics: Buffers, owner: str) -> lis
         state = buffer.coordinators.get(shard, CoordinatorState())
         ended = state.committed | state.aborted
         epoch, highest = max(epoch, state.epoch), max(highest, state.low_water_mark, ended.max() if ended else 0)
-    mark = LowWaterMark(history.next_mark, highest + AHEAD, 0, BitMap64(), BitMap64())
+    mark = LowWaterMark(history.next_mark, highest + ID_MARGIN, 0, BitMap64(), BitMap64())
     return [encode(Owner(epoch + 1, owner, "", tuple(sorted(history.owners.values())))), encode(mark)]
 
 
-def first_ids(history: History, now_ms: int) -> Message | None:
+def initial_low_water_mark(history: History, now_ms: int) -> Message | None:
     """The entry by which the ids of a log that is begun now lie above those of any that had its name before.
 
     None for one that was begun before. What is still under way to topics of the older log, in a namespace that was
@@ -311,7 +313,7 @@ def first_ids(history: History, now_ms: int) -> Message | None:
     """
     if not is_blank(history):
         return None
-    return encode(LowWaterMark(history.next_mark, now_ms // 1000 * A_SECOND, 0, BitMap64(), BitMap64()))
+    return encode(LowWaterMark(history.next_mark, now_ms // 1000 * IDS_PER_SECOND, 0, BitMap64(), BitMap64()))
 
 
 def is_blank(history: History) -> bool:

@@ -57,11 +57,11 @@ class Registration:
             self._core.answer(session, request, error)
 
     def topic_missing(self, topic: str) -> None:
-        self._core.markers.tell_again(topic)
+        self._core.markers.forget_answers(topic)
         if self._core.topics.pop(topic, None) is not None:
             self._missing.add(topic)
 
-    def topic_gone(self, topic: str) -> None:
+    def topic_deleted(self, topic: str) -> None:
         self.topic_missing(topic)
         if topic in self._missing:
             self._missing.discard(topic)
@@ -75,38 +75,38 @@ class Registration:
 
 
 class OutcomeQueries:
-    def __init__(self, core: Core, sessions: Sessions, ending: TransactionCompletion, takeover: TakeOver) -> None:
+    def __init__(self, core: Core, sessions: Sessions, completion: TransactionCompletion, takeover: TakeOver) -> None:
         self._core = core
         self._sessions = sessions
-        self._ending = ending
+        self._completion = completion
         self._takeover = takeover
 
-    def ask(self, topic: str, txns: Iterable[TxnId]) -> None:
+    def answer(self, topic: str, txns: Iterable[TxnId]) -> None:
         core = self._core
         for txn in txns:
             if txn.most != core.shard:
                 continue
             transaction = core.live.get(txn.least)
             if transaction is not None:
-                self._tell(topic, transaction)
+                self._answer(topic, transaction)
             elif core.progress.has_ended(txn.least):
-                core.markers.tell(topic, MarkerItem(txn, Outcome.ABORT, 0))
-            elif not self._takeover.waits(txn.least) and self._sessions.retirement(txn.least) is None:
+                core.markers.answer_query(topic, MarkerItem(txn, Outcome.ABORT, 0))
+            elif not self._takeover.must_wait(txn.least) and self._sessions.retirement(txn.least) is None:
                 self._watch(topic, txn)
 
-    def _tell(self, topic: str, transaction: TransactionState) -> None:
+    def _answer(self, topic: str, transaction: TransactionState) -> None:
         if transaction.one_phase or transaction.state not in TERMINAL or topic in (transaction.unfinished or ()):
             return
         item = MarkerItem(transaction.txn, Outcome.ABORT, 0)
         if transaction.state is State.COMMITTED and topic in transaction.topics:
             records = transaction.records[transaction.topics.index(topic)]
             item = MarkerItem(transaction.txn, Outcome.COMMIT, records)
-        self._core.markers.tell(topic, item)
+        self._core.markers.answer_query(topic, item)
 
     def _watch(self, topic: str, txn: TxnId) -> None:
         """A transaction of which this is the first word: a client that died may have left it."""
         block = self._sessions.locate(txn.least)
         transaction = self._sessions.start(txn, block, self._core.config.transaction_timeout)
         if block is None:
-            self._sessions.taken.add(txn.least)
-            self._ending.abort(transaction, "nobody leased its id", (topic,))
+            self._sessions.used_unleased.add(txn.least)
+            self._completion.abort(transaction, "nobody leased its id", (topic,))

@@ -13,13 +13,13 @@ Waiter = tuple[str, int, bool]
 
 
 class Session:
-    """A client. `outstanding`: its ids that have not ended; `gone_since` is None while it is connected."""
+    """A client. `outstanding`: its ids that have not ended; `disconnected_since` is None while it is connected."""
 
-    __slots__ = ("block", "gone_since", "name", "outstanding")
+    __slots__ = ("block", "disconnected_since", "name", "outstanding")
 
-    def __init__(self, name: str, gone_since: float | None = None) -> None:
+    def __init__(self, name: str, disconnected_since: float | None = None) -> None:
         self.name = name
-        self.gone_since = gone_since
+        self.disconnected_since = disconnected_since
         self.outstanding = 0
         self.block: Block | None = None
 
@@ -55,7 +55,7 @@ class TransactionState:
     """One TxnId that was begun, or that has ended and is not settled.
 
     - `plan`: the commit that was asked for, kept while its counts are checked; `checks` of them are missing.
-    - `lead`: the transaction that this is a branch of; `branches`: those begun for this one.
+    - `parent`: the transaction that this is a branch of; `branches`: those begun for this one.
     - `shared`: it was begun as one of many for this number of a name; `finished`: and is whole, whoever goes.
     - `unfinished`: topics whose marker is not durable; `unseen`: topics whose buffer has not applied it,
       where somebody waits for that; `hidden`: how many of this and its branches have unseen topics.
@@ -71,15 +71,15 @@ class TransactionState:
         "finished",
         "group",
         "hidden",
-        "lead",
         "name",
         "one_phase",
+        "parent",
+        "participant_of",
         "plan",
         "reason",
         "records",
         "refusal",
         "session",
-        "shared",
         "state",
         "topics",
         "txn",
@@ -100,10 +100,10 @@ class TransactionState:
         self.one_phase = False
         self.plan: Commit | None = None
         self.checks = 0
-        self.lead: TransactionState | None = None
+        self.parent: TransactionState | None = None
         self.branches: list[TransactionState] | None = None
         self.name: str | None = None
-        self.shared: tuple[str, int] | None = None
+        self.participant_of: tuple[str, int] | None = None
         self.finished = False
         self.unfinished: set[str] | None = None
         self.unseen: set[str] | None = None

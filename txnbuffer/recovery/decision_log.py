@@ -21,7 +21,7 @@ from snapshots.shards import Shard
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.takeover import begun_anew, no_owner, what_is_lost
+from txnbuffer.coordinator.takeover import data_loss_evidence, missing_owner_evidence, recovery_entries
 from txnbuffer.recovery.load import load
 from txnbuffer.recovery.restore import restored_topics
 
@@ -69,7 +69,9 @@ def look(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisi
     if buffers is None:
         buffers = folded(broker, shard.of)
     history, gone = _read_history(broker, decisions)
-    lost = gone or no_owner(history) or what_is_lost(history, history.epoch + 1, shard.number, buffers)
+    lost = (
+        gone or missing_owner_evidence(history) or data_loss_evidence(history, history.epoch + 1, shard.number, buffers)
+    )
     return Decisions(decisions, history, buffers, lost)
 
 
@@ -82,7 +84,7 @@ def begin_anew(broker: Broker, shard: Shard, owner: str) -> Decisions:
     with hold(broker, shard) as writer:
         found = look(broker, shard)
         if found.lost is not None and writer is not None:
-            entries = begun_anew(found.history, shard.number, found.buffers, owner)
+            entries = recovery_entries(found.history, shard.number, found.buffers, owner)
             writer.append(Batch.of(entries)).result()
         return found
 

@@ -48,15 +48,15 @@ from txnbuffer.rpc.columns import (
     LONGS,
     STRINGS,
     Fields,
-    chosen,
     control_of,
     join,
+    names_at,
     not_negative,
     optional,
     record,
     rows,
-    runs,
     same_length,
+    slices,
     split,
     txn_columns,
     txns_of,
@@ -208,15 +208,17 @@ def _begins(begins: tuple[Begin, ...]) -> Fields:
         "begin_least": least,
         "begin_timeout": timeouts if any(timeouts) else [],
         "begin_extras": [
-            {"row": row, "parent": begin.parent and begin.parent._asdict(), "naming": _naming(begin.naming)}
+            {"row": row, "parent": begin.parent and begin.parent._asdict(), "naming": _naming(begin.sequence)}
             for row, begin in enumerate(begins)
-            if begin.parent is not None or begin.naming is not None
+            if begin.parent is not None or begin.sequence is not None
         ],
     }
 
 
-def _naming(naming: ProducerSequence | None) -> Fields | None:
-    return None if naming is None else naming._asdict()
+def _naming(sequence: ProducerSequence | None) -> Fields | None:
+    if sequence is None:
+        return None
+    return {"name": sequence.name, "number": sequence.number, "opening": sequence.epoch}
 
 
 def _commits(commits: tuple[Commit, ...], topics: _Topics) -> Fields:
@@ -233,7 +235,7 @@ def _commits(commits: tuple[Commit, ...], topics: _Topics) -> Fields:
         "commit_extras": [
             _commit_extra(row, commit, topics)
             for row, commit in enumerate(commits)
-            if commit.naming is not None or commit.winners or commit.losers or commit.positions
+            if commit.sequence is not None or commit.winners or commit.losers or commit.positions
         ],
     }
 
@@ -242,7 +244,7 @@ def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
     most, least = txn_columns(commit.losers)
     return {
         "row": row,
-        "naming": _naming(commit.naming),
+        "naming": _naming(commit.sequence),
         "winners": [
             {**winner.txn._asdict(), "topics": [topics[name] for name in winner.topics], "records": winner.records}
             for winner in commit.winners
@@ -274,7 +276,7 @@ def decode_client_frame(frame: bytes) -> ClientFrame:
             joins=tuple(map(NamedRequest, *_read_pairs(control, "join", "name"))),
             members=tuple(_read_member(fields, topics) for fields in control["members"]),
             begins=_read_begins(control),
-            sends=_read_sends(frame, at, chosen(topics, control["send_topics"], "sends")),
+            sends=_read_sends(frame, at, names_at(topics, control["send_topics"], "sends")),
             commits=_read_commits(control, topics),
             aborts=_read_aborts(control, topics),
             queries=tuple(map(Query, *_read_txn_requests(control, "query"))),
@@ -308,9 +310,9 @@ def _read_deletions(control: Fields) -> tuple[Deletion, ...]:
 
 def _read_aborts(control: Fields, topics: list[str]) -> tuple[Abort, ...]:
     requests, txns = _read_txn_requests(control, "abort")
-    names = chosen(topics, control["abort_topic_rows"], "aborts")
+    names = names_at(topics, control["abort_topic_rows"], "aborts")
     same_length("aborts", requests, control["abort_topics"])
-    return tuple(map(Abort, requests, txns, runs(control["abort_topics"], names, "aborts")))
+    return tuple(map(Abort, requests, txns, slices(control["abort_topics"], names, "aborts")))
 
 
 def _read_txn_requests(control: Fields, kind: str) -> tuple[list[int], list[TxnId]]:
@@ -328,7 +330,7 @@ def _read_returned(control: Fields) -> tuple[IdBlock, ...]:
 
 
 def _read_member(fields: Fields, topics: list[str]) -> GroupHeartbeat:
-    names, numbers, partitions = chosen(topics, fields["topics"], "members"), fields["ends"], fields["partitions"]
+    names, numbers, partitions = names_at(topics, fields["topics"], "members"), fields["ends"], fields["partitions"]
     same_length("partitions of a member", names, partitions)
     if numbers and len(numbers) != 3 * len(partitions):
         raise ValueError(f"a member has {len(numbers)} numbers for the ends of {len(partitions)} partitions")
@@ -349,7 +351,7 @@ def _read_begins(control: Fields) -> tuple[Begin, ...]:
         row, parent = _row(extra, len(begins), "begin"), extra["parent"]
         begins[row] = begins[row]._replace(
             parent=parent and txns_of([parent["most"]], [parent["least"]], "begins")[0],
-            naming=_read_naming(extra["naming"]),
+            sequence=_read_naming(extra["naming"]),
         )
     return tuple(begins)
 
@@ -358,7 +360,7 @@ def _read_commits(control: Fields, topics: list[str]) -> tuple[Commit, ...]:
     requests, counts, records = control["commit_request"], control["commit_topics"], control["commit_records"]
     txns = txns_of(control["commit_most"], control["commit_least"], "commits")
     waits = control["commit_wait"] or bytes(len(requests))
-    names = chosen(topics, control["commit_topic_rows"], "commits")
+    names = names_at(topics, control["commit_topic_rows"], "commits")
     same_length("commits", requests, txns, counts, waits)
     same_length("topics of commits", names, records)
     not_negative("commits", records)
@@ -366,7 +368,7 @@ def _read_commits(control: Fields, topics: list[str]) -> tuple[Commit, ...]:
         topic_sets: list[tuple[str, ...]] = list(zip(names, strict=True))
         record_sets: list[tuple[int, ...]] = list(zip(records, strict=True))
     else:
-        topic_sets, record_sets = runs(counts, names, "commits"), runs(counts, records, "commits")
+        topic_sets, record_sets = slices(counts, names, "commits"), slices(counts, records, "commits")
     commits = list(map(Commit, requests, txns, topic_sets, record_sets, map(bool, waits)))
     for extra in control["commit_extras"]:
         row = _row(extra, len(commits), "commit")
@@ -376,7 +378,7 @@ def _read_commits(control: Fields, topics: list[str]) -> tuple[Commit, ...]:
 
 def _read_commit_extra(extra: Fields, topics: list[str]) -> Fields:
     return {
-        "naming": _read_naming(extra["naming"]),
+        "sequence": _read_naming(extra["naming"]),
         "winners": tuple(_read_branch(winner, topics) for winner in extra["winners"]),
         "losers": tuple(txns_of(extra["loser_most"], extra["loser_least"], "losing branches")),
         "positions": tuple(_read_position(position, topics) for position in extra["positions"]),
@@ -384,7 +386,7 @@ def _read_commit_extra(extra: Fields, topics: list[str]) -> Fields:
 
 
 def _read_branch(fields: Fields, topics: list[str]) -> Branch:
-    names = chosen(topics, fields["topics"], "branches")
+    names = names_at(topics, fields["topics"], "branches")
     same_length("branches", names, fields["records"])
     not_negative("branches", fields["records"])
     (txn,) = txns_of([fields["most"]], [fields["least"]], "branches")
@@ -392,7 +394,7 @@ def _read_branch(fields: Fields, topics: list[str]) -> Branch:
 
 
 def _read_position(fields: Fields, topics: list[str]) -> ConsumerPosition:
-    (topic,) = chosen(topics, [fields["topic"]], "positions")
+    (topic,) = names_at(topics, [fields["topic"]], "positions")
     if len(fields["start"]) != 3 or len(fields["end"]) != 3:
         raise ValueError("a position of a commit hasn't got three numbers")
     start, end = Position(*fields["start"]), Position(*fields["end"])
@@ -400,7 +402,7 @@ def _read_position(fields: Fields, topics: list[str]) -> ConsumerPosition:
 
 
 def _read_naming(fields: Fields | None) -> ProducerSequence | None:
-    return None if fields is None else ProducerSequence(**fields)
+    return None if fields is None else ProducerSequence(fields["name"], fields["number"], fields["opening"])
 
 
 def _row(extra: Fields, count: int, what: str) -> int:

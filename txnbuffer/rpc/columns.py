@@ -18,7 +18,7 @@ from txnbuffer import avro
 from txnbuffer.model import MAX_LEAST, TxnId
 from txnbuffer.rpc.frames import MAX_FRAME_BYTES
 
-__all__ = ["ERROR_SCHEMA", "tell", "told"]
+__all__ = ["ERROR_SCHEMA", "decode_error", "encode_error"]
 
 
 Fields = dict[str, Any]
@@ -97,7 +97,7 @@ def not_negative(what: str, *columns: Sequence[int]) -> None:
         raise ValueError(f"{what} have a number below 0")
 
 
-def runs(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, ...]]:
+def slices(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, ...]]:
     """Cut items into tuples of these lengths. Raises ValueError if they don't come out even."""
     not_negative(what, counts)
     ends = list(itertools.accumulate(counts, initial=0))
@@ -106,19 +106,19 @@ def runs(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, 
     return [tuple(items[a:b]) for a, b in itertools.pairwise(ends)]
 
 
-def chosen(table: Sequence[str], codes: list[int], what: str) -> list[str]:
+def names_at(table: Sequence[str], codes: list[int], what: str) -> list[str]:
     """The names of a table that a column of its row numbers stands for. Raises ValueError."""
     if codes and not 0 <= min(codes) <= max(codes) < len(table):
         raise ValueError(f"{what} name a topic that the frame does not have")
     return [table[code] for code in codes]
 
 
-def tell(error: Error) -> Fields:
+def encode_error(error: Error) -> Fields:
     """The record of an error."""
     return errors.tell(error, lambda value: str(value) if isinstance(value, TxnId) else errors.detail(value))
 
 
-def told(fields: Fields) -> Error:
+def decode_error(fields: Fields) -> Error:
     """The error of a record. Raises ValueError if it is none."""
     error = errors.told(fields)
     txn = vars(error).get("txn")

@@ -54,7 +54,7 @@ def check_creatable(broker: Broker, topic: str) -> None:
         noted = decode_owner_address(broker.noted(_decisions_of(broker, topic)) or "")
     except TopicNotFound:  # no service was ever there
         return
-    if noted is not None and not noted.makes_topics:
+    if noted is not None and not noted.creates_topics:
         raise TopicNotCreated(topic)
 
 
@@ -70,9 +70,9 @@ class ServiceDiscovery:
         self._namespace = namespace
         self._owner: Owner | None = None
         self._read_to = EARLIEST
-        self._followed = 0
+        self._tried_epoch = 0
 
-    def noted_address(self) -> str | None:
+    def property_address(self) -> str | None:
         """HOST:PORT from the topic's property, maybe out of date; None unless its owner is newer than any before."""
         if not isinstance(self._broker, AnnotatedBroker):
             return None
@@ -81,10 +81,10 @@ class ServiceDiscovery:
         except Error:  # if anything is wrong, reading the log raises it
             return None
         found = None if text is None else decode_owner_address(text)
-        known = max(self._followed, 0 if self._owner is None else self._owner.epoch)
+        known = max(self._tried_epoch, 0 if self._owner is None else self._owner.epoch)
         if found is None or found.epoch <= known or not found.address:
             return None
-        self._followed = found.epoch
+        self._tried_epoch = found.epoch
         return found.address
 
     def newest_address(self) -> str:
@@ -133,9 +133,9 @@ class ServiceDiscovery:
             with self._broker.reader(self._topic, start, inclusive=start == EARLIEST, compacted=True) as reader:
                 while self._read_to < end and (placed := reader.read(timeout=READ_TIMEOUT)) is not None:
                     found = True
-                    self._take(placed)
+                    self._apply(placed)
 
-    def _take(self, placed: PlacedBatch) -> None:
+    def _apply(self, placed: PlacedBatch) -> None:
         for row, key in enumerate(placed.messages.keys.to_list()):
             if key == _KEY:
                 entry = decode(placed.messages[row])
@@ -150,14 +150,14 @@ REMEDY = "give the address of its own service, and connect anew if the log was m
 class LogIdentity:
     """`ask` returns the identity, and blocks; without it the log of the first service is the one of this client."""
 
-    def __init__(self, ask: Callable[[], str] | None = None) -> None:
+    def __init__(self, read_identity: Callable[[], str] | None = None) -> None:
         self.name: str | None = None
-        self._ask = ask
+        self._read_identity = read_identity
 
     async def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of a call to the service. Raises ServiceUnavailable if the log does not exist yet."""
-        if self.name is None and self._ask is not None:
-            self.name = await asyncio.to_thread(self._ask)
+        if self.name is None and self._read_identity is not None:
+            self.name = await asyncio.to_thread(self._read_identity)
         return () if self.name is None else ((LOG_KEY, self.name),)
 
     def check(self, target: str, name: str) -> None:
@@ -171,7 +171,7 @@ class LogIdentity:
 def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdentity:
     """The identity of the log of a cluster's namespace; `decisions` is the topic of its decision log."""
 
-    def ask() -> str:
+    def read_identity() -> str:
         try:
             return broker.incarnation(decisions)
         except TopicNotFound:
@@ -183,7 +183,7 @@ def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdenti
         except Exception as error:  # a session that met it would never dial again
             raise ServiceUnavailable(f"the log of {namespace} could not be asked for: {error!r}") from error
 
-    return LogIdentity(ask)
+    return LogIdentity(read_identity)
 
 
 def read_ca_file(path: str | os.PathLike[str]) -> bytes:

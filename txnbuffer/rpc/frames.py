@@ -176,9 +176,9 @@ class ServerFrame:
 
 
 SESSION_SERVICE = "txnbuffer.v1.Session"
-TALK = "Talk"
+SESSION_METHOD = "Talk"
 STREAMS_SERVICE = "txnbuffer.v1.Streams"
-STREAM = "Stream"
+STREAMS_METHOD = "Stream"
 ADMIN_SERVICE = "txnbuffer.v1.Admin"
 LOG_SERVICE = "txnbuffer.v1.Log"
 LOG_KEY = "txnbuffer-log"

@@ -44,14 +44,14 @@ from txnbuffer.rpc.columns import (
     LONGS,
     STRINGS,
     Fields,
+    decode_error,
+    encode_error,
     join,
     optional,
     record,
     rows,
     same_length,
     split,
-    tell,
-    told,
     txn_columns,
     txns_of,
 )
@@ -129,13 +129,13 @@ def encode_server_frame(frame: ServerFrame) -> bytes:
         "welcome": None if frame.welcome is None else _welcome(frame.welcome),
         "acknowledged": frame.acknowledged,
         "failures": [
-            {"send": failure.send, "txn": failure.txn and failure.txn._asdict(), "error": tell(failure.error)}
+            {"send": failure.send, "txn": failure.txn and failure.txn._asdict(), "error": encode_error(failure.error)}
             for failure in frame.failures
         ],
         **_answers(frame.answers),
         "credits": frame.credits,
         "draining": frame.draining,
-        "goodbye": None if frame.goodbye is None else tell(frame.goodbye),
+        "goodbye": None if frame.goodbye is None else encode_error(frame.goodbye),
     }
     return join(_SCHEMA, control, ())
 
@@ -147,7 +147,7 @@ def _welcome(welcome: Welcome) -> Fields:
         "most": most,
         "least": least,
         "states": bytes([_NO_STATE if isinstance(state, Error) else state for _, state in welcome.states]),
-        "errors": [tell(state) for _, state in welcome.states if isinstance(state, Error)],
+        "errors": [encode_error(state) for _, state in welcome.states if isinstance(state, Error)],
     }
 
 
@@ -170,12 +170,12 @@ def _answers(answers: tuple[tuple[int, Result], ...]) -> Fields:
         "leased_first": [leased.first for leased in groups[Leased][1]],
         "leased_size": [leased.size for leased in groups[Leased][1]],
         "opened_request": groups[NameOpened][0],
-        "opened_opening": [opened.opening for opened in groups[NameOpened][1]],
+        "opened_opening": [opened.epoch for opened in groups[NameOpened][1]],
         "opened_committed": [opened.committed for opened in groups[NameOpened][1]],
         "joined": [_joined(request, joined) for request, joined in zip(*groups[Joined], strict=True)],
         "shares": [_shares(request, shares) for request, shares in zip(*groups[MemberAssignments], strict=True)],
         "error_request": groups[Error][0],
-        "errors": [tell(error) for error in groups[Error][1]],
+        "errors": [encode_error(error) for error in groups[Error][1]],
     }
 
 
@@ -197,11 +197,11 @@ def _shares(request: int, shares: MemberAssignments) -> Fields:
         "request": request,
         "generation": shares.generation,
         "unsettled": shares.unsettled,
-        "partitions": [share.partition for share in shares.shares],
-        "since": [share.since for share in shares.shares],
-        "ledgers": [share.end.ledger for share in shares.shares],
-        "entries": [share.end.entry for share in shares.shares],
-        "batches": [share.end.batch for share in shares.shares],
+        "partitions": [share.partition for share in shares.assignments],
+        "since": [share.since for share in shares.assignments],
+        "ledgers": [share.end.ledger for share in shares.assignments],
+        "entries": [share.end.entry for share in shares.assignments],
+        "batches": [share.end.batch for share in shares.assignments],
     }
 
 
@@ -221,7 +221,7 @@ def decode_server_frame(frame: bytes) -> ServerFrame:
             answers=tuple(_read_answers(control)),
             credits=control["credits"],
             draining=control["draining"],
-            goodbye=control["goodbye"] and told(control["goodbye"]),
+            goodbye=control["goodbye"] and decode_error(control["goodbye"]),
         )
     except ValueError as error:
         raise MalformedFrame(f"a service's frame can't be read: {error}; use a client of its release") from None
@@ -231,7 +231,7 @@ def _read_welcome(fields: Fields | None) -> Welcome | None:
     if fields is None:
         return None
     txns = txns_of(fields.pop("most"), fields.pop("least"), "the states of a welcome")
-    codes, errors = fields.pop("states"), [told(error) for error in fields.pop("errors")]
+    codes, errors = fields.pop("states"), [decode_error(error) for error in fields.pop("errors")]
     same_length("the states of a welcome", txns, codes)
     if codes.count(_NO_STATE) != len(errors):
         raise ValueError(f"the welcome has {len(errors)} errors for {codes.count(_NO_STATE)} transactions")
@@ -249,7 +249,7 @@ def _read_failure(fields: Fields) -> Failure:
     txn = fields["txn"]
     if txn is not None:
         (txn,) = txns_of([txn["most"]], [txn["least"]], "failures")
-    return Failure(fields["send"], told(fields["error"]), txn)
+    return Failure(fields["send"], decode_error(fields["error"]), txn)
 
 
 def _read_answers(control: Fields) -> Iterator[tuple[int, Result]]:
@@ -259,7 +259,7 @@ def _read_answers(control: Fields) -> Iterator[tuple[int, Result]]:
         ("done", [Done()] * len(control["done_request"])),
         ("leased", _read_pairs(Leased, control["leased_first"], control["leased_size"])),
         ("opened", _read_pairs(NameOpened, control["opened_opening"], control["opened_committed"])),
-        ("error", [told(fields) for fields in control["errors"]]),
+        ("error", [decode_error(fields) for fields in control["errors"]]),
     ]
     for kind, results in columns:
         requests = control[f"{kind}_request"]

@@ -34,7 +34,18 @@ from broker_io.position import Int64s, Positions
 from txnbuffer import avro
 from txnbuffer.errors import MalformedFrame
 from txnbuffer.mutations.batch import MutationBatch
-from txnbuffer.rpc.columns import ERROR_SCHEMA, LONGS, Fields, join, record, rows, same_length, split, tell, told
+from txnbuffer.rpc.columns import (
+    ERROR_SCHEMA,
+    LONGS,
+    Fields,
+    decode_error,
+    encode_error,
+    join,
+    record,
+    rows,
+    same_length,
+    split,
+)
 from txnbuffer.streams.failover import MAX_SEQNO, FailoverLog, Version
 from txnbuffer.streams.messages import (
     EndReason,
@@ -152,7 +163,7 @@ def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
         "ok": [_ok(ok) for ok in by_kind[Ok]],
         **columns(by_kind[RollbackRequired], "rollback_stream", "rollback_seqno"),
         "refused_stream": [refused.stream for refused in by_kind[Refused]],
-        "refused_error": [tell(refused.error) for refused in by_kind[Refused]],
+        "refused_error": [encode_error(refused.error) for refused in by_kind[Refused]],
         **flags,
         "begin_flags": bytes(flags["begin_flags"]),
         "mutations_stream": [message.stream for message in by_kind[StreamMutations]],
@@ -160,7 +171,7 @@ def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
         **columns(by_kind[SnapshotEnd], "end_stream", "end_seqno", "end_high"),
         **reasons,
         "stream_end_reason": bytes(reasons["stream_end_reason"]),
-        "goodbye": [tell(goodbye.error) for goodbye in by_kind[Goodbye]],
+        "goodbye": [encode_error(goodbye.error) for goodbye in by_kind[Goodbye]],
     }
     blocks = list(_blocks(by_kind[StreamMutations]))
     control |= {"block_stream": [stream for stream, _ in blocks], **_places([batch for _, batch in blocks])}
@@ -232,7 +243,7 @@ def decode_stream_server_frame(frame: bytes) -> tuple[ServerMessage, ...]:
             (SnapshotEnd(*row) for row in rows_of(control, "ends of snapshots", *ends)),
             _read_stream_ends(control),
             (Noop() for _ in range(control["kinds"].count(_KINDS.index(Noop)))),
-            (Goodbye(told(error)) for error in control["goodbye"]),
+            (Goodbye(decode_error(error)) for error in control["goodbye"]),
         ]
         return in_order(control["kinds"], by_kind)
     except (ValueError, BadBlock) as error:
@@ -252,7 +263,7 @@ def _read_ok(fields: Fields) -> Ok:
 def _read_refused(control: Fields) -> Iterator[Refused]:
     same_length("refusals", control["refused_stream"], control["refused_error"])
     for stream, error in zip(control["refused_stream"], control["refused_error"], strict=True):
-        yield Refused(stream, told(error))
+        yield Refused(stream, decode_error(error))
 
 
 def _read_begins(control: Fields) -> Iterator[SnapshotBegin]:

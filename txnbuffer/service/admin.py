@@ -43,10 +43,10 @@ class GroupMember(NamedTuple):
 def group_facts(coordinator: Coordinator, wanted: str | None) -> list[GroupMember]:
     """Of one group, or of all; by name."""
     facts = []
-    for name, generation, positions in sorted(coordinator.consumers.all_groups()):
+    for name, generation, positions in sorted(coordinator.consumer_groups.all_groups()):
         if wanted not in (None, name):
             continue
-        members = coordinator.consumers.members(name)
+        members = coordinator.consumer_groups.members(name)
         stage = members.stage.value
         for topic in sorted({*positions, *members.holders}):
             held = members.holders.get(topic)
@@ -350,9 +350,9 @@ class ServiceAdmin:
         connection = self._engine.requests.connections.get(session.name)
         if connection is not None:
             return f"session {session.name} ({connection.peer})"
-        if session.gone_since is None:
+        if session.disconnected_since is None:
             return f"session {session.name}"
-        away = self._engine.now() - session.gone_since
+        away = self._engine.now() - session.disconnected_since
         limit = self._engine.coordinator.config.session_timeout
         return f"session {session.name}, away for {away:.1f} s (given up after {limit:g} s)"
 

@@ -19,7 +19,7 @@ from broker_io.port import Broker, Reader
 from broker_io.position import EARLIEST, Position
 from txnbuffer.coordinator.decisions import OWNER_KEY, TOPIC, Owner, decode
 from txnbuffer.coordinator.history import History
-from txnbuffer.coordinator.takeover import no_owner
+from txnbuffer.coordinator.takeover import missing_owner_evidence
 from txnbuffer.errors import DecisionsLost
 
 MAX_WAIT = 0.25
@@ -95,7 +95,7 @@ class DecisionLog:
                 if placed is not None:
                     self._apply(placed)
                     at, silent = placed.positions.last, False
-                elif silent and (no_owner(self.history) is None or time.monotonic() > deadline):
+                elif silent and (missing_owner_evidence(self.history) is None or time.monotonic() > deadline):
                     self._silent_at = at
                     return
                 else:  # at the end of what is left, or dead: only another reader can tell

@@ -158,7 +158,7 @@ class EffectExecutor:
             committed = sum(outcome for _, outcome in ends)
             self.counts.committed += committed
             self.counts.aborted += len(ends) - committed
-            self._coordinator.ended(topic.name, ends, self._now())
+            self._coordinator.markers_applied(topic.name, ends, self._now())
             if self.shard_messages is not None:
                 self.shard_messages.applied(topic.name, (txn for txn, _ in ends))
         if self.marker_checks is not None:
@@ -206,7 +206,7 @@ class EffectExecutor:
             if new := standby_state - topic.awaiting_markers:
                 topic.awaiting_markers |= new
                 self.marker_checks.ask(topic, tuple(txn.least for txn in new))
-        self._coordinator.ask(topic.name, txns, now)
+        self._coordinator.query_outcomes(topic.name, txns, now)
         if self.shard_messages is not None:
             self.shard_messages.ask(topic.name, txns)
 
@@ -225,7 +225,9 @@ class EffectExecutor:
         topic.awaiting_markers.difference_update(txns)
         if topic.followed is not None:
             ongoing = topic.followed.buffer.ongoing
-            self._coordinator.ask(topic.name, [txn for txn in txns if ongoing.get(txn) is not None], self._now())
+            self._coordinator.query_outcomes(
+                topic.name, [txn for txn in txns if ongoing.get(txn) is not None], self._now()
+            )
 
     def _register_topic(self, name: str) -> None:
         if self.shard_messages is None or self._topics.shard.owns(name):
@@ -328,7 +330,7 @@ class EffectExecutor:
             return
         state = topic.followed.buffer.coordinators.get(self._coordinator.shard)
         committed, aborted = (BitMap64(), BitMap64()) if state is None else (state.committed, state.aborted)
-        self._coordinator.border_applied(topic.name, committed.copy(), aborted.copy(), self._now())
+        self._coordinator.epoch_marker_applied(topic.name, committed.copy(), aborted.copy(), self._now())
 
     def _epoch_marker_failed(self, effect: WriteEpochMarker, error: Error) -> None:
         if isinstance(error, DiskWatermark):

@@ -183,7 +183,7 @@ class Engine:
         self.verification = LogVerification(topics)
         self.streams = Streams(topics, snapshots, self.registrar.registered, self._streams_config, self.clock.monotonic)
         remote = self.effects.shard_messages
-        groups, cursors = self.coordinator.consumers.floor, self.streams.cursors.floor
+        groups, cursors = self.coordinator.consumer_groups.floor, self.streams.cursors.floor
         floors = groups, cursors, None if remote is None else remote.floor, self.prove
         self.retention = LogRetention(topics, snapshots, self._retention_config, self.clock, *floors)
         checks = self.policy_checks, self.verification
@@ -195,8 +195,10 @@ class Engine:
     def _read_others(self, followers: LogFollowers, at: Position, inbox: Position | None) -> None:
         """Read what others write: the decision log behind `at`, and letters of other shards behind `inbox`."""
         broker, effects, decisions = self.broker, self.effects, self._decisions.name
-        self.registrar.first_records = FirstRecords(broker, self.coordinator.border)
-        effects.join_cluster(self.run, self.wake, self.registrar.reregister, self.ask, self.coordinator.consumers.floor)
+        self.registrar.first_records = FirstRecords(broker, self.coordinator.epoch_marker)
+        effects.join_cluster(
+            self.run, self.wake, self.registrar.reregister, self.ask, self.coordinator.consumer_groups.floor
+        )
         follow_decisions(followers, broker, decisions, at, self.coordinator, self.fail)
         self.run(watch_log(broker, decisions, self.log, self.fail))
         if effects.shard_messages is not None:
@@ -377,7 +379,7 @@ class Engine:
 
     async def prove(self) -> None:
         """Return once it is certain that nobody else had become the owner when this was called."""
-        await self.ask(lambda request: self.coordinator.prove(request, self.now()))
+        await self.ask(lambda request: self.coordinator.prove_ownership(request, self.now()))
 
     def _busy(self) -> bool:
         return any(True for _ in self.coordinator.transactions()) or not self.appends.idle

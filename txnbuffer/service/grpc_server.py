@@ -40,10 +40,10 @@ from txnbuffer.rpc.frames import (
     LOG_KEY,
     LOG_SERVICE,
     SEND_BYTES,
+    SESSION_METHOD,
     SESSION_SERVICE,
-    STREAM,
+    STREAMS_METHOD,
     STREAMS_SERVICE,
-    TALK,
     VersionMismatch,
 )
 from txnbuffer.rpc.server_frames import encode_server_frame
@@ -102,7 +102,7 @@ def stream_handler(engine: Callable[[], Engine | None], waits_for: Callable[[], 
         await _carry(context, serving.streams.connect(context.peer()))
 
     handler = grpc.stream_stream_rpc_method_handler(stream)
-    return grpc.method_handlers_generic_handler(STREAMS_SERVICE, {STREAM: handler})
+    return grpc.method_handlers_generic_handler(STREAMS_SERVICE, {STREAMS_METHOD: handler})
 
 
 async def _carry(context: Any, connection: StreamConnection) -> None:
@@ -233,7 +233,7 @@ class GrpcServer:
         import grpc
 
         handler = grpc.stream_stream_rpc_method_handler(self._talk)
-        return grpc.method_handlers_generic_handler(SESSION_SERVICE, {TALK: handler})
+        return grpc.method_handlers_generic_handler(SESSION_SERVICE, {SESSION_METHOD: handler})
 
     def _admin_handler(self) -> Any:
         import grpc

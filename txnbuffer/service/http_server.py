@@ -80,7 +80,10 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
     sent, received = (0, 0) if shard_messages is None else (shard_messages.sent, shard_messages.received)
     yield Metric("letters_sent", "counter", "Letters written to services of other shards.", sent)
     yield Metric("letters_received", "counter", "Letters read from them.", received)
-    groups = [engine.coordinator.consumers.members(name) for name, _, _ in engine.coordinator.consumers.all_groups()]
+    groups = [
+        engine.coordinator.consumer_groups.members(name)
+        for name, _, _ in engine.coordinator.consumer_groups.all_groups()
+    ]
     yield Metric("groups", "gauge", "Consumer groups.", len(groups))
     yield Metric("group_members", "gauge", "Members of all groups.", sum(len(group.by_name) for group in groups))
     spare = sum(len({*group.by_name} - {*group.holders.values()}) for group in groups)

@@ -95,7 +95,7 @@ class TopicRegistrar:
                     return self._not_registered(topic, missing, as_error(unexpected))
                 if fresh and topic.shared and topic.followed is not None:
                     ongoing = {entry.txn for entry in topic.followed.buffer.ongoing}
-                    self._coordinator.topic_remade(topic.name, ongoing, self._now())
+                    self._coordinator.topic_recreated(topic.name, ongoing, self._now())
                 if self.first_records is not None:
                     obstacle = await self.first_records.write(topic, new=fresh)
                     if obstacle is not None:

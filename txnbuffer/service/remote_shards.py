@@ -20,7 +20,12 @@ from snapshots.shards import Shard, shard_of
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import Result
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
-from txnbuffer.coordinator.shard_messages import ShardMessage, decode_letter, encode_letter, letters
+from txnbuffer.coordinator.shard_messages import (
+    ShardMessage,
+    decode_shard_message,
+    encode_shard_message,
+    pack_shard_messages,
+)
 from txnbuffer.errors import CoordinatorStopped, RegistrationRefused
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.service.appends import Appends
@@ -82,7 +87,7 @@ class RemoteTopics:
         if error is None:
             if name in self._stopped:
                 self._stopped.discard(name)
-                self._coordinator.topic_goes_on(name, self._now())
+                self._coordinator.topic_resumed(name, self._now())
         elif isinstance(error, TopicNotFound):
             del self.by_name[name]
             self._appends.fail(topic, error)  # its markers come again with the next look at the time, if wanted
@@ -246,7 +251,9 @@ class ShardMessages:
             inbox = self.inboxes[number]
             if len(inbox.waiting) < MAX_WAITING:
                 limit = min(LETTER_BYTES, self._coordinator.config.max_message_bytes)
-                messages = [encode_letter(letter) for letter in letters(self._shard.number, rows, limit)]
+                messages = [
+                    encode_shard_message(letter) for letter in pack_shard_messages(self._shard.number, rows, limit)
+                ]
                 self.sent += len(messages)
                 self._appends.add(inbox, MessagesPart(messages, _nothing, _nothing))
             self._marker_writers.need(inbox)
@@ -256,7 +263,7 @@ class ShardMessages:
     def take(self, placed: PlacedBatch) -> None:
         """Letters that have come."""
         for message in placed.messages:
-            letter = decode_letter(message)
+            letter = decode_shard_message(message)
             if letter is not None and letter.sender in self.inboxes:
                 self.received += 1
                 self._heard[letter.sender] = self._now()
@@ -274,7 +281,9 @@ class ShardMessages:
                 self._put(sender, "missing", topic)
         for topic, ids in letter.asked:
             if self._owner(topic) == sender and len(self._remote_topics.topic(topic).waiting) < MAX_WAITING:
-                self._coordinator.ask(topic, [TxnId(self._shard.number, least) for least in ids], self._now())
+                self._coordinator.query_outcomes(
+                    topic, [TxnId(self._shard.number, least) for least in ids], self._now()
+                )
         for topic, ids in letter.awaited:
             self._await(topic, {TxnId(sender, least) for least in ids})
         if letter.floors_wanted:
@@ -293,7 +302,9 @@ class ShardMessages:
                 coordinator.topic_missing(topic, now)
         for topic, ids in letter.applied:
             if self._owner(topic) == sender:
-                coordinator.ended(topic, [(TxnId(self._shard.number, least), Outcome.COMMIT) for least in ids], now)
+                coordinator.markers_applied(
+                    topic, [(TxnId(self._shard.number, least), Outcome.COMMIT) for least in ids], now
+                )
         for _, number, ledger in letter.floors:
             if number in self._floors:
                 self._floors[number][sender] = ledger
@@ -319,7 +330,7 @@ class ShardMessages:
     async def _tell_floors(self, sender: int, wanted: Iterable[tuple[str, int]]) -> None:
         """Not by a zombie: of groups that its successor began it knows nothing."""
         with contextlib.suppress(Error):
-            await self._ask(lambda request: self._coordinator.prove(request, self._now()))
+            await self._ask(lambda request: self._coordinator.prove_ownership(request, self._now()))
             for topic, number in wanted:
                 floor = self._floor(topic)
                 self._put(sender, "floors", (topic, number, -1 if floor is None else floor))
@@ -331,7 +342,7 @@ class ShardMessages:
         topic = self._topics.get(name)
         if topic is not None and topic.problem is not None and not topic.missing:
             raise topic.problem
-        return await self._ask(lambda request: self._coordinator.register_elsewhere(request, name, self._now()))
+        return await self._ask(lambda request: self._coordinator.register_for_shard(request, name, self._now()))
 
     def _await(self, topic: str, txns: set[TxnId]) -> None:
         known = self._topics.get(topic)

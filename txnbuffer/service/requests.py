@@ -165,7 +165,7 @@ class RequestHandler:
         for request, txn in frame.queries:
             coordinator.query(name, request, txn, now)
         for first, size in frame.returned:
-            coordinator.give_back(name, UNASKED, first, size, now)
+            coordinator.return_ids(name, UNASKED, first, size, now)
         if frame.bye:
             coordinator.close_session(name, UNASKED, now)
             connection.close()
@@ -183,7 +183,7 @@ class RequestHandler:
             called = ("group", part.group), ("member", part.member)
             fits = all(_fits(connection, kind, part.request, text) for kind, text in called)
             if fits and _is_owned(connection, shard, "group", part.request, part.group):
-                coordinator.take_part(name, part, now)
+                coordinator.heartbeat(name, part, now)
 
     def _register(self, connection: SessionConnection, request: int, name: str, now: float) -> None:
         known = self._topics.get(name)

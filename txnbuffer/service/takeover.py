@@ -29,7 +29,12 @@ from txnbuffer.coordinator.decisions import OwnerAddress, OwnerEpoch, encode_own
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.shard_messages import TOPIC as SHARD_MESSAGES
-from txnbuffer.coordinator.takeover import Acquisition, first_ids, no_owner, what_is_lost
+from txnbuffer.coordinator.takeover import (
+    Acquisition,
+    data_loss_evidence,
+    initial_low_water_mark,
+    missing_owner_evidence,
+)
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
 from txnbuffer.recovery.codec import part_items
 from txnbuffer.recovery.manager import SnapshotManager
@@ -112,7 +117,7 @@ class Identity(NamedTuple):
     owner: str
     address: str = ""
     shard: Shard = ONLY
-    makes_topics: bool = True
+    creates_topics: bool = True
 
 
 class StandbyState(NamedTuple):
@@ -166,13 +171,13 @@ def take_over(
     )
     writer, log = standby_state or fence(broker, shard.topic(DECISIONS))
     try:
-        if (why := no_owner(log.history)) is not None:
+        if (why := missing_owner_evidence(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
         with _needed(log.topic):
             last = _nothing if isinstance(broker, PolicyBroker) else _last_id
             at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
         _check_same(broker, log.topic, at)
-        _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.makes_topics))
+        _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.creates_topics))
         inbox_end = _inbox_end(broker, shard)
         name = broker.incarnation(log.topic)
         with _needed(snapshots):
@@ -204,14 +209,14 @@ def _check_same(broker: Broker, topic: str, at: Position) -> None:
 def _check_whole(log: DecisionLog, shard: Shard, manager: SnapshotManager) -> None:
     """Raises DecisionsLost where topics tell more than the decision log does."""
     buffers = {topic: manager.buffer(topic) for topic in manager.topics}
-    lost = what_is_lost(log.history, log.history.epoch, shard.number, buffers)
+    lost = data_loss_evidence(log.history, log.history.epoch, shard.number, buffers)
     if lost is not None:
         raise DecisionsLost(log.topic, lost)
 
 
 def _begin_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -> None:
     """Others may delete a namespace of a cluster and make it anew, while programs that wrote there go on."""
-    first = first_ids(log.history, clock.now_ms()) if isinstance(broker, PolicyBroker) else None
+    first = initial_low_water_mark(log.history, clock.now_ms()) if isinstance(broker, PolicyBroker) else None
     if first is not None:
         writer.append(Batch.of([first])).result()
         log.history.apply(first)
