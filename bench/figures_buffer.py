@@ -25,7 +25,7 @@ def placed(batches: Sequence[Batch]) -> list[PlacedBatch]:
     found: list[PlacedBatch] = []
     entry = 0
     for batch in batches:
-        found.append(PlacedBatch(Positions.run(1, entry, len(batch)), np.zeros(len(batch), np.int64), batch))
+        found.append(PlacedBatch(Positions.consecutive(1, entry, len(batch)), np.zeros(len(batch), np.int64), batch))
         entry += len(batch)
     return found
 

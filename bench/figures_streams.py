@@ -26,7 +26,7 @@ def mutations(count: int, size: int) -> list[MutationBatch]:
         seqnos = np.arange(first, first + size, dtype=np.int64)
         keys = Blobs(random.integers(0, KEYS, size).astype(">u8").tobytes(), offsets, None)
         messages = Batch(keys, records(size, first).values)
-        batches.append(MutationBatch(seqnos, Positions.run(0, first, size), seqnos.copy(), messages))
+        batches.append(MutationBatch(seqnos, Positions.consecutive(0, first, size), seqnos.copy(), messages))
     return batches
 
 

@@ -283,7 +283,7 @@ def detail(value: object) -> int | str | None:
     return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
 
-def tell(error: Error, as_detail: Callable[[object], int | str | None] = detail) -> dict[str, Any]:
+def error_to_fields(error: Error, as_detail: Callable[[object], int | str | None] = detail) -> dict[str, Any]:
     """The record of an error; `as_detail` makes of each attribute what travels."""
     details = {name: as_detail(value) for name, value in vars(error).items()}
     return {
@@ -294,7 +294,7 @@ def tell(error: Error, as_detail: Callable[[object], int | str | None] = detail)
     }
 
 
-def told(fields: dict[str, Any]) -> Error:
+def error_from_fields(fields: dict[str, Any]) -> Error:
     """The error of a record. Raises ValueError if it is none."""
     kind = _classes().get(fields["name"]) or _OF_FAULT.get(fields["fault"])
     if kind is None:

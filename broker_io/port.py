@@ -146,7 +146,7 @@ class Reader(Protocol):
 class NotifyingReader(Protocol):
     """A reader that tells when there is more, so that no thread has to wait for that."""
 
-    def when_more(self, tell: Callable[[], None]) -> None:
+    def notify_when_readable(self, callback: Callable[[], None]) -> None:
         """Have `tell` called once, in any thread, when `read` may give something or fail; at once if it may now.
 
         It must neither wait nor read. It takes the place of one that was not called yet. Where a reader is dead without
@@ -174,10 +174,10 @@ class PolicyLookupBroker(Protocol):
 class AnnotatedBroker(Protocol):
     """A broker where a note of ours, a line of text, can stand beside each topic; a topic made anew has none."""
 
-    def note(self, topic: str, text: str) -> None:
+    def annotate(self, topic: str, text: str) -> None:
         """Put a note in the place of the one before. Asked once only: it may stand there even if this raises."""
 
-    def noted(self, topic: str) -> str | None:
+    def annotation(self, topic: str) -> str | None:
         """The note of a topic, None if it has none, in one question. Raises TopicNotFound."""
 
 
@@ -248,10 +248,12 @@ class Broker(Protocol):
     def incarnation(self, topic: str) -> str:
         """A text that no other topic has, nor this name once it was deleted and made again."""
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False) -> Writer:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
+    ) -> Writer:
         """Open a writer. Raises Fenced if another holds the topic exclusively and this one is shared.
 
-        `alone`: each message becomes an entry of its own, where a backend would put many into one.
+        `unbatched`: each message becomes an entry of its own, where a backend would put many into one.
 
         With `wait` an exclusive one fences no exclusive writer that is open: it waits so many seconds until that one
         is closed, or its process gone. Raises StillHeld, which is retryable, if it is still there then, and

@@ -63,7 +63,7 @@ class Positions:
     published: int = 0
 
     @classmethod
-    def run(cls, ledger: int, first_entry: int, count: int, published: int = 0) -> Positions:
+    def consecutive(cls, ledger: int, first_entry: int, count: int, published: int = 0) -> Positions:
         """`count` single messages that follow one another in one ledger."""
         return cls(
             np.full(count, ledger, np.int64),

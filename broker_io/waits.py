@@ -1,8 +1,8 @@
-"""What this process waits for at the moment, so that whoever asks why nothing moves is told.
+"""The waits of this process, shown to users who ask why nothing moves.
 
-A wait is shown once it has lasted `LONG` seconds. One that ended in vain is shown for `KEPT` seconds more, and goes on
-if the same is waited for again by then: who gives up and begins anew has waited all the time. It is told to the logger
-`txnbuffer.waits` when an attempt fails after that; a service tells it in its own log.
+A wait is shown once it has lasted `LONG_SECONDS`. A wait that ended with an error is shown for `KEPT_SECONDS` more, and
+counts as one wait with the next attempt if that begins within this time. When an attempt fails after `LONG_SECONDS`,
+the logger `txnbuffer.waits` gets a warning; a service writes it to its own log.
 """
 
 from __future__ import annotations
@@ -15,81 +15,81 @@ from typing import NamedTuple
 
 from broker_io.errors import Error
 
-LONG = 3.0
-"""Seconds from which on a wait is shown."""
-KEPT = 30.0
-"""Seconds for which one that ended in vain is shown, too."""
+LONG_SECONDS = 3.0
+"""Seconds after which a wait is shown."""
+KEPT_SECONDS = 30.0
+"""Seconds for which a wait that ended with an error is still shown."""
 LOG = logging.getLogger("txnbuffer.waits")
 
 
 class LongWait(NamedTuple):
-    """`what` has been waited for so many `seconds`; `reason`: what the last attempt was told, empty if nothing."""
+    """A wait for `what` that has lasted `seconds`; `reason` is the error of the last attempt, or empty."""
 
     what: str
     seconds: float
     reason: str
 
     def __str__(self) -> str:
-        return f"waiting for {self.what} for {self.seconds:.0f} s: {self.reason or 'there is no answer'}"
+        return f"waiting for {self.what} for {self.seconds:.0f} s: {self.reason or 'no answer yet'}"
 
 
 class Wait:
-    """One wait; it goes on from its beginning until `rest`, and again from `goes_on`. Safe from any thread."""
+    """One wait: it runs from its creation until `pause`, and again from `resume`. Safe from any thread."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._since: float | None = time.monotonic()
         self._reason = ""
-        self._told = False
+        self._logged = False
 
     @property
-    def resting(self) -> bool:
-        """Whether nothing is waited for now."""
+    def paused(self) -> bool:
+        """Whether the wait is paused."""
         return self._since is None
 
-    def goes_on(self) -> None:
-        """What is still waited for is waited for since now."""
+    def resume(self) -> None:
+        """Start to wait now."""
         self._since = time.monotonic()
 
-    def rest(self) -> None:
-        """Nothing is waited for now."""
+    def pause(self) -> None:
+        """Stop to wait, until `resume`."""
         self._since, self._reason = None, ""
 
     def failed(self, error: BaseException | None) -> None:
-        """An attempt has failed, and there will be another one."""
+        """Note that an attempt failed and another one follows."""
         self._reason = str(error)
-        found = self.look()
-        if found is not None and not self._told:
-            self._told = True
+        found = self.current()
+        if found is not None and not self._logged:
+            self._logged = True
             LOG.warning("%s", found)
 
-    def look(self) -> LongWait | None:
-        """How it stands, None if it has not lasted long."""
+    def current(self) -> LongWait | None:
+        """The wait as it is shown; None if it has not lasted long enough."""
         since = self._since
         seconds = 0.0 if since is None else time.monotonic() - since
-        return LongWait(self._what, seconds, self._reason) if seconds > LONG else None
+        return LongWait(self._what, seconds, self._reason) if seconds > LONG_SECONDS else None
 
 
-_waits: dict[Wait, None] = {}  # without a lock: each change of it is one step, also in a thread of a library
-_in_vain: dict[str, tuple[Wait, float]] = {}  # by what was waited for, until when each is shown
+_waits: dict[Wait, None] = {}  # no lock: each change is a single dict operation
+_failed: dict[str, tuple[Wait, float]] = {}  # ended with an error, by name; each with the time until it is shown
 
 
 def begin(what: str) -> Wait:
-    """A wait that is shown until `end` is called with it."""
+    """Begin a wait that is shown until `end` is called with it."""
     wait = Wait(what)
     _waits[wait] = None
     return wait
 
 
 def end(wait: Wait) -> None:
-    """It is over; said twice it changes nothing."""
+    """End a wait; ending it twice is harmless."""
     _waits.pop(wait, None)
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[Wait]:
-    """Inside, this is waited for; in vain, if it ends with an error."""
-    before, until = _in_vain.pop(what, (None, 0.0))
+    """Show a wait while the block runs, and for some time longer if the block raises a retryable error."""
+    before, until = _failed.pop(what, (None, 0.0))
     wait = Wait(what) if before is None or time.monotonic() > until else before
     _waits[wait] = None
     try:
@@ -97,17 +97,17 @@ def waiting(what: str) -> Iterator[Wait]:
     except Error as error:
         if error.retryable:
             wait.failed(error)
-            _in_vain[what] = wait, time.monotonic() + KEPT
+            _failed[what] = wait, time.monotonic() + KEPT_SECONDS
         raise
     finally:
         end(wait)
 
 
 def long_waits() -> list[LongWait]:
-    """Those that have lasted `LONG` seconds, the longest first."""
+    """The waits that have lasted `LONG_SECONDS`, longest first."""
     now = time.monotonic()
-    for what, (_, until) in [*_in_vain.items()]:
+    for what, (_, until) in [*_failed.items()]:
         if now > until:
-            _in_vain.pop(what, None)
-    found = (wait.look() for wait in {**_waits, **dict.fromkeys(wait for wait, _ in [*_in_vain.values()])})
+            _failed.pop(what, None)
+    found = (wait.current() for wait in {**_waits, **dict.fromkeys(wait for wait, _ in [*_failed.values()])})
     return sorted((wait for wait in found if wait is not None), key=lambda wait: -wait.seconds)

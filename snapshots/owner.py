@@ -99,7 +99,7 @@ class SnapshotOwnership:
             (own,) = self.append([owner_message(epoch)])
             # Only an acknowledged epoch is ours: another owner may have taken one whose fate is unknown.
             self.epoch = epoch
-            running.read_own(own)
+            running.read_to(own)
             others = [other for at, other in running.table.owners if known < at < own]
             if max(others, default=0) < epoch:
                 return

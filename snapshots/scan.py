@@ -26,7 +26,7 @@ MESSAGE_TIMEOUT = 30.0
 """Seconds in which a message that the log holds must be read."""
 
 
-def behind_silence(broker: Broker, topic: str, at: Position, end: Position) -> Iterator[PlacedBatch]:
+def read_log_rest(broker: Broker, topic: str, at: Position, end: Position) -> Iterator[PlacedBatch]:
     """What a log holds behind `at`, up to its `end` at least; nothing where that is trimmed, and silence is all.
 
     Raises ServiceUnavailable where it does not come.
@@ -173,12 +173,12 @@ class Scan:
         """Read on to a fresh end. Raises ServiceUnavailable where what stands before it does not come."""
         end = self._broker.last_position(self._topic)
         while not self._read(lambda: end is None or self.table.position >= end, END_TIMEOUT):
-            if end is not None and not self._read_anew():
-                for placed in behind_silence(self._broker, self._topic, self.table.position, end):
+            if end is not None and not self._continue_with_new_reader():
+                for placed in read_log_rest(self._broker, self._topic, self.table.position, end):
                     self.table.feed(placed)
                 return
 
-    def _read_anew(self) -> bool:
+    def _continue_with_new_reader(self) -> bool:
         """Go on with another reader, if it finds something: one that is silent may have been compacted to its end
         or be dead, and only another one can tell.
         """
@@ -192,7 +192,7 @@ class Scan:
         self.table.feed(placed)
         return True
 
-    def read_own(self, position: Position) -> None:
+    def read_to(self, position: Position) -> None:
         """Read on to a message that this process has just written under a key of its own."""
         if not self._read(lambda: self.table.position >= position, OWN_WRITE_TIMEOUT):
             raise StorageError(

@@ -18,25 +18,25 @@ from snapshots.shards import Shard, shard_of
 def shards_of(broker: Broker) -> int:
     """How many shards share the topics of a broker; 1 also where nothing was served yet."""
     partitions = broker.partitions(SNAPSHOT_TOPIC) if isinstance(broker, PartitionedBroker) else 0
-    return max((settled(broker) if partitions else None) or partitions, 1)
+    return max((recorded_shard_count(broker) if partitions else None) or partitions, 1)
 
 
-def settled(broker: Broker) -> int | None:
+def recorded_shard_count(broker: Broker) -> int | None:
     """How many shards were noted; None if no number was."""
     if not isinstance(broker, AnnotatedBroker):
         return None
     try:
-        found = re.fullmatch(r"shards=([1-9]\d*)", broker.noted(SNAPSHOT_TOPIC) or "")
+        found = re.fullmatch(r"shards=([1-9]\d*)", broker.annotation(SNAPSHOT_TOPIC) or "")
     except TopicNotFound:
         return None
     return None if found is None else int(found[1])
 
 
-def settle(broker: Broker, shards: int) -> None:
+def record_shard_count(broker: Broker, shards: int) -> None:
     """Note how many shards there are for ever. Without the note, which may fail, the number of partitions tells it."""
     if isinstance(broker, AnnotatedBroker):
         with contextlib.suppress(Error):
-            broker.note(SNAPSHOT_TOPIC, f"shards={shards}")
+            broker.annotate(SNAPSHOT_TOPIC, f"shards={shards}")
 
 
 def snapshot_topics(broker: Broker) -> list[str]:

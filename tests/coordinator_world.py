@@ -53,7 +53,7 @@ class TopicLog:
 
     def placed(self, first: int, end: int) -> PlacedBatch:
         batch = Batch.of(self.messages[first:end])
-        positions = Positions.run(1, first, len(batch))
+        positions = Positions.consecutive(1, first, len(batch))
         return PlacedBatch(positions, positions.entries * 0, batch)
 
 

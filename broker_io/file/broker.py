@@ -140,7 +140,7 @@ class FollowingBroker(ReadingBroker):
         self._refuse()
 
     def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> FileWriter:
         self._refuse()
 
@@ -157,10 +157,10 @@ class FollowingBroker(ReadingBroker):
         self._follower.close()
 
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """So often who waits for room looks whether the log has stopped: then there will be none."""
 
-WAITING_BYTES = 64 * MIB
+MAX_PENDING_BYTES = 64 * MIB
 """Appends that wait; beyond it `append` waits too."""
 
 
@@ -182,7 +182,7 @@ class FileBroker(ReadingBroker):
         self._closing = False
         self._committer: threading.Thread | None = None
         if committer:
-            self._committer = threading.Thread(target=self._commit_for_ever, name=f"commit {directory}", daemon=True)
+            self._committer = threading.Thread(target=self._commit_loop, name=f"commit {directory}", daemon=True)
             self._committer.start()
 
     @overload
@@ -254,20 +254,20 @@ class FileBroker(ReadingBroker):
             self._owned.check()
             self._flush()
             self._log.delete_topic(topic)
-        self._owned.tell()
+        self._owned.notify()
 
     def roll(self, topic: str) -> None:
         with self._work:
             self._owned.check()
             self._flush()
             self._log.roll(self._log.topic(topic))
-        self._owned.tell()
+        self._owned.notify()
 
     def trim(self, topic: str, first_ledger: int) -> None:
         with self._compacting, self._work:
             self._owned.check()
             self._log.trim(self._log.topic(topic), first_ledger)
-        self._owned.tell()
+        self._owned.notify()
 
     def compact(self, topic: str) -> None:
         """Compact all ledgers, the newest one included, which is closed for it; appends go on meanwhile.
@@ -304,7 +304,7 @@ class FileBroker(ReadingBroker):
             topic = self._log.topic(compacted.name)
             ledgers = tuple(news.get(ledger, ledger) for ledger in topic.entry.ledgers)
             self._log.change(topic, topic.entry._replace(ledgers=ledgers), news)
-        self._owned.tell()
+        self._owned.notify()
 
     def check_stored(self, topic: str, ledger: int) -> None:
         """As `VerifyingBroker` says."""
@@ -319,7 +319,7 @@ class FileBroker(ReadingBroker):
     # --- writing ---
 
     def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> FileWriter:
         if exclusive and wait is not None:
             self._wait_for_owner(topic, wait)
@@ -345,14 +345,14 @@ class FileBroker(ReadingBroker):
                     return
                 if (missing := deadline - clock.monotonic()) <= 0:
                     raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait on")
-                self._queue.wait(min(missing, LOOK_SECONDS))
+                self._queue.wait(min(missing, CHECK_SECONDS))
 
     def _append(self, writer: FileWriter, batch: Batch, reserved: bool) -> Future[Positions]:
         try:
             with self._queue:
                 self._check_writer(writer)
-                while self._log.failure is None and self._log.waiting_bytes > WAITING_BYTES:
-                    self._queue.wait(LOOK_SECONDS)
+                while self._log.failure is None and self._log.pending_bytes > MAX_PENDING_BYTES:
+                    self._queue.wait(CHECK_SECONDS)
                     self._check_writer(writer)
                 if not len(batch):
                     return done(Positions.of([]))
@@ -364,7 +364,7 @@ class FileBroker(ReadingBroker):
         if self._committer is None:
             with self._work:
                 self._flush()
-            self._owned.tell()
+            self._owned.notify()
         return future
 
     def _check_writer(self, writer: FileWriter) -> None:
@@ -398,18 +398,18 @@ class FileBroker(ReadingBroker):
             self._log.commit(taken)
         return bool(taken)
 
-    def _commit_for_ever(self) -> None:
+    def _commit_loop(self) -> None:
         while True:
             with self._queue:
                 self._idle = True
-                self._queue.wait_for(lambda: self._log.waiting or self._closing)
+                self._queue.wait_for(lambda: self._log.pending or self._closing)
                 self._idle = False
                 if self._closing:
                     return
             # What went wrong has stopped the log and was told to those it hit; the others are told from here.
             with contextlib.suppress(BaseException), self._work:
                 self._flush_once()
-            self._owned.tell()
+            self._owned.notify()
 
     def close(self) -> None:
         """Write what waits, make the segments durable on their own, let go of the directory."""
@@ -425,4 +425,4 @@ class FileBroker(ReadingBroker):
             try:
                 self._log.close()
             finally:
-                self._owned.tell()
+                self._owned.notify()

@@ -72,7 +72,7 @@ def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, see
 
 def _answers(appends: list[PendingBatch], ledger: LedgerEntry, time_ms: int) -> list[tuple[PendingBatch, Positions]]:
     counts = [len(append.batch) for append in appends]
-    run = Positions.run(ledger.ledger, ledger.entries, sum(counts), time_ms)
+    run = Positions.consecutive(ledger.ledger, ledger.entries, sum(counts), time_ms)
     starts = itertools.accumulate(counts, initial=0)
     return [
         (append, run.take(slice(start, start + count)))

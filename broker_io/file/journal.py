@@ -106,7 +106,7 @@ def read_journal(data: bytes, number: int, path: str) -> Replay:
         try:
             record, end = _read_record(data, at, mark, sequence)
         except BadBlock as error:
-            if _whole_record_behind(data, at, mark, sequence):
+            if _later_record_exists(data, at, mark, sequence):
                 raise Damaged(path, at, f"a record of the journal is damaged: {error}") from None
             break
         blocks += record
@@ -159,7 +159,7 @@ def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
     return sequence, length, count, table_crc
 
 
-def _whole_record_behind(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
+def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
     """Whether a valid head with a later sequence stands at an offset or anywhere behind it.
 
     Heads are enough: a record is written after the one before it was synced.

@@ -104,7 +104,7 @@ def index_path(segment: str) -> str:
     return segment.removesuffix(".log") + ".index"
 
 
-def is_ours(name: str) -> bool:
+def is_log_file(name: str) -> bool:
     """Whether the root of a log may hold a file or directory of this name."""
     return name in (LOCK, MANIFEST, NEW_MANIFEST, TOPICS) or _JOURNAL.fullmatch(name) is not None
 
@@ -129,7 +129,7 @@ def remove_leftovers(disk: Disk, directory: str, journal: int, segments: dict[in
                 disk.remove(join(directory, TOPICS, topic, name))
 
 
-TRIES, PAUSE = 20, 0.005
+LOCK_ATTEMPTS, LOCK_PAUSE = 20, 0.005
 """Readers that look whether a log has an owner hold its lock for a moment."""
 
 HOLDER_BYTES = 32
@@ -161,10 +161,10 @@ def take_lock(environment: Environment, directory: str) -> Lock:
     """Raises Locked, or OSError."""
     disk, path = environment.disk, join(directory, LOCK)
     file = disk.lock(path)
-    for _ in range(TRIES):
+    for _ in range(LOCK_ATTEMPTS):
         if file is not None:
             break
-        environment.clock.sleep(PAUSE)
+        environment.clock.sleep(LOCK_PAUSE)
         file = disk.lock(path)
     if file is None:
         raise _locked(environment, directory, _holder(disk, path))

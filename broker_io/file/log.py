@@ -52,7 +52,7 @@ class Watermark:
         self._low = False
         self._free = watermark_bytes
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Find out how much is free, if that may have changed. Raises OSError."""
         now = self._clock.monotonic()
         if self._low or self._unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
@@ -100,8 +100,8 @@ class FileLog:
         lock: Lock,
     ) -> None:
         self.failure: DiskFailed | None = None
-        self.waiting: deque[PendingBatch] = deque()
-        self.waiting_bytes = 0
+        self.pending: deque[PendingBatch] = deque()
+        self.pending_bytes = 0
         self._disk = environment.disk
         self._clock = environment.clock
         self._randomness = environment.randomness
@@ -236,18 +236,18 @@ class FileLog:
         if self.failure is not None:
             future.set_exception(self.failure)
         else:
-            self.waiting.append(append)
-            self.waiting_bytes += append.size + APPEND_BYTES
+            self.pending.append(append)
+            self.pending_bytes += append.size + APPEND_BYTES
         return future
 
     def take(self) -> list[PendingBatch]:
         """The appends that the next flush is to write, oldest first."""
         taken: list[PendingBatch] = []
         size = 0
-        while self.waiting and (not taken or size + self.waiting[0].size <= FLUSH_BYTES):
-            taken.append(self.waiting.popleft())
+        while self.pending and (not taken or size + self.pending[0].size <= FLUSH_BYTES):
+            taken.append(self.pending.popleft())
             size += taken[-1].size
-        self.waiting_bytes -= size + APPEND_BYTES * len(taken)
+        self.pending_bytes -= size + APPEND_BYTES * len(taken)
         return taken
 
     def flush(self) -> None:
@@ -273,7 +273,7 @@ class FileLog:
         try:
             self._check()
             with self.guard(self._directory):
-                self._watermark.look()
+                self._watermark.check()
             commits = self._plan(live)
             self._write(commits)
         except (DiskFailed, TooManyFiles) as error:
@@ -328,7 +328,9 @@ class FileLog:
             topic = commit.topic
             self._dirty[topic.entry.number] = topic
             with self.guard(topic.segment.path, midway=True):
-                self._with_room(partial(topic.segment.write, topic.entry.ledgers[-1].bytes, commit.blocks))
+                self._retry_without_descriptors(
+                    partial(topic.segment.write, topic.entry.ledgers[-1].bytes, commit.blocks)
+                )
                 if len(self._dirty) > OPEN_SEGMENTS:
                     topic.segment.close()
 
@@ -353,7 +355,7 @@ class FileLog:
         for topic in self._dirty.values():
             with self.guard(topic.segment.path):
                 topic.segment.save_index()
-                self._with_room(topic.segment.sync)
+                self._retry_without_descriptors(topic.segment.sync)
                 if len(self._topics) > OPEN_SEGMENTS:
                     topic.segment.close()
         number = self._journal.number + 1
@@ -380,7 +382,9 @@ class FileLog:
     def _replace(self, *, topics: list[TopicEntry], **numbers: Any) -> None:
         manifest = self._manifest._replace(topics=tuple(topics), **numbers)
         with self.guard(self._directory, midway=True):
-            self._with_room(partial(replace_manifest, self._disk, self._directory, manifest, self._texts))
+            self._retry_without_descriptors(
+                partial(replace_manifest, self._disk, self._directory, manifest, self._texts)
+            )
         self._manifest = manifest
 
     # --- the end ---
@@ -401,23 +405,23 @@ class FileLog:
             yield
         except OSError as error:
             if out_of_files(error) and not midway:
-                self._spare()
+                self._close_segments()
                 raise disk_error(error, path, "nothing was changed: try again") from error
             failure = disk_failure(error, path, _STOPPED)
             self.stop(failure)
             raise failure from error
 
-    def _with_room(self, act: Callable[[], None]) -> None:
+    def _retry_without_descriptors(self, act: Callable[[], None]) -> None:
         """Do what can be done twice; without a descriptor once more, with those that segments keep."""
         try:
             act()
         except OSError as error:
             if not out_of_files(error):
                 raise
-            self._spare()
+            self._close_segments()
             act()
 
-    def _spare(self) -> None:
+    def _close_segments(self) -> None:
         for topic in self._topics.values():
             topic.segment.close()
 

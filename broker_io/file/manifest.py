@@ -185,7 +185,7 @@ def load_manifest(disk: Disk, directory: str) -> Manifest | None:
 def _check_no_log(disk: Disk, directory: str, path: str) -> None:
     names = disk.list(directory) if disk.exists(directory) else []
     for name in names:
-        if not layout.is_ours(name):
+        if not layout.is_log_file(name):
             raise ForeignDirectory(f"{directory} holds {name!r} and no log: name an empty or missing directory")
     if not layout.may_be_unfinished(names):
         raise Damaged(path, 0, "the manifest is missing beside files of a log: restore it from a copy")

@@ -23,8 +23,8 @@ from broker_io.file import layout
 from broker_io.file.layout import disk_error
 from broker_io.file.manifest import LedgerEntry, TopicEntry
 from broker_io.file.recovery import missing_segment
-from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, FoundBlock, headers, read_block, sound_index
-from broker_io.file.source import DOUBT_SECONDS, MENDS, UNFINISHED, OfflineJournal, SegmentSource
+from broker_io.file.segment import CHUNK_BYTES, FIRST_CHUNK_BYTES, FoundBlock, headers, read_block, verified_index
+from broker_io.file.source import REPAIR_HINT, TORN_TAIL_SECONDS, UNFINISHED, OfflineJournal, SegmentSource
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
 
 TAKE_BYTES = 16 * 1024 * 1024
@@ -40,7 +40,7 @@ class TornTail(NamedTuple):
 
 
 class BlockStream:
-    """Gives whole blocks from an offset on; `doubt` is why it stopped where more bytes stand.
+    """Gives whole blocks from an offset on; `torn_tail` is why it stopped where more bytes stand.
 
     The file is opened when it is read. Every call may raise OSError.
     """
@@ -49,7 +49,7 @@ class BlockStream:
         self, open_file: Callable[[], ReadableFile], path: str, offset: int, place: int, skip_below: int = 0
     ) -> None:
         self.path = path
-        self.doubt: TornTail | None = None
+        self.torn_tail: TornTail | None = None
         self._open_file = open_file
         self._file: ReadableFile | None = None
         self._place = place
@@ -74,7 +74,7 @@ class BlockStream:
         """
         blocks: list[RawBlock] = []
         size, width = 0, Width()
-        self.doubt = None
+        self.torn_tail = None
         try:
             while (
                 size < TAKE_BYTES
@@ -143,7 +143,7 @@ class BlockStream:
         offset = self.offset
         if offset < settled:
             raise Damaged(self.path, offset, what)
-        self.doubt = TornTail(offset, self._data[self._at : self._at + size], what)
+        self.torn_tail = TornTail(offset, self._data[self._at : self._at + size], what)
         self._data, self._base, self._at = b"", offset, 0
 
     def _unsupported(self, error: UnsupportedFormat) -> UnsupportedFormat:
@@ -185,10 +185,10 @@ class FileReader:
         self._stream: BlockStream | None = None
         self._reading: LedgerEntry | None = None
         self._rest: PlacedBatch | None = None
-        self._doubt: tuple[TornTail, float] | None = None
-        self._abandoned: OfflineJournal | None = None
+        self._torn_tail: tuple[TornTail, float] | None = None
+        self._offline: OfflineJournal | None = None
         self._closed = False
-        self._keeps = False
+        self._holds_file = False
         self._check_floor(topic)
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
@@ -199,12 +199,12 @@ class FileReader:
             try:
                 batch = self._next(max(limit, 1))
             finally:
-                self._let_file_go()
+                self._release_file()
             if batch is not None:
                 return batch
             remaining = deadline - clock.monotonic()
             # Bytes that may be damage are no end: what comes of them is told even to those who don't wait.
-            if remaining <= 0 and self._doubt is None:
+            if remaining <= 0 and self._torn_tail is None:
                 return None
             self._source.wait(self._seen, pause, remaining if remaining > 0 else pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -220,7 +220,7 @@ class FileReader:
                 return self._from(topic, limit)
             except FileNotFoundError as error:
                 # Trimmed or rewritten since we looked, or missing though the log still names it.
-                self._leave()
+                self._close_stream()
                 if self._source.numbered(topic.number, topic.name) is topic:
                     raise missing_segment(str(error.filename)) from None
             except OSError as error:
@@ -245,18 +245,18 @@ class FileReader:
                 f"topic {topic.name!r}: what follows {self._ledger}:{self._entry} was trimmed, "
                 f"the log begins behind {topic.floor[0]}:{topic.floor[1] - 1}: start from EARLIEST or from a snapshot"
             )
-        self._leave()
+        self._close_stream()
         self._ledger, self._entry = topic.floor
 
     def _enter(self, topic: TopicEntry, ledger: LedgerEntry) -> None:
         """Open the file of a ledger at the next entry, unless it is open."""
         if ledger.ledger > self._ledger:
-            self._leave()
+            self._close_stream()
             self._ledger, self._entry = ledger.ledger, 0
         current = self._reading
         if current is not None and current[:2] == ledger[:2]:
             return
-        self._leave()
+        self._close_stream()
         self._stream = open_stream(self._source, topic, ledger, self._entry)
         self._reading = ledger
 
@@ -265,12 +265,12 @@ class FileReader:
         stream = self._stream
         if stream is None:
             raise AssertionError("no file is open")
-        live = self._source.follows and not closed
+        live = self._source.read_only and not closed
         blocks = stream.take(limit, ENDLESS if live else ledger.bytes, ledger.bytes)
         if not blocks:
             if not closed:
-                return live and self._turns_to_journal(stream)
-            self._leave()
+                return live and self._continues_in_journal(stream)
+            self._close_stream()
             self._ledger, self._entry = self._ledger + 1, 0
             return True
         try:
@@ -285,34 +285,34 @@ class FileReader:
         self._rest = batch if len(batch) else None
         return True
 
-    def _turns_to_journal(self, stream: BlockStream) -> bool:
+    def _continues_in_journal(self, stream: BlockStream) -> bool:
         """Whether to read on where the open ledger of another process ended, for its owner is gone.
 
         Then the journal may have more of it. Raises Damaged for bytes that can't become a block.
         """
         unread = stream.unread()
-        abandoned = self._source.abandoned()
-        if abandoned is None:
-            self._weigh(stream)
+        offline = self._source.offline_journal()
+        if offline is None:
+            self._check_torn_tail(stream)
             return False
-        if abandoned is not self._abandoned:
-            self._leave()
-            self._abandoned = abandoned
+        if offline is not self._offline:
+            self._close_stream()
+            self._offline = offline
             return True
         if unread:
-            what = UNFINISHED if stream.doubt is None else stream.doubt.what
-            raise Damaged(stream.path, stream.offset, f"{what}; {MENDS}")
+            what = UNFINISHED if stream.torn_tail is None else stream.torn_tail.what
+            raise Damaged(stream.path, stream.offset, f"{what}; {REPAIR_HINT}")
         return False
 
-    def _weigh(self, stream: BlockStream) -> None:
+    def _check_torn_tail(self, stream: BlockStream) -> None:
         """Raise Damaged for bytes that were no block for too long."""
         clock = self._source.environment.clock
-        if stream.doubt is None:
-            self._doubt = None
-        elif self._doubt is None or self._doubt[0] != stream.doubt:
-            self._doubt = stream.doubt, clock.monotonic()
-        elif clock.monotonic() - self._doubt[1] >= DOUBT_SECONDS:
-            raise Damaged(stream.path, stream.doubt.offset, f"{stream.doubt.what}; {MENDS}")
+        if stream.torn_tail is None:
+            self._torn_tail = None
+        elif self._torn_tail is None or self._torn_tail[0] != stream.torn_tail:
+            self._torn_tail = stream.torn_tail, clock.monotonic()
+        elif clock.monotonic() - self._torn_tail[1] >= TORN_TAIL_SECONDS:
+            raise Damaged(stream.path, stream.torn_tail.offset, f"{stream.torn_tail.what}; {REPAIR_HINT}")
 
     def _deliver(self, limit: int) -> PlacedBatch:
         batch = self._rest
@@ -326,23 +326,23 @@ class FileReader:
         self._entry = int(batch.positions.entries[-1]) + 1
         return batch
 
-    def _let_file_go(self) -> None:
+    def _release_file(self) -> None:
         """Keep the file open until the next read only if not too many readers do."""
-        if self._stream is not None and self._stream.is_open and not self._keeps:
-            self._keeps = self._source.kept.take()
-            if not self._keeps:
+        if self._stream is not None and self._stream.is_open and not self._holds_file:
+            self._holds_file = self._source.open_files.take()
+            if not self._holds_file:
                 self._stream.close()
 
-    def _leave(self) -> None:
+    def _close_stream(self) -> None:
         if self._stream is not None:
             self._stream.close()
-        if self._keeps:
-            self._source.kept.give_back()
-            self._keeps = False
-        self._stream = self._reading = self._rest = self._doubt = None
+        if self._holds_file:
+            self._source.open_files.give_back()
+            self._holds_file = False
+        self._stream = self._reading = self._rest = self._torn_tail = None
 
     def close(self) -> None:
-        self._leave()
+        self._close_stream()
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -375,7 +375,7 @@ def open_stream(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, e
         return BlockStream(open_file, path, 0, place)
     file = open_file()
     try:
-        known = sound_index(disk, file, path, ledger.bytes, entry).at_entry(entry)
+        known = verified_index(disk, file, path, ledger.bytes, entry).at_entry(entry)
     finally:
         file.close()
     return BlockStream(open_file, path, 0 if known is None else known.offset, place, entry)
@@ -412,7 +412,7 @@ def _entry_at(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, tim
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
     file = source.segment(topic, ledger)
     try:
-        known = sound_index(disk, file, path, ledger.bytes, time_ms=time_ms).before_time(time_ms)
+        known = verified_index(disk, file, path, ledger.bytes, time_ms=time_ms).before_time(time_ms)
         older: FoundBlock | None = None
         for found in headers(file, path, 0 if known is None else known.offset, ledger.bytes, topic.place(ledger)):
             if found.header.publish_time >= time_ms:

@@ -125,12 +125,12 @@ def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlo
     """
     for block in blocks:
         placed, data = block.placed, block.data
-        ledger = followed(ledger, block, place, journal)
+        ledger = with_journal_block(ledger, block, place, journal)
         file.write(placed.offset, [data])
     return ledger
 
 
-def followed(ledger: LedgerEntry, block: JournalBlock, place: int, journal: str) -> LedgerEntry:
+def with_journal_block(ledger: LedgerEntry, block: JournalBlock, place: int, journal: str) -> LedgerEntry:
     """A ledger with the next block that its journal has of it. Raises Damaged if that is not the next one."""
     placed, header = block.placed, block.header
     found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
@@ -195,7 +195,7 @@ def _open_locked(environment: Environment, directory: str, options: Options, loc
     disk = environment.disk
     manifest = load_manifest(disk, directory) or _create(environment, directory)
     recovered = recover(disk, directory, manifest)
-    manifest, journal = _settle(environment, directory, manifest, recovered)
+    manifest, journal = _start_journal(environment, directory, manifest, recovered)
     try:
         layout.remove_leftovers(disk, directory, manifest.journal, _segments(manifest))
         return FileLog(environment, directory, options, manifest, journal, lock), recovered.report
@@ -213,7 +213,7 @@ def _create(environment: Environment, directory: str) -> Manifest:
     return manifest
 
 
-def _settle(
+def _start_journal(
     environment: Environment, directory: str, manifest: Manifest, recovered: Recovered
 ) -> tuple[Manifest, Journal]:
     """Make what recovery found the new starting point; nothing is written if nothing had changed."""

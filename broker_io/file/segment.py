@@ -197,7 +197,7 @@ def complete_index(index: SparseIndex, file: ReadableFile, path: str, end: int) 
         index.add(found.header.first_entry, found.offset, found.header.publish_time)
 
 
-def sound_index(
+def verified_index(
     disk: Disk, file: ReadableFile, path: str, end: int, entry: int | None = None, *, time_ms: int = 0
 ) -> SparseIndex:
     """The index of a segment up to an offset, good for one question: where to begin for an entry, or else a time.
@@ -206,13 +206,13 @@ def sound_index(
     """
     index = SparseIndex.load(disk, layout.index_path(path), end)
     known = index.before_time(time_ms) if entry is None else index.at_entry(entry)
-    if not (_borne_out(file, known) and _borne_out(file, index.last)):
+    if not (_is_confirmed(file, known) and _is_confirmed(file, index.last)):
         index = SparseIndex()
     complete_index(index, file, path, end)
     return index
 
 
-def _borne_out(file: ReadableFile, entry: BlockIndexEntry | None) -> bool:
+def _is_confirmed(file: ReadableFile, entry: BlockIndexEntry | None) -> bool:
     if entry is None:
         return True
     try:

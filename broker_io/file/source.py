@@ -23,7 +23,7 @@ from broker_io.file.journal import read_journal
 from broker_io.file.layout import disk_error
 from broker_io.file.log import FileLog
 from broker_io.file.manifest import LedgerEntry, Manifest, TopicEntry, decode_manifest, load_manifest
-from broker_io.file.recovery import by_topic, followed, missing_journal
+from broker_io.file.recovery import by_topic, missing_journal, with_journal_block
 
 
 class SegmentPatch(NamedTuple):
@@ -78,7 +78,7 @@ class OfflineJournal:
             ledger = topic.ledgers[-1]
             place = topic.place(ledger)
             for block in waiting.get(topic.number, ()):
-                ledger = followed(ledger, block, place, path)
+                ledger = with_journal_block(ledger, block, place, path)
                 pieces = self._pieces.setdefault((topic.number, ledger.ledger, ledger.generation), [])
                 pieces.append(SegmentPatch(block.placed.offset, block.data))
 
@@ -88,14 +88,14 @@ class OfflineJournal:
         return Overlay(segment, pieces) if pieces else segment
 
 
-DOUBT_SECONDS = 1.0
+TORN_TAIL_SECONDS = 1.0
 """How long bytes at the end of a live segment may be no block before they count as damage."""
-DOUBT_PAUSE = 0.010
+TORN_TAIL_PAUSE = 0.010
 UNFINISHED = "a block ends before it is whole"
-MENDS = "if the owner of the log is gone, opening it for writing mends an unclean end"
+REPAIR_HINT = "if the owner of the log is gone, opening it for writing mends an unclean end"
 
 
-KEPT_FILES = 64
+MAX_OPEN_FILES = 64
 """Files that the readers of one broker keep open while nobody reads; beyond it each read opens and closes its own."""
 
 
@@ -109,7 +109,7 @@ class OpenFiles:
     def take(self) -> bool:
         """Whether one more may be kept."""
         with self._mutex:
-            if self._count >= KEPT_FILES:
+            if self._count >= MAX_OPEN_FILES:
                 return False
             self._count += 1
             return True
@@ -122,13 +122,13 @@ class OpenFiles:
 class SegmentSource(Protocol):
     """What a reader needs to know.
 
-    `follows` says that the open ledger of a topic may hold more than its entry says.
+    `read_only` says that the open ledger of a topic may hold more than its entry says.
     """
 
     environment: Environment
     directory: str
-    follows: bool
-    kept: OpenFiles
+    read_only: bool
+    open_files: OpenFiles
 
     def names(self) -> list[str]:
         """Names of all topics, sorted."""
@@ -145,7 +145,7 @@ class SegmentSource(Protocol):
     def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         """Open the file of a ledger for reading. Raises OSError."""
 
-    def abandoned(self) -> OfflineJournal | None:
+    def offline_journal(self) -> OfflineJournal | None:
         """What stands in the journal only, the same object until that changes; None if somebody owns the log."""
 
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
@@ -155,18 +155,18 @@ class SegmentSource(Protocol):
 class FileFollower:
     """Reads a log that another process may own; takes no lock and writes nothing."""
 
-    follows = True
+    read_only = True
 
     def __init__(self, environment: Environment, directory: str) -> None:
         self.environment = environment
         self.directory = directory
-        self.kept = OpenFiles()
+        self.open_files = OpenFiles()
         self._disk: Disk = environment.disk
         self._path = layout.join(directory, layout.MANIFEST)
         self._file: File | None = None
         self._identity: tuple[int, int, int] | None = None
         self._manifest: Manifest
-        self._abandoned: OfflineJournal | None = None
+        self._offline: OfflineJournal | None = None
         self._numbers: dict[str, int] = {}
         self._topics: dict[int, TopicEntry] = {}
         self._closed = False
@@ -202,7 +202,7 @@ class FileFollower:
         if self._file is not None:
             self._file.close()
         self._file, self._identity = file, identity
-        self._manifest, self._abandoned = manifest, None
+        self._manifest, self._offline = manifest, None
         self._topics = {topic.number: topic for topic in manifest.topics}
         self._numbers = {topic.name: topic.number for topic in manifest.topics}
 
@@ -235,36 +235,36 @@ class FileFollower:
         """Raises Damaged where what stands behind the last block is neither the next nor becomes it, or OSError."""
         ledger = topic.ledgers[-1]
         clock = self.environment.clock
-        deadline = clock.monotonic() + DOUBT_SECONDS
-        abandoned = self.abandoned()
+        deadline = clock.monotonic() + TORN_TAIL_SECONDS
+        offline = self.offline_journal()
         while True:
             file = self.segment(topic, ledger)
             try:
-                end, doubt = _hop_to_end(file, ledger, topic.place(ledger))
+                end, torn = _find_end(file, ledger, topic.place(ledger))
             finally:
                 file.close()
-            before, abandoned = abandoned, self.abandoned()
-            if doubt is None or (doubt == UNFINISHED and abandoned is None):
+            before, offline = offline, self.offline_journal()
+            if torn is None or (torn == UNFINISHED and offline is None):
                 return topic.with_open(end)
-            if (abandoned is not None and before is abandoned) or clock.monotonic() >= deadline:
+            if (offline is not None and before is offline) or clock.monotonic() >= deadline:
                 path = layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
-                raise Damaged(path, end.bytes, f"{doubt}; {MENDS}")
-            if abandoned is None:
-                clock.sleep(DOUBT_PAUSE)
+                raise Damaged(path, end.bytes, f"{torn}; {REPAIR_HINT}")
+            if offline is None:
+                clock.sleep(TORN_TAIL_PAUSE)
 
     def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         path = layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
-        file, abandoned = self._disk.open(path), self._abandoned
-        return file if abandoned is None else abandoned.over(file, topic, ledger)
+        file, offline = self._disk.open(path), self._offline
+        return file if offline is None else offline.over(file, topic, ledger)
 
-    def abandoned(self) -> OfflineJournal | None:
+    def offline_journal(self) -> OfflineJournal | None:
         """Raises Damaged for a journal that the next owner would refuse, or OSError."""
         with self._mutex:
             while not self._owned():
                 self._reload()
                 path = layout.journal_path(self.directory, self._manifest.journal)
                 try:
-                    return self._read_abandoned(path)
+                    return self._read_offline(path)
                 except FileNotFoundError:
                     # An owner that came and went has begun another journal, and said so in the manifest.
                     if self._disk.identity(self._path) == self._identity and not self._owned():
@@ -277,14 +277,14 @@ class FileFollower:
         except PermissionError:
             return True  # nobody can tell, and a log that has an owner is only waited for
 
-    def _read_abandoned(self, path: str) -> OfflineJournal:
+    def _read_offline(self, path: str) -> OfflineJournal:
         file = self._disk.open(path)
         try:
-            if self._abandoned is None or self._abandoned.size != file.size():
-                self._abandoned = OfflineJournal(read_file(file), path, self._manifest)
+            if self._offline is None or self._offline.size != file.size():
+                self._offline = OfflineJournal(read_file(file), path, self._manifest)
         finally:
             file.close()
-        return self._abandoned
+        return self._offline
 
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
         self.environment.clock.sleep(min(pause, remaining))
@@ -297,7 +297,7 @@ class FileFollower:
             self._file = None
 
 
-def _hop_to_end(file: ReadableFile, ledger: LedgerEntry, place: int) -> tuple[LedgerEntry, str | None]:
+def _find_end(file: ReadableFile, ledger: LedgerEntry, place: int) -> tuple[LedgerEntry, str | None]:
     """A ledger with the blocks that stand behind what the manifest has of it, and why more bytes are none."""
     size = file.size()
     while ledger.bytes < size:
@@ -319,15 +319,15 @@ LONGEST_WAIT = 3600.0
 
 
 class EngineSource:
-    """Tells readers what the engine holds; `tell` wakes those that wait."""
+    """Tells readers what the engine holds; `notify` wakes those that wait."""
 
-    follows = False
+    read_only = False
 
     def __init__(self, environment: Environment, directory: str, log: FileLog, *, committer: bool) -> None:
         self.environment = environment
         self.directory = directory
         self.closed = False
-        self.kept = OpenFiles()
+        self.open_files = OpenFiles()
         self.grew = threading.Condition()
         self._log = log
         self._waits = committer
@@ -359,7 +359,7 @@ class EngineSource:
             layout.segment_path(self.directory, topic.number, ledger.ledger, ledger.generation)
         )
 
-    def abandoned(self) -> None:
+    def offline_journal(self) -> None:
         return None
 
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
@@ -373,7 +373,7 @@ class EngineSource:
         topic = self._log.by_number(seen.number)
         return self.closed or topic is None or topic.entry is not seen
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the readers that wait."""
         with self.grew:
             self.grew.notify_all()

@@ -72,7 +72,7 @@ class MemoryBroker:
         with self.log.changed:
             log = self._topic(topic)
             log.deleted = True
-            log.tell()
+            log.notify()
             del self.log.topics[topic], self.log.writers[log]
             self.log.deleted.add(topic)
             self.log.changed.notify_all()
@@ -95,7 +95,7 @@ class MemoryBroker:
             return self._topic(topic).incarnation
 
     def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> MemoryWriter:
         with self.log.changed:
             log = self._topic(topic)
@@ -160,8 +160,10 @@ class MemoryBroker:
         with self.log.changed:
             log = self._topic(topic)
             before = first._replace(batch=first.batch - 1)
-            runs = [run.take(slice(0, run.positions.search(last, right=True))) for run in log.runs_after(before)]
-            positions = log.append(Batch.concat([run.messages for run in runs]), self.log.clock.now_ms())
+            batches = [
+                batch.take(slice(0, batch.positions.search(last, right=True))) for batch in log.batches_after(before)
+            ]
+            positions = log.append(Batch.concat([batch.messages for batch in batches]), self.log.clock.now_ms())
             self.log.changed.notify_all()
             return positions
 

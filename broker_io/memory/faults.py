@@ -40,7 +40,7 @@ class Holder(Protocol):
     @property
     def topic(self) -> str: ...
 
-    def land(self, held: Held) -> None: ...
+    def write(self, held: Held) -> None: ...
 
     def settle(self, held: Held, outcome: Positions | Exception) -> None: ...
 
@@ -58,14 +58,14 @@ class Held:
     def topic(self) -> str:
         return self.writer.topic
 
-    def land(self) -> None:
+    def write(self) -> None:
         """Write it to the log, still without an acknowledgement. One writer's appends land in their order."""
-        self.writer.land(self)
+        self.writer.write(self)
 
     def acknowledge(self) -> None:
-        """Give its positions to the writer, landing it first if need be."""
+        """Give its positions to the writer, written it first if need be."""
         if self.positions is None:
-            self.land()
+            self.write()
         if self.positions is not None and not self.future.done():  # else fencing has failed it
             self.writer.settle(self, self.positions)
 
@@ -104,9 +104,9 @@ class Faults:
     def fail_read(self, error: Exception, *, topic: str | None = None) -> None:
         self.reads.append(ReadFault(topic, error))
 
-    def hold(self, *, topic: str | None = None, landing: bool = True) -> None:
-        """Keep back acknowledgements from now on; not `landing`: the messages too."""
-        self.holds[topic] = landing
+    def hold(self, *, topic: str | None = None, written: bool = True) -> None:
+        """Keep back acknowledgements from now on; not `written`: the messages too."""
+        self.holds[topic] = written
 
     def release(self) -> None:
         """Land and acknowledge all that is held, and hold no more.

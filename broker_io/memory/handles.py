@@ -132,13 +132,13 @@ class MemoryReader:
                     return None
                 log.wait(missing)
 
-    def when_more(self, tell: Callable[[], None]) -> None:
+    def notify_when_readable(self, callback: Callable[[], None]) -> None:
         with self._connection.log.changed:
             ended = self._closed or self._connection.closed or self._log.deleted
             if ended or self._log.read(self._cursor, 1, compacted=self._compacted) is not None:
-                tell()
+                callback()
             else:
-                self._log.waiting[self] = tell
+                self._log.waiting[self] = callback
 
     def close(self) -> None:
         with self._connection.log.changed:
@@ -159,7 +159,7 @@ class MemoryReader:
             raise Closed(f"this reader of topic {self._topic!r} is closed: open another one")
         if self._log.deleted:
             raise TopicNotFound(f"topic {self._topic!r} was deleted: open a reader of the new one")
-        if self._log.lost > self._floor and self._log.lost_behind(self._cursor, compacted=self._compacted):
+        if self._log.lost > self._floor and self._log.lost_after(self._cursor, compacted=self._compacted):
             raise PositionTrimmed(
                 f"topic {self._topic!r}: messages behind {self._cursor} were trimmed up to {self._log.lost}:"
                 " start at EARLIEST or later"
@@ -185,13 +185,13 @@ class MemoryWriter:
             _resolve(future, outcome)
         return future
 
-    def land(self, held: Held) -> None:
+    def write(self, held: Held) -> None:
         with self.connection.log.changed:
             if held.positions is None and not held.future.done():
                 mine = [other for other in self.connection.faults.held if other.writer is self]
                 waiting = [other for other in mine if other.positions is None]
                 if waiting[0] is not held:
-                    raise ValueError("an earlier append of this writer has not landed yet: land that first")
+                    raise ValueError("an earlier append of this writer has not landed yet: write that first")
                 held.positions = self._write(held.batch)
 
     def settle(self, held: Held, outcome: Positions | Exception) -> None:
@@ -231,8 +231,8 @@ class MemoryWriter:
         faults = self.connection.faults
         if (fault := faults.take_append(self.topic)) is not None:
             return self._append_badly(batch, fault)
-        if (landing := faults.holding(self.topic)) is not None:
-            faults.held.append(Held(self, batch, future, self._write(batch) if landing else None))
+        if (written := faults.holding(self.topic)) is not None:
+            faults.held.append(Held(self, batch, future, self._write(batch) if written else None))
             return None
         return self._write(batch)
 

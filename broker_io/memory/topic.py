@@ -18,10 +18,10 @@ from broker_io.position import EARLIEST, Int64s, Position, Positions
 
 @dataclass(slots=True)
 class LedgerLog:
-    """One ledger: runs of messages that were appended together."""
+    """One ledger: batches of messages that were appended together."""
 
     number: int
-    runs: list[PlacedBatch] = field(default_factory=list)
+    batches: list[PlacedBatch] = field(default_factory=list)
     entries: int = 0
     bytes: int = 0
     closed: bool = False
@@ -57,22 +57,22 @@ class TopicLog:
                 self.roll()
                 continue
             stop = min(len(batch), start + self._ledger_entries - newest.entries)
-            positions = Positions.run(newest.number, newest.entries, stop - start, now_ms)
+            positions = Positions.consecutive(newest.number, newest.entries, stop - start, now_ms)
             times = np.full(stop - start, now_ms, np.int64)
-            newest.runs.append(PlacedBatch(positions, times, batch.take(slice(start, stop))))
+            newest.batches.append(PlacedBatch(positions, times, batch.take(slice(start, stop))))
             newest.entries += stop - start
             newest.bytes += int(sizes[start:stop].sum())
             parts.append(positions)
             start = stop
         if parts:
             self.last = parts[-1].last
-            self.tell()
+            self.notify()
         return _concat_positions(parts)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         waiting, self.waiting = self.waiting, {}
-        for told in waiting.values():
-            told()
+        for callback in waiting.values():
+            callback()
 
     def roll(self) -> None:
         if self.ledgers[-1].entries:
@@ -82,66 +82,68 @@ class TopicLog:
     def trim(self, first_ledger: int) -> None:
         while len(self.ledgers) > 1 and self.ledgers[0].number < first_ledger:
             ledger = self.ledgers.pop(0)
-            self.lost = ledger.runs[-1].positions.last
+            self.lost = ledger.batches[-1].positions.last
 
     def compact(self) -> None:
         """Make the compacted view of everything there is; the raw log stays as it is, and so does what was trimmed."""
         newest: dict[bytes, PlacedMessage] = {}
-        runs = [*self.runs_after(EARLIEST, compacted=True)]
-        for run in runs:
-            for placed in run:
+        batches = [*self.batches_after(EARLIEST, compacted=True)]
+        for batch in batches:
+            for placed in batch:
                 if placed.message.key is not None:
                     newest[placed.message.key] = placed
         kept = {placed.position for placed in newest.values() if placed.message.value is not None}
-        survivors = (run.take(np.array([position in kept for position in run.positions], np.bool_)) for run in runs)
-        self._compacted = [run for run in survivors if len(run)]
+        survivors = (
+            batch.take(np.array([position in kept for position in batch.positions], np.bool_)) for batch in batches
+        )
+        self._compacted = [batch for batch in survivors if len(batch)]
         self.horizon = self.last or EARLIEST
 
-    def runs_after(self, cursor: Position, *, compacted: bool = False) -> Iterator[PlacedBatch]:
-        """Everything behind `cursor`, one run after the other."""
+    def batches_after(self, cursor: Position, *, compacted: bool = False) -> Iterator[PlacedBatch]:
+        """Everything behind `cursor`, one batch after the other."""
         if compacted:
             yield from _cut(self._compacted, cursor)
             cursor = max(cursor, self.horizon)
         first = bisect.bisect_left(self.ledgers, cursor.ledger, key=lambda ledger: ledger.number)
         for ledger in self.ledgers[first:]:
-            yield from _cut(ledger.runs, cursor)
+            yield from _cut(ledger.batches, cursor)
 
     def read(self, cursor: Position, limit: int, *, compacted: bool) -> PlacedBatch | None:
         """Up to `limit` messages behind `cursor`, all of one ledger; None if there is none."""
         gathered: list[PlacedBatch] = []
         missing = limit
-        for run in self.runs_after(cursor, compacted=compacted):
-            if missing <= 0 or (gathered and run.positions.first.ledger != gathered[0].positions.first.ledger):
+        for batch in self.batches_after(cursor, compacted=compacted):
+            if missing <= 0 or (gathered and batch.positions.first.ledger != gathered[0].positions.first.ledger):
                 break
-            gathered.append(run if len(run) <= missing else run.take(slice(0, missing)))
-            missing -= len(run)
+            gathered.append(batch if len(batch) <= missing else batch.take(slice(0, missing)))
+            missing -= len(batch)
         if len(gathered) < 2:
             return gathered[0] if gathered else None
         return PlacedBatch(
-            _concat_positions([run.positions for run in gathered]),
-            _concat_times([run.publish_times for run in gathered]),
-            Batch.concat([run.messages for run in gathered]),
+            _concat_positions([batch.positions for batch in gathered]),
+            _concat_times([batch.publish_times for batch in gathered]),
+            Batch.concat([batch.messages for batch in gathered]),
         )
 
-    def lost_behind(self, cursor: Position, *, compacted: bool) -> bool:
+    def lost_after(self, cursor: Position, *, compacted: bool) -> bool:
         """Whether a message behind `cursor` is gone, that the compacted view does not stand for."""
         return cursor < self.lost and not (compacted and self.lost <= self.horizon)
 
     def first_position(self) -> Position | None:
-        return next((run.positions.first for run in self.runs_after(EARLIEST)), None)
+        return next((batch.positions.first for batch in self.batches_after(EARLIEST)), None)
 
     def position_at(self, time_ms: int) -> Position | None:
-        for run in self.runs_after(EARLIEST):
-            if run.publish_times[0] >= time_ms:  # a run was published at one time
-                return run.positions.first
+        for batch in self.batches_after(EARLIEST):
+            if batch.publish_times[0] >= time_ms:  # a batch was published at one time
+                return batch.positions.first
         return None
 
 
-def _cut(runs: list[PlacedBatch], cursor: Position) -> Iterator[PlacedBatch]:
-    first = bisect.bisect_right(runs, cursor, key=lambda run: run.positions.last)
-    for run in runs[first:]:
-        before = run.positions.search(cursor, right=True)
-        yield run.take(slice(before, len(run))) if before else run
+def _cut(batches: list[PlacedBatch], cursor: Position) -> Iterator[PlacedBatch]:
+    first = bisect.bisect_right(batches, cursor, key=lambda batch: batch.positions.last)
+    for batch in batches[first:]:
+        before = batch.positions.search(cursor, right=True)
+        yield batch.take(slice(before, len(batch))) if before else batch
 
 
 def _concat_positions(parts: list[Positions]) -> Positions:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from broker_io.errors import ClusterRefused, InvalidAddress, NotAuthorized, ServiceUnavailable
-from broker_io.pulsar.answers import AnswerKind, of_status
+from broker_io.pulsar.answers import AnswerKind, classify_status
 from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.retrying import RetryPolicy
 
@@ -38,13 +38,13 @@ class AdminClient:
         self._lock = threading.Lock()
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
 
-    def ask(self, method: str, path: str, body: Any = None, *, patiently: bool = True) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
         """The decoded answer, None if it is empty. `path` is that behind `/admin/v2/`.
 
         Raises ClusterRefused with the status, NotAuthorized, and ServiceUnavailable; while the cluster is away it is
-        asked again unless not `patiently`.
+        asked again unless not `retry`.
         """
-        if not patiently:
+        if not retry:
             return self._ask(method, path, body)
         return self._retry(f"the answer to {method} {path}", lambda: self._ask(method, path, body))
 
@@ -66,7 +66,7 @@ class AdminClient:
 
     def _told(self, method: str, path: str, status: int, content: bytes) -> Any:
         reason = "" if status < 300 else _reason(content)
-        means = of_status(status, reason)
+        means = classify_status(status, reason)
         if means is AnswerKind.DONE:
             try:
                 return json.loads(content) if content else None
@@ -74,7 +74,7 @@ class AdminClient:
                 return content.decode(errors="replace")
         reason = reason[:REASON_CHARACTERS]
         what = f"{self.url} answers {method} {path} with {status} ({reason})"
-        if means is AnswerKind.AUTHORITY:
+        if means is AnswerKind.UNAUTHORIZED:
             raise NotAuthorized(f"{what}: give credentials that may do this")
         if means is AnswerKind.LOOKUP:
             raise ServiceUnavailable(f"{what}: the topic moves, or its broker starts")

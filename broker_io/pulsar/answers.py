@@ -40,7 +40,7 @@ class AnswerKind(enum.Enum):
     LOOKUP = enum.auto()
     FENCED = enum.auto()
     """Somebody else is the only writer now."""
-    AUTHORITY = enum.auto()
+    UNAUTHORIZED = enum.auto()
     """Credentials that are wrong, or may not do this."""
 
     @property
@@ -66,8 +66,8 @@ REST = (
     # PulsarWebResource sends a question on to the owner; only one that nobody ends comes here: brokers disagree.
     Rule(range(300, 400), "", AnswerKind.LOOKUP),
     # AuthenticationFilter, PulsarWebResource.validate…Access: whatever the reason is.
-    Rule(_only(401), "", AnswerKind.AUTHORITY),
-    Rule(_only(403), "", AnswerKind.AUTHORITY),
+    Rule(_only(401), "", AnswerKind.UNAUTHORIZED),
+    Rule(_only(403), "", AnswerKind.UNAUTHORIZED),
     # PulsarWebResource.validateTopicOwnershipAsync and validateBundleOwnership, 412: no owner, or none that is known
     # yet, as while a bundle is unloaded (NamespaceService: "is being unloaded", "is not currently owned") or its
     # broker starts (OwnershipCache: "not ready for acquiring ownership").
@@ -103,9 +103,9 @@ RESULTS = {
     "LookupError": AnswerKind.LOOKUP,  # BinaryProtoLookupService: the lookup failed, or went round in circles
     "ConnectError": AnswerKind.TRANSIENT,  # ConnectionPool: nobody takes connections there at the moment
     "ReadError": AnswerKind.TRANSIENT,  # ClientConnection: the connection broke
-    "AuthenticationError": AnswerKind.AUTHORITY,
-    "AuthorizationError": AnswerKind.AUTHORITY,
-    "ErrorGettingAuthenticationData": AnswerKind.AUTHORITY,  # of our side: Authentication gives none
+    "AuthenticationError": AnswerKind.UNAUTHORIZED,
+    "AuthorizationError": AnswerKind.UNAUTHORIZED,
+    "ErrorGettingAuthenticationData": AnswerKind.UNAUTHORIZED,  # of our side: Authentication gives none
     "BrokerMetadataError": AnswerKind.TRANSIENT,  # ServerMetadataException: the metadata store did not answer
     "BrokerPersistenceError": AnswerKind.TRANSIENT,  # PersistenceException: no ledger could be opened or written
     "ChecksumError": AnswerKind.FINAL,  # of a message whose bytes are not what was meant to be sent
@@ -146,7 +146,7 @@ RESULTS = {
 }
 
 
-def of_status(status: int, reason: str) -> AnswerKind:
+def classify_status(status: int, reason: str) -> AnswerKind:
     """What an answer of the REST interface means."""
     for rule in REST:
         if status in rule.statuses and re.search(rule.words, reason):
@@ -154,18 +154,18 @@ def of_status(status: int, reason: str) -> AnswerKind:
     return AnswerKind.FINAL
 
 
-def of_result(name: str) -> AnswerKind:
+def classify_result(name: str) -> AnswerKind:
     """What a result of the client library means. One that a later version has may pass: who asks again is patient."""
     return RESULTS.get(name, AnswerKind.TRANSIENT)
 
 
-def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
+def open_error(error: pulsar.PulsarException, topic: str, what: str) -> Error:
     """Why a reader or a writer of a topic could not be opened."""
     name = type(error).__name__
-    means = of_result(name)
+    means = classify_result(name)
     if means is AnswerKind.FENCED:
         return Fenced(f"topic {topic!r} is held by an exclusive writer ({name}): wait until it closes")
-    if means is AnswerKind.AUTHORITY:
+    if means is AnswerKind.UNAUTHORIZED:
         return NotAuthorized(f"these credentials may not open a {what} of topic {topic!r} ({error})")
     if name == "TopicNotFound":
         return TopicNotFound(f"there is no topic {topic!r}: create it first")
@@ -180,29 +180,29 @@ def of_opening(error: pulsar.PulsarException, topic: str, what: str) -> Error:
     return ClusterRefused(f"the cluster opens no {what} of topic {topic!r} ({error})", 0, str(error))
 
 
-def of_append(result: str, topic: str) -> Error:
+def append_error(result: str, topic: str) -> Error:
     """Why an append failed; whether it stands in the log is unknown."""
-    means = of_result(result)
+    means = classify_result(result)
     if means is AnswerKind.FENCED:
         return Fenced(
             f"the cluster let go of the exclusive writer of topic {topic!r} ({result}), as it does when another one "
             "opens it, or when its storage is lost: what was under way may stand in the log"
         )
-    if means is AnswerKind.AUTHORITY:
+    if means is AnswerKind.UNAUTHORIZED:
         return NotAuthorized(f"these credentials may not write to topic {topic!r} ({result})")
     return AppendUnknown(
         f"an append to topic {topic!r} failed ({result}): it may stand in the log or not; open another writer"
     )
 
 
-def too_large(topic: str) -> Error:
+def message_too_large(topic: str) -> Error:
     """Why an append of one message failed that stands nowhere."""
     return MessageTooLarge(
         f"the cluster refuses a message of topic {topic!r} as too large: lower max_message_bytes to its limit"
     )
 
 
-def behind_too_large(topic: str) -> Error:
+def entry_too_large(topic: str) -> Error:
     """Why all other appends of a writer fail where the cluster refused a message of one as too large."""
     return EntryTooLarge(
         f"the cluster refused an entry of topic {topic!r} as too large, and whatever else was under way may stand in "

@@ -26,15 +26,23 @@ from broker_io.partitions import HASHINGS, Hashing, whole_name
 from broker_io.port import MAX_MESSAGE_BYTES, OWN_PREFIX, Ledger, check_compaction, check_topic_name
 from broker_io.position import EARLIEST, NO_INDEX, Position
 from broker_io.pulsar import forking
-from broker_io.pulsar.answers import of_append
+from broker_io.pulsar.answers import append_error
 from broker_io.pulsar.cluster import INCARNATION, NOTE, Cluster, from_local_name, parse_address, path_of
 from broker_io.pulsar.credentials import Credentials
-from broker_io.pulsar.ledgers import HOLD, NEW, LedgerState, LedgerUpkeep, hold, last_position, topic_state
+from broker_io.pulsar.ledgers import (
+    NEW,
+    SUBSCRIPTION,
+    LedgerState,
+    LedgerUpkeep,
+    create_subscription,
+    last_position,
+    topic_state,
+)
 from broker_io.pulsar.policies import (
     NOT_SHOWN,
     check_policies,
     check_usable,
-    lift,
+    override_policies,
     policies_of,
     policies_path,
 )
@@ -47,7 +55,7 @@ AHEAD, AHEAD_OF_LARGE = 1000, 250
 """Messages that a reader is sent before it asks; those of our own topics are large."""
 LOOK_SECONDS = 0.1
 
-LIFTING = 32
+POLICY_LOCKS = 32
 """Locks that those share who change the policies of topics."""
 
 Modes = pulsar.ProducerAccessMode
@@ -60,7 +68,7 @@ class PulsarBroker:
     are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
     certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
     others are compacted by nobody. While the cluster is away, each call waits up to `max_unavailable` seconds for it,
-    opening the broker as well. A writer that is closed waits `goodbye` seconds for what is under way (None:
+    opening the broker as well. A writer that is closed waits `close_timeout` seconds for what is under way (None:
     `max_unavailable`). `hashing` is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
     partitioned ones by the name of the whole, and what the client library calls a schema: writers of ours tell the
     cluster that values are of it, which is the caller's care. `client_log` is a file for what the client library has
@@ -81,7 +89,7 @@ class PulsarBroker:
         tls_cert: str | None = None,
         tls_key: str | None = None,
         max_unavailable: float = 60.0,
-        goodbye: float | None = None,
+        close_timeout: float | None = None,
         compacted_prefix: str = OWN_PREFIX,
         batching: bool = True,
         max_message_bytes: int = MAX_MESSAGE_BYTES - OVERHEAD_BYTES,
@@ -93,7 +101,9 @@ class PulsarBroker:
             raise InvalidAddress(f"hashing is {' or '.join(HASHINGS)}, not {hashing!r}")
         place = parse_address(address)
         credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key)
-        self._cluster = Cluster(place, admin_url, credentials, max_unavailable, goodbye, max_message_bytes, client_log)
+        self._cluster = Cluster(
+            place, admin_url, credentials, max_unavailable, close_timeout, max_message_bytes, client_log
+        )
         self._compacted_prefix = compacted_prefix
         self._batching = batching
         self.hashing = hashing
@@ -101,7 +111,7 @@ class PulsarBroker:
         self._open: weakref.WeakSet[PulsarReader | PulsarWriter] = weakref.WeakSet()
         self._limit_asked = self._limit_answered = False
         self._lock = threading.Lock()
-        self._lifting = [threading.Lock() for _ in range(LIFTING)]
+        self._policy_locks = [threading.Lock() for _ in range(POLICY_LOCKS)]
         self._upkeep = LedgerUpkeep(self._cluster)
         try:
             self._cluster.retry(f"the cluster at {address}", partial(self._greet, address))
@@ -112,7 +122,7 @@ class PulsarBroker:
     def _greet(self, address: str) -> None:
         question = f"namespaces/{self._cluster.namespace}/bundles"  # whoever may write or read may ask this
         try:
-            self._cluster.admin.ask("GET", question, patiently=False)
+            self._cluster.admin.ask("GET", question, retry=False)
         except ClusterRefused as error:
             if error.status != 404:
                 raise
@@ -133,7 +143,7 @@ class PulsarBroker:
         """Ask once; after ServiceUnavailable the next writer asks again, which waits for the cluster anyway."""
         self._limit_asked = True
         try:
-            found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", patiently=False)
+            found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", retry=False)
             limit = int(found["maxMessageSize"])
             room = min(OVERHEAD_BYTES, limit // 4)
             self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, limit - room)
@@ -163,22 +173,22 @@ class PulsarBroker:
                 raise
             self._cluster.incarnation(topic)  # it is there already, if it is one that can be used
             state = topic_state(self._cluster, topic)
-        self._make_safe(topic, exclusive=False, state=state)
+        self._protect(topic, exclusive=False, state=state)
 
     def check_topic(self, topic: str) -> None:
         """Policies may have changed since the topic was opened. Raises UnsafePolicy, NotAuthorized."""
         self._cluster.incarnation(topic)
-        self._make_safe(topic, exclusive=True)
+        self._protect(topic, exclusive=True)
 
     def deduplicate(self, topic: str) -> None:
         """A crash of a broker makes the client library resend; the cluster knows what it has by its numbers."""
         self._cluster.ask("POST", topic, "deduplicationEnabled", True)
 
-    def note(self, topic: str, text: str) -> None:
-        self._cluster.ask("PUT", topic, "properties", {NOTE: text}, patiently=False)
+    def annotate(self, topic: str, text: str) -> None:
+        self._cluster.ask("PUT", topic, "properties", {NOTE: text}, retry=False)
 
-    def noted(self, topic: str) -> str | None:
-        found = (self._cluster.ask("GET", topic, "properties", patiently=False) or {}).get(NOTE)
+    def annotation(self, topic: str) -> str | None:
+        found = (self._cluster.ask("GET", topic, "properties", retry=False) or {}).get(NOTE)
         return None if found is None else str(found)
 
     def delete_topic(self, topic: str) -> None:
@@ -186,7 +196,7 @@ class PulsarBroker:
         gone = TopicNotFound(f"topic {topic!r} was deleted: open it anew if it was made again")
         for handle in self._handles(topic):  # the client library would make the topic again
             handle.end(gone)
-        self._cluster.ask("DELETE", topic, "?force=true", patiently=False)  # not asked twice: it may be made anew
+        self._cluster.ask("DELETE", topic, "?force=true", retry=False)  # not asked twice: it may be made anew
 
     def partitions(self, topic: str) -> int:
         return self._cluster.partitions(check_topic_name(topic))
@@ -203,26 +213,26 @@ class PulsarBroker:
         return self._cluster.incarnation(topic)
 
     def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> PulsarWriter:
         incarnation = self._cluster.incarnation(topic)
-        self._make_safe(topic, exclusive=exclusive)
+        self._protect(topic, exclusive=exclusive)
         if not exclusive:
-            return self._writer(topic, incarnation, Modes.Shared, alone=alone)
+            return self._writer(topic, incarnation, Modes.Shared, unbatched=unbatched)
         if wait is not None:
-            return self._wait_for_owner(topic, incarnation, wait, alone=alone)
+            return self._wait_for_owner(topic, incarnation, wait, unbatched=unbatched)
         older = [handle for handle in self._handles(topic) if isinstance(handle, PulsarWriter)]
-        fenced = of_append("ProducerFenced", topic)
+        fenced = append_error("ProducerFenced", topic)
         for each in older:  # the cluster lets shared ones come back, and resend, so they have to be gone before
             if not each.exclusive:
                 each.end(fenced)
-        writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing, alone=alone)
+        writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing, unbatched=unbatched)
         for each in older:
             each.end(fenced)
         return writer
 
     def writer_of_new(self, topic: str) -> PulsarWriter:
-        return self._writer(topic, self._cluster.incarnation(topic), Modes.Shared, alone=False)
+        return self._writer(topic, self._cluster.incarnation(topic), Modes.Shared, unbatched=False)
 
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
@@ -304,7 +314,7 @@ class PulsarBroker:
             handle.close()
             self._cluster.check()
 
-    def _make_safe(self, topic: str, *, exclusive: bool, state: LedgerState | None = None) -> None:
+    def _protect(self, topic: str, *, exclusive: bool, state: LedgerState | None = None) -> None:
         """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.
 
         Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.
@@ -312,14 +322,18 @@ class PulsarBroker:
         check_usable(topic, self._cluster.partitions)
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
         state = state or topic_state(cluster, topic)
-        made = HOLD not in state.cursors
+        made = SUBSCRIPTION not in state.cursors
         if made:
-            hold(cluster.admin, path)
+            create_subscription(cluster.admin, path)
         try:
             place = policies_path(cluster.namespace, topic)
-            with self._lifting[hash(place) % LIFTING]:  # partitions share policies: of two changes one is lost
+            with self._policy_locks[
+                hash(place) % POLICY_LOCKS
+            ]:  # partitions share policies: of two changes one is lost
                 policies = policies_of(cluster.admin, cluster.namespace, place)
-                policies = lift(cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic))
+                policies = override_policies(
+                    cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic)
+                )
         except NotAuthorized:
             if exclusive:
                 raise
@@ -328,11 +342,13 @@ class PulsarBroker:
             check_policies(topic, cluster.namespace, policies, state, compacted=self._is_compacted(topic))
         except UnsafePolicy:
             if made:  # a topic that nobody writes to here may go as it would without us
-                cluster.admin.ask("DELETE", f"{path}/subscription/{HOLD}?force=true")
+                cluster.admin.ask("DELETE", f"{path}/subscription/{SUBSCRIPTION}?force=true")
             raise
 
-    def _writer(self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode, *, alone: bool) -> PulsarWriter:
-        batching = self._batching and not alone and not self._is_compacted(topic)
+    def _writer(
+        self, topic: str, incarnation: str, mode: pulsar.ProducerAccessMode, *, unbatched: bool
+    ) -> PulsarWriter:
+        batching = self._batching and not unbatched and not self._is_compacted(topic)
         if not self._limit_answered:
             self._ask_limit()
         writer = self._cluster.opened(
@@ -351,12 +367,12 @@ class PulsarBroker:
         self._add(writer)
         return writer
 
-    def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, alone: bool) -> PulsarWriter:
+    def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, unbatched: bool) -> PulsarWriter:
         """A writer that fences nobody. Raises StillHeld."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return self._writer(topic, incarnation, Modes.Exclusive, alone=alone)
+                return self._writer(topic, incarnation, Modes.Exclusive, unbatched=unbatched)
             except Fenced:
                 missing = deadline - time.monotonic()
             if missing <= 0:

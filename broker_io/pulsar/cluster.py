@@ -25,7 +25,7 @@ from broker_io.partitions import partitioned
 from broker_io.port import check_topic_name
 from broker_io.pulsar import forking
 from broker_io.pulsar.admin import AdminClient
-from broker_io.pulsar.answers import of_opening
+from broker_io.pulsar.answers import open_error
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.threads import Resolver, flusher
 from broker_io.retrying import RetryPolicy
@@ -98,10 +98,11 @@ NOTE = "txnbuffer.note"
 
 
 class Cluster:
-    """Belongs to one broker. `max_unavailable`: seconds for which the cluster may be away before who asks it is told.
+    """The connection of one broker.
 
-    `goodbye`: seconds that it has for what is under way when a writer is closed; None: the same. `max_message_bytes`
-    becomes less when the cluster refuses less.
+    Calls fail after the cluster has been unavailable for `max_unavailable` seconds. Closing a writer waits up to
+    `close_timeout` seconds for pending appends (None: `max_unavailable`). `max_message_bytes` is lowered when the
+    cluster rejects a smaller message.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Cluster:
         admin_url: str | None,
         credentials: Credentials,
         max_unavailable: float,
-        goodbye: float | None,
+        close_timeout: float | None,
         max_message_bytes: int,
         log: str | None,
     ) -> None:
@@ -118,7 +119,7 @@ class Cluster:
         self.namespace = address.namespace
         self.closed = False
         self.max_message_bytes = max_message_bytes
-        self.goodbye = max_unavailable if goodbye is None else goodbye
+        self.close_timeout = max_unavailable if close_timeout is None else close_timeout
         self._attempt = min(max(max_unavailable, 1.0), OPERATION_SECONDS)
         self.retry = RetryPolicy(max_unavailable, self.check, from_start=True)
         self.admin = AdminClient(admin_url or address.admin, credentials, self.retry)
@@ -161,7 +162,7 @@ class Cluster:
         if self.closed:
             raise Closed(f"the connection to {self.service} was closed in this process: open it again")
 
-    def leave(self, why: Error) -> None:
+    def detach(self, why: Error) -> None:
         self.closed = True
         self._end.detach()
         forking.keep(self.client)
@@ -175,23 +176,23 @@ class Cluster:
     def url(self, topic: str) -> str:
         return url_of(self.namespace, topic)
 
-    def ask(self, method: str, topic: str, question: str = "", body: Any = None, *, patiently: bool = True) -> Any:
+    def ask(self, method: str, topic: str, question: str = "", body: Any = None, *, retry: bool = True) -> Any:
         """Ask about a topic. Raises TopicNotFound if it isn't there."""
         self.check()
         path = path_of(self.namespace, check_topic_name(topic))
         try:
-            return self.admin.ask(method, f"{path}/{question}" if question else path, body, patiently=patiently)
+            return self.admin.ask(method, f"{path}/{question}" if question else path, body, retry=retry)
         except ClusterRefused as error:
             if error.status == 404:
                 raise TopicNotFound(f"there is no topic {topic!r}: create it first") from None
             raise
 
-    def incarnation(self, topic: str, *, patiently: bool = True) -> str:
+    def incarnation(self, topic: str, *, retry: bool = True) -> str:
         """Ours have one of their own; of others the time of their making tells them apart."""
-        mark = (self.ask("GET", topic, "properties", patiently=patiently) or {}).get(INCARNATION)
+        mark = (self.ask("GET", topic, "properties", retry=retry) or {}).get(INCARNATION)
         if mark is not None:
             return str(mark)
-        found = self.ask("GET", topic, "internal-info", patiently=patiently)
+        found = self.ask("GET", topic, "internal-info", retry=retry)
         if "partitions" in found:
             raise partitioned(topic)
         return f"{found['creationDate']} {self.url(topic)}"
@@ -215,7 +216,7 @@ class Cluster:
                 return opening()
             except pulsar.PulsarException as error:
                 self.check()
-                raise of_opening(error, topic, what) from None
+                raise open_error(error, topic, what) from None
 
         return self.retry(f"the {what} of topic {topic!r} to be opened", attempt)
 
@@ -224,8 +225,8 @@ def _close_client(client: pulsar.Client) -> None:
     """Not by `shutdown`, which keeps Python's lock from the library's own threads until they give up, nor with a
     callback, which may be let go of when Python is no more.
     """
-    flusher.within(client.close, CLOSE_SECONDS)
-    flusher.rest(CLOSE_SECONDS)
+    flusher.run(client.close, CLOSE_SECONDS)
+    flusher.wait_idle(CLOSE_SECONDS)
 
 
 def _tls_options(credentials: Credentials, *, tls: bool) -> dict[str, Any]:
@@ -239,7 +240,7 @@ class Handle:
 
     topic: str
 
-    def leave(self, why: Error) -> None:
+    def detach(self, why: Error) -> None:
         """See `forking.Inherited`."""
         raise NotImplementedError
 

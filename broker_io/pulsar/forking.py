@@ -15,7 +15,7 @@ from broker_io.errors import Closed, Error
 
 
 class ForkedResource(Protocol):
-    def leave(self, why: Error) -> None:
+    def detach(self, why: Error) -> None:
         """From now on every call fails with `why`, and closing it does nothing."""
 
 
@@ -35,7 +35,7 @@ def keep(one: Any) -> None:
 def _forked() -> None:
     why = Closed("the connection to the cluster was opened before this process was forked: open another one in it")
     for one in [*_open]:
-        one.leave(why)
+        one.detach(why)
     _open.clear()
 
 

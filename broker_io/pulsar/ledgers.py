@@ -16,7 +16,7 @@ from broker_io.position import Position
 from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.cluster import Cluster, path_of
 
-HOLD = "__txnbuffer"
+SUBSCRIPTION = "__txnbuffer"
 """The durable subscription of ours by which a topic's messages are kept."""
 COMPACTION = "__compaction"
 """The cursor of Pulsar's compaction: it saw everything up to there."""
@@ -51,8 +51,8 @@ NEW = LedgerState([], Position(-1, -1), {})
 """What is known of a topic that was made just now."""
 
 
-def topic_state(cluster: Cluster, topic: str, *, patiently: bool = True) -> LedgerState:
-    return read_state(cluster.ask("GET", topic, "internalStats", patiently=patiently))
+def topic_state(cluster: Cluster, topic: str, *, retry: bool = True) -> LedgerState:
+    return read_state(cluster.ask("GET", topic, "internalStats", retry=retry))
 
 
 def last_position(cluster: Cluster, topic: str) -> Position | None:
@@ -62,7 +62,7 @@ def last_position(cluster: Cluster, topic: str) -> Position | None:
     # The message itself is gone, if there ever was one: the best of what remembers it.
     state = topic_state(cluster, topic)
     kept = (cluster.ask("GET", topic, "properties") or {}).get(LAST)
-    known = [state.last, state.cursors.get(HOLD, state.last)]
+    known = [state.last, state.cursors.get(SUBSCRIPTION, state.last)]
     known = [place for place in known if place.entry >= 0]
     if kept is not None:
         known.append(Position.parse(kept))
@@ -96,10 +96,10 @@ LONGEST_PAUSE = 0.5
 EARLIEST_ID = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 
 
-def hold(admin: AdminClient, path: str) -> None:
+def create_subscription(admin: AdminClient, path: str) -> None:
     """Keep every message that a topic still has, and all that come."""
     try:
-        admin.ask("PUT", f"{path}/subscription/{HOLD}", EARLIEST_ID)
+        admin.ask("PUT", f"{path}/subscription/{SUBSCRIPTION}", EARLIEST_ID)
     except ClusterRefused as error:
         if error.status != 409:  # it is there already
             raise
@@ -135,13 +135,15 @@ class LedgerUpkeep:
             last = last_position(self._cluster, topic)  # nothing will be left that tells it
             if last is not None:
                 self._cluster.ask("PUT", topic, "properties", {LAST: str(last)})
-        self._move_hold(topic, first)
+        self._move_subscription(topic, first)
         self._wait(lambda: self._trimmed(topic, first), wait)
 
-    def _move_hold(self, topic: str, first: int) -> None:
-        hold(self._cluster.admin, path_of(self._cluster.namespace, topic))  # a topic of others may have none yet
+    def _move_subscription(self, topic: str, first: int) -> None:
+        create_subscription(
+            self._cluster.admin, path_of(self._cluster.namespace, topic)
+        )  # a topic of others may have none yet
         place = {"ledgerId": first, "entryId": 0, "partitionIndex": -1, "batchIndex": -1}
-        self._cluster.ask("POST", topic, f"subscription/{HOLD}/resetcursor", place)
+        self._cluster.ask("POST", topic, f"subscription/{SUBSCRIPTION}/resetcursor", place)
 
     def _trimmed(self, topic: str, first: int) -> bool:
         self._cluster.ask("POST", topic, "trim")

@@ -20,7 +20,7 @@ from broker_io.pulsar.cluster import path_of, url_of
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState
 
 UNLIMITED = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
-STOCK_BYTES = 10 * 1024**3
+DEFAULT_QUOTA_BYTES = 10 * 1024**3
 """The size of a quota that nobody has set, which a namespace shows as its own once it has another."""
 QUOTA_KINDS = ("destination_storage", "message_age")
 SYSTEM_TOPICS = ("__change_events", "__transaction_")
@@ -62,7 +62,7 @@ def policies_of(admin: AdminClient, namespace: str, path: str) -> Policies:
     )
 
 
-def lift(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+def override_policies(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
     """Give a topic policies of its own that do no harm, and tell what is in force then.
 
     What somebody has set stays at topics that are not `ours`: `check_policies` tells whether it can be borne.
@@ -70,19 +70,19 @@ def lift(admin: AdminClient, namespace: str, path: str, policies: Policies, *, o
     if (policies.own_ttl is None and not policies.ttl) or (ours and policies.ttl):
         admin.ask("POST", f"{path}/messageTTL?messageTTL=0")
         policies = policies._replace(ttl=0, own_ttl=0)
-    return _lift_quotas(admin, namespace, path, policies, ours=ours)
+    return _override_quotas(admin, namespace, path, policies, ours=ours)
 
 
-def _lift_quotas(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
+def _override_quotas(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
     """Give a topic quotas of backlog that nothing fills."""
     own = dict(policies.own_quotas or {})
     quotas = dict(policies.quotas or {}) | own  # another service may have given it its own between the two questions
-    missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _stops(kind, own[kind]))]
+    missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _is_limiting(kind, own[kind]))]
     if not missing:
         return policies._replace(quotas=quotas)
     wanted = {} if ours else admin.ask("GET", f"namespaces/{namespace}/backlogQuotaMap") or {}
     for kind in missing:
-        if kind in wanted and _stops(kind, wanted[kind]) and not _is_stock(kind, wanted[kind]):
+        if kind in wanted and _is_limiting(kind, wanted[kind]) and not _is_default(kind, wanted[kind]):
             continue
         admin.ask("POST", f"{path}/backlogQuota?backlogQuotaType={kind}", UNLIMITED)
         quotas[kind] = own[kind] = UNLIMITED
@@ -91,25 +91,25 @@ def _lift_quotas(admin: AdminClient, namespace: str, path: str, policies: Polici
 
 def check_policies(topic: str, namespace: str, policies: Policies, state: LedgerState, *, compacted: bool) -> None:
     """Raises UnsafePolicy that names the policy and the command against it; `compacted`: the topic may be."""
-    danger = _danger(topic, namespace, policies, state, compacted=compacted)
-    if danger is not None:
-        what, command = danger
+    violation = _violation(topic, namespace, policies, state, compacted=compacted)
+    if violation is not None:
+        what, command = violation
         raise UnsafePolicy(f"topic {topic!r} is not written to: {what}; run `pulsar-admin {command}` and open it again")
 
 
-def _stops(kind: str, quota: Any) -> bool:
+def _is_limiting(kind: str, quota: Any) -> bool:
     """Whether a quota of backlog can do harm."""
     if quota.get("policy") not in (None, UNLIMITED["policy"], "producer_exception"):
         return True
     return bool(quota.get("limitTime", -1) > 0 if kind == "message_age" else quota.get("limitSize", -1) >= 0)
 
 
-def _is_stock(kind: str, quota: Any) -> bool:
-    stock = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": UNLIMITED["policy"]}
+def _is_default(kind: str, quota: Any) -> bool:
+    stock = {"limitSize": DEFAULT_QUOTA_BYTES, "limitTime": -1, "policy": UNLIMITED["policy"]}
     return kind == "destination_storage" and all(quota.get(word) == value for word, value in stock.items())
 
 
-def _against(kind: str, topic: str, namespace: str, policies: Policies) -> str:
+def _removal_command(kind: str, topic: str, namespace: str, policies: Policies) -> str:
     if kind in (policies.own_quotas or {}):
         return f"topicPolicies remove-backlog-quota {url_of(namespace, _whole(topic))} -t {kind}"
     return f"namespaces remove-backlog-quota {namespace} -t {kind}"
@@ -138,7 +138,7 @@ def check_usable(topic: str, partitions: Callable[[str], int]) -> None:
         raise NotSupported(f"topic {topic!r} is the cluster's own: use another name")
 
 
-def _danger(
+def _violation(
     topic: str, namespace: str, policies: Policies, state: LedgerState, *, compacted: bool
 ) -> tuple[str, str] | None:
     if policies.ttl:
@@ -152,12 +152,12 @@ def _danger(
         if quota.get("policy") == "consumer_backlog_eviction":
             return (
                 f"the {kind} backlog quota with consumer_backlog_eviction drops what is still needed",
-                _against(kind, topic, namespace, policies),
+                _removal_command(kind, topic, namespace, policies),
             )
-        if _stops(kind, quota):
+        if _is_limiting(kind, quota):
             return (
                 f"the {kind} backlog quota with {quota.get('policy')} counts what is held, and would stop the topic",
-                _against(kind, topic, namespace, policies),
+                _removal_command(kind, topic, namespace, policies),
             )
     if policies.expiration:
         return (

@@ -26,7 +26,7 @@ from broker_io.batch import PlacedBatch, Width
 from broker_io.errors import Closed, Damaged, Error, PositionTrimmed, ServiceUnavailable, TopicNotFound
 from broker_io.position import EARLIEST, LATEST, Position, Positions
 from broker_io.pulsar import forking
-from broker_io.pulsar.answers import of_opening
+from broker_io.pulsar.answers import open_error
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.ledgers import COMPACTION, LedgerState, last_position, topic_state
 from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
@@ -55,13 +55,13 @@ class MessageSource:
         )
         self._raw = self._reader._reader  # of the library's own kind: its wrapper costs as much again per message
         self._coming: Future[Any] | None = None  # the one that the library was asked to tell of
-        self._tell: Callable[[], None]
-        self._behind: Any | None = None  # what the library gave before the one that it stands behind
+        self._callback: Callable[[], None]
+        self._buffered: Any | None = None  # what the library gave before the one that it stands behind
 
     def next(self, milliseconds: int) -> Any | None:
         """A message, or None if none comes in time. Whatever it raises: another source may give more."""
-        if self._behind is not None:
-            message, self._behind = self._behind, None
+        if self._buffered is not None:
+            message, self._buffered = self._buffered, None
             return message
         if self._coming is None:
             return self._read(milliseconds)
@@ -75,21 +75,21 @@ class MessageSource:
         other = self._read(0)  # so one before it may stand there, or, as a rule, the next one
         if other is not None and place_of(other) < place_of(message):
             message, other = other, message
-        self._behind = other
+        self._buffered = other
         return message
 
-    def when_more(self, tell: Callable[[], None]) -> None:
+    def notify_when_readable(self, callback: Callable[[], None]) -> None:
         """Have `tell` called when there is a message, or there won't be any."""
-        self._tell = tell
-        if self._behind is not None or (self._coming is not None and self._coming.done()):
-            tell()
+        self._callback = callback
+        if self._buffered is not None or (self._coming is not None and self._coming.done()):
+            callback()
         elif self._coming is None:
             coming: Future[Any] = Future()
             self._coming = coming
 
             def came(result: Any, message: Any) -> None:
                 coming.set_result(message if result == pulsar.Result.Ok else None)
-                self._tell()
+                self._callback()
 
             self._raw.read_next_async(came)
 
@@ -99,7 +99,7 @@ class MessageSource:
         except _pulsar.Timeout:
             return None
         except pulsar.PulsarException as error:
-            raise of_opening(error, self._topic, "reader") from None
+            raise open_error(error, self._topic, "reader") from None
 
     def is_connected(self) -> bool:
         return bool(self._raw.is_connected())
@@ -120,7 +120,7 @@ class MessageSource:
 
     def close(self) -> None:
         """Let go of it; nothing is waited for."""
-        flusher.within(self._reader.close, 0.0)  # the answer is lost if the topic is unloaded just then
+        flusher.run(self._reader.close, 0.0)  # the answer is lost if the topic is unloaded just then
 
 
 def place_of(message: Any) -> Position:
@@ -163,7 +163,7 @@ BATCH_BYTES = 16 * 1024 * 1024
 """About the most that one batch holds."""
 SLICE_SECONDS = 0.5
 """A longer wait looks up so often."""
-FIRST_DOUBT, LONGEST_DOUBT = 1.0, 10.0
+FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 1.0, 10.0
 """Seconds of silence after which the cluster is asked whether there is more."""
 RECONNECT_SECONDS = 5.0
 """How long even a read without patience waits for a reader that is about to come back, or to be given what is there."""
@@ -194,17 +194,17 @@ class PulsarReader(Handle):
         self._start = start
         self._inclusive = inclusive
         self._last = start
-        self._met = False
-        self._given = False  # whether the message at `last` was seen, which a fresh source must give again
+        self._start_reached = False
+        self._last_seen = False  # whether the message at `last` was seen, which a fresh source must give again
         self._held: Any | None = None
         self._tries = (EARLIEST, 0)
-        self._tail = (-1, -1)
-        self._doubt = FIRST_DOUBT
+        self._known_successor = (-1, -1)
+        self._check_interval = FIRST_CHECK_SECONDS
         self._broken = False  # whether the source failed: another one goes on where it was
-        self._in_vain = False  # whether the library says that there is more, and nothing came for long
+        self._more_never_came = False  # whether the library says that there is more, and nothing came for long
         self._source = self._new_source(start)
-        self._asked_behind = EARLIEST
-        self._quiet_since = time.monotonic()
+        self._asked_after = EARLIEST
+        self._idle_since = time.monotonic()
 
     @property
     def position(self) -> Position:
@@ -220,29 +220,35 @@ class PulsarReader(Handle):
             self._check()
             batch = self._take(limit, wait)
             if batch is not None:
-                self._doubt, self._quiet_since, self._in_vain = FIRST_DOUBT, time.monotonic(), False
+                self._check_interval, self._idle_since, self._more_never_came = (
+                    FIRST_CHECK_SECONDS,
+                    time.monotonic(),
+                    False,
+                )
                 return batch
             now = time.monotonic()
-            if now - self._quiet_since > self._doubt:
+            if now - self._idle_since > self._check_interval:
                 self._ask_cluster()
             if now < deadline:
                 wait = min(deadline - now, SLICE_SECONDS)
             elif now < max_unavailable and self._may_have_more():
                 wait = min(max_unavailable - now, SLICE_SECONDS)
             else:
-                self._in_vain |= now >= max_unavailable and self._source.is_connected() and self._may_have_more()
+                self._more_never_came |= (
+                    now >= max_unavailable and self._source.is_connected() and self._may_have_more()
+                )
                 return None
 
-    def when_more(self, tell: Callable[[], None]) -> None:
+    def notify_when_readable(self, callback: Callable[[], None]) -> None:
         if self._held is not None or self._broken or self._dead is not None:
-            tell()
+            callback()
         else:
-            self._source.when_more(tell)
+            self._source.notify_when_readable(callback)
 
     def close(self) -> None:
         self.end(Closed(f"this reader of topic {self.topic!r} is closed: open another one"))
 
-    def leave(self, why: Error) -> None:
+    def detach(self, why: Error) -> None:
         self._dead = why
         forking.keep(self._source)
 
@@ -280,13 +286,13 @@ class PulsarReader(Handle):
             if message is None:
                 break
             place = place_of(message)
-            if not follows(self._last, place) or not self._met:
+            if not follows(self._last, place) or not self._start_reached:
                 if messages:
                     self._held = message  # whatever it is, what came before is good
                     break
                 if not self._admitted(message, place):
                     continue
-            self._last, self._given = place, True
+            self._last, self._last_seen = place, True
             if self.compacted and place.batch >= 0 and is_hole(message):
                 continue
             messages.append(message)
@@ -323,7 +329,7 @@ class PulsarReader(Handle):
         if not self._source.is_connected():
             return True
         # Of a topic that was loaded anew the library may say so for ever, though all of it was read.
-        return not self._in_vain and self._source.has_more() is not False
+        return not self._more_never_came and self._source.has_more() is not False
 
     # --- what comes, and whether something is missing before it ---
 
@@ -336,9 +342,9 @@ class PulsarReader(Handle):
 
     def _admit(self, place: Position) -> bool:
         """Whether a message that doesn't plainly follow is next; if not it is left out. Raises PositionTrimmed."""
-        if self._met and place <= self._last:
+        if self._start_reached and place <= self._last:
             return False
-        if not self._met:
+        if not self._start_reached:
             return self._admit_first(place)
         if self.compacted and place.ledger == self._last.ledger:
             return True
@@ -346,50 +352,55 @@ class PulsarReader(Handle):
         if self.compacted:
             return True
         state = topic_state(self._cluster, self.topic)
-        if is_next_ledger(self._last, place, state) or self._is_tail(self._last, place):
+        if is_next_ledger(self._last, place, state) or self._is_known_successor(self._last, place):
             return True
         if state.find(self._last.ledger) is None:
             raise self._trimmed(self._last, state)
-        return self._is_skipped_again(self._last)
+        return self._is_unreadable(self._last)
 
     def _admit_first(self, place: Position) -> bool:
         start = self._start
         if place < start:
             return False
         if place == start:  # numbers of ledgers are the whole cluster's, so it is the same topic
-            self._met = self._given = True
+            self._start_reached = self._last_seen = True
             self._last = place
             return self._inclusive
         self._check_topic()
-        known = start == EARLIEST or place[:2] == start[:2] or follows(start, place) or self._is_tail(start, place)
+        known = (
+            start == EARLIEST
+            or place[:2] == start[:2]
+            or follows(start, place)
+            or self._is_known_successor(start, place)
+        )
         if not known and not self.compacted:
             state = topic_state(self._cluster, self.topic)
             if state.find(start.ledger) is None:
                 raise self._trimmed(start, state)
-            if self._given and not is_next_ledger(start, place, state):
-                return self._is_skipped_again(start)
-        self._met = True
+            if self._last_seen and not is_next_ledger(start, place, state):
+                return self._is_unreadable(start)
+        self._start_reached = True
         return True
 
-    def _is_skipped_again(self, last: Position) -> bool:
+    def _is_unreadable(self, last: Position) -> bool:
         """Whether a source that was opened for this question skips what stands behind a place, too.
 
         Then nothing stands there for readers: chunks of a message, markers of Pulsar's own transactions.
         """
-        if self._asked_behind == last:
-            self._met = True
+        if self._asked_after == last:
+            self._start_reached = True
             return True
         self._open_source()
-        self._asked_behind = last  # not before: what fails here has answered nothing
+        self._asked_after = last  # not before: what fails here has answered nothing
         return False
 
-    def _is_tail(self, last: Position, place: Position) -> bool:
+    def _is_known_successor(self, last: Position, place: Position) -> bool:
         """Whether, when the cluster was asked in a silence, a ledger began right behind another's last message."""
-        return self._tail == (last.ledger, place.ledger) and place.entry == 0
+        return self._known_successor == (last.ledger, place.ledger) and place.entry == 0
 
-    def _check_topic(self, *, patiently: bool = True) -> None:
+    def _check_topic(self, *, retry: bool = True) -> None:
         """The library goes on by itself where a topic was deleted and made anew."""
-        if self._cluster.incarnation(self.topic, patiently=patiently) != self._incarnation:
+        if self._cluster.incarnation(self.topic, retry=retry) != self._incarnation:
             raise TopicNotFound(f"topic {self.topic!r} was deleted: open a reader of the new one")
 
     def _trimmed(self, after: Position, state: LedgerState) -> PositionTrimmed:
@@ -402,21 +413,24 @@ class PulsarReader(Handle):
 
     def _ask_cluster(self) -> None:
         """Look whether the end lies ahead of a reader that gives nothing: it may be dead without a word."""
-        self._quiet_since = time.monotonic()
-        self._doubt = min(2 * self._doubt, LONGEST_DOUBT)
+        self._idle_since = time.monotonic()
+        self._check_interval = min(2 * self._check_interval, LONGEST_CHECK_SECONDS)
         try:
-            self._check_topic(patiently=False)
-            state = topic_state(self._cluster, self.topic, patiently=False)
+            self._check_topic(retry=False)
+            state = topic_state(self._cluster, self.topic, retry=False)
         except ServiceUnavailable:
             return  # while the cluster is away nothing comes, and that is no error
         if state.last.entry < 0 or state.last[:2] <= self._last[:2]:
             if self._last.ledger != state.newest and state.empty_between(self._last.ledger, state.newest + 1):
-                self._tail = (self._last.ledger, state.newest)
+                self._known_successor = (self._last.ledger, state.newest)
             return
         if self.compacted and self._tries_at(state.last) > COMPACTED_TRIES:
             return  # what is ahead was compacted away
-        trimmed = state.find(self._last.ledger) is None and self._tail != (self._last.ledger, state.ledgers[0].ledger)
-        if self._given and trimmed and not self.compacted:
+        trimmed = state.find(self._last.ledger) is None and self._known_successor != (
+            self._last.ledger,
+            state.ledgers[0].ledger,
+        )
+        if self._last_seen and trimmed and not self.compacted:
             raise self._trimmed(self._last, state)
         self._open_source()
 
@@ -427,12 +441,12 @@ class PulsarReader(Handle):
 
     def _open_source(self) -> None:
         """Read on from the last message that was seen, which comes again and shows that nothing is missing."""
-        start, inclusive = (self._last, not self._given) if self._met else (self._start, self._inclusive)
+        start, inclusive = (self._last, not self._last_seen) if self._start_reached else (self._start, self._inclusive)
         source = self._new_source(start)
         self._source.close()
         self._source, self._start, self._inclusive = source, start, inclusive
-        self._met = self._broken = False
-        self._quiet_since = time.monotonic()
+        self._start_reached = self._broken = False
+        self._idle_since = time.monotonic()
 
     def _new_source(self, start: Position) -> MessageSource:
         return MessageSource(self._cluster, self.topic, start, compacted=self.compacted, ahead=self._ahead)

@@ -42,7 +42,7 @@ class Resolver:
     def put(self, work: Callable[[], None]) -> None:
         self._queue.put(work)
         if self._stopped:  # of a writer that was opened meanwhile: whoever waits for its appends is told, too
-            threading.Thread(target=self._do_the_rest, name="late pulsar acknowledgements", daemon=True).start()
+            threading.Thread(target=self._drain, name="late pulsar acknowledgements", daemon=True).start()
 
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
@@ -68,7 +68,7 @@ class Resolver:
         while (work := self._queue.get()) is not None:
             work()
 
-    def _do_the_rest(self) -> None:
+    def _drain(self) -> None:
         if self._thread is not None:
             self._thread.join()
         with contextlib.suppress(Empty):
@@ -91,15 +91,15 @@ class Flusher:
     """The threads of a process that are in the library."""
 
     def __init__(self) -> None:
-        self.begin()
-        os.register_at_fork(after_in_child=self.begin)
+        self.reset()
+        os.register_at_fork(after_in_child=self.reset)
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Without any thread, as in a child of the process."""
         self._changed = threading.Condition()
         self._busy = 0
 
-    def within(self, call: Callable[[], Any], seconds: float) -> None:
+    def run(self, call: Callable[[], Any], seconds: float) -> None:
         """Have something flush or close, and wait for that so long at most."""
         with self._changed:
             self._busy += 1
@@ -107,7 +107,7 @@ class Flusher:
         thread.start()
         thread.join(seconds)
 
-    def rest(self, seconds: float) -> None:
+    def wait_idle(self, seconds: float) -> None:
         """Wait until no thread is in the library any more: one that comes back while Python ends aborts it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy, seconds)

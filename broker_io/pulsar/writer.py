@@ -31,7 +31,7 @@ from broker_io.errors import AppendUnknown, Closed, Error, TopicNotFound
 from broker_io.port import check_batch
 from broker_io.position import Position, Positions
 from broker_io.pulsar import forking
-from broker_io.pulsar.answers import behind_too_large, of_append, too_large
+from broker_io.pulsar.answers import append_error, entry_too_large, message_too_large
 from broker_io.pulsar.cluster import Cluster, Handle
 from broker_io.pulsar.messages import encode_messages
 from broker_io.pulsar.threads import flusher, settle
@@ -169,7 +169,7 @@ class PulsarWriter(Handle):
         self._producer: Any = cluster.client._client.create_producer(cluster.url(topic), self._batching.configuration)
         cluster.acks.start()
         self._wait = waits.begin(f"the cluster to acknowledge appends to topic {topic!r}")
-        self._wait.rest()
+        self._wait.pause()
 
     def append(self, batch: Batch) -> Future[Positions]:
         about = check_batch(batch, self._limit)
@@ -187,8 +187,8 @@ class PulsarWriter(Handle):
     def _send(self, messages: list[Any], size: int, unseen: int, future: Future[Positions]) -> None:
         append = _Append(self, future, len(messages), size, whole=self._fits_one_entry(len(messages), size))
         self._sent.begun += 1
-        if self._wait.resting:
-            self._wait.goes_on()
+        if self._wait.paused:
+            self._wait.resume()
         send = self._producer.send_async
         if append.whole:
             self._batching.one_entry(len(messages))
@@ -211,17 +211,17 @@ class PulsarWriter(Handle):
         return self._sent.under_way < ENTRIES and not self._loose.under_way
 
     def close(self) -> None:
-        goodbye = self._cluster.goodbye
-        taken = self._lock.acquire(timeout=goodbye)  # a sender may wait for room
+        close_timeout = self._cluster.close_timeout
+        taken = self._lock.acquire(timeout=close_timeout)  # a sender may wait for room
         alive = self._dead is None
         self._dead = self._dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
         if taken:
             self._lock.release()
-        if alive and goodbye:  # closing alone would drop what is under way
-            flusher.within(self._producer.flush, goodbye)
+        if alive and close_timeout:  # closing alone would drop what is under way
+            flusher.run(self._producer.flush, close_timeout)
         self._close_producer()
 
-    def leave(self, why: Error) -> None:
+    def detach(self, why: Error) -> None:
         self._dead, self._closed = why, True
         waits.end(self._wait)
         self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have had them
@@ -238,7 +238,7 @@ class PulsarWriter(Handle):
                 return
             self._closed = True
             waits.end(self._wait)
-            flusher.within(self._producer.close, self._cluster.retry.seconds)
+            flusher.run(self._producer.close, self._cluster.retry.seconds)
         self._cluster.acks.wait(self._cluster.retry.seconds)
 
     def __enter__(self) -> Self:
@@ -259,10 +259,10 @@ class PulsarWriter(Handle):
         """An append got no acknowledgement; in the client library's thread."""
         if result == pulsar.Result.MessageTooBig:
             if append.count == 1:  # of more, some may stand in other entries
-                append.refused = too_large(self.topic)
+                append.refused = message_too_large(self.topic)
                 if append.size > self._batching.entry_bytes:  # else it may have been sent together with others
                     self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, append.size - 1)
-            self._fail(behind_too_large(self.topic))
+            self._fail(entry_too_large(self.topic))
         elif result == pulsar.Result.AlreadyClosed and isinstance(self._dead, Closed):
             self._fail(
                 AppendUnknown(
@@ -271,16 +271,16 @@ class PulsarWriter(Handle):
                 )
             )
         else:
-            self._fail(of_append(str(result).rpartition(".")[2], self.topic))
+            self._fail(append_error(str(result).rpartition(".")[2], self.topic))
         self._cluster.acks.put(append.give_up)
 
     def settled(self, append: _Append) -> None:
         """All messages of an append are acknowledged; in the client library's thread."""
         self._sent.done += 1
         if self._sent.under_way:
-            self._wait.goes_on()
+            self._wait.resume()
         else:
-            self._wait.rest()
+            self._wait.pause()
         if not append.whole:
             self._loose.done += 1
         self._cluster.acks.put(append.finish)
@@ -335,7 +335,7 @@ class PulsarWriter(Handle):
 
     def _give_up(self) -> None:
         """Have all that is under way fail. Only what the library holds by then does: it takes more after its end."""
-        flusher.within(self._producer.close, 0.0)
+        flusher.run(self._producer.close, 0.0)
 
     def given_up(self) -> Error:
         """Why an append failed; nothing behind it gets through any more."""

@@ -58,7 +58,7 @@ class RemoteBroker:
         return self._ask("Incarnation", topic).texts[0]
 
     def writer(
-        self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
     ) -> RemoteWriter:
         self._connection.check()
         if wait is not None:

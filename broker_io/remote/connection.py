@@ -54,7 +54,7 @@ class RemoteConnection:
         try:
             return messages.decode_reply(self._calls[method](request, timeout=None if slow else CALL_SECONDS))
         except grpc.RpcError as error:
-            raise self.named(error) from None
+            raise self.to_error(error) from None
 
     def stream(self, method: str, requests: Any) -> Any:
         """The answers of a stream, whose `cancel` ends it."""
@@ -64,7 +64,7 @@ class RemoteConnection:
         policy = RetryPolicy(self._max_unavailable, self.check)
         return policy(f"the service at {self.target}", attempt)
 
-    def named(self, error: Any) -> Error:
+    def to_error(self, error: Any) -> Error:
         """The error that a call ended with."""
         if self.closed:
             return Closed(f"the connection to {self.target} was closed in this process: open it again")

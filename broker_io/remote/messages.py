@@ -52,7 +52,7 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.block import BadBlock, encode_block
 from broker_io.decoding import Decoded, decode_foreign_block
-from broker_io.errors import ERROR_SCHEMA, Error, MalformedMessage, tell, told
+from broker_io.errors import ERROR_SCHEMA, Error, MalformedMessage, error_from_fields, error_to_fields
 from broker_io.position import NO_INDEX, Position, Positions
 
 
@@ -75,7 +75,7 @@ def decode_runs(ledgers: list[int], entries: list[int], indexes: list[int], leng
     if lengths and min(lengths) < 1:
         raise ValueError("a run of positions has no length")
     if len(lengths) == 1 and indexes[0] == NO_INDEX:
-        return Positions.run(ledgers[0], entries[0], lengths[0])
+        return Positions.consecutive(ledgers[0], entries[0], lengths[0])
     sizes = np.array(lengths, np.int64)
     starts = np.cumsum(sizes) - sizes
     within = np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(starts, sizes)
@@ -193,11 +193,11 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def encode_error(error: Error) -> bytes:
-    return _encode(_ERROR, tell(error))
+    return _encode(_ERROR, error_to_fields(error))
 
 
 def decode_error(data: bytes) -> Error:
-    return _told(_decode(_ERROR, data))
+    return _error(_decode(_ERROR, data))
 
 
 def encode_open_writer(opening: OpenWriter) -> bytes:
@@ -262,7 +262,7 @@ def decode_appends(data: bytes) -> list[Batch]:
 
 def encode_appended(outcomes: Sequence[Outcome]) -> bytes:
     fields: dict[str, list[Any]] = {name: [] for name in ("counts", "ledgers", "entries", "indexes", "lengths")}
-    fields["errors"] = [tell(outcome) for outcome in outcomes if isinstance(outcome, Error)]
+    fields["errors"] = [error_to_fields(outcome) for outcome in outcomes if isinstance(outcome, Error)]
     for outcome in outcomes:
         if isinstance(outcome, Error):
             fields["counts"].append(FAILED)
@@ -283,7 +283,7 @@ def decode_appended(data: bytes) -> list[Outcome]:
         if count == FAILED:
             if (error := next(errors, None)) is None:
                 raise MalformedMessage("an answer to appends lacks an error")
-            outcomes.append(_told(error))
+            outcomes.append(_error(error))
             continue
         end, found = at, 0
         while found < count and end < len(columns[3]):
@@ -311,7 +311,7 @@ def encode_answer(answer: Answer) -> bytes:
         "ledger": 0,
         "positions": b"",
         "more": answer.more,
-        "error": answer.error and tell(answer.error),
+        "error": answer.error and error_to_fields(answer.error),
     }
     if batch is None:
         return _join(_encode(_ANSWER, control))
@@ -344,7 +344,7 @@ def decode_answer(data: bytes) -> Answer:
     except (ValueError, struct.error, BadBlock) as problem:
         raise MalformedMessage(f"an answer to a reader can't be read: {problem}") from None
     error = control["error"]
-    return Answer(batch, error and _told(error), control["more"])
+    return Answer(batch, error and _error(error), control["more"])
 
 
 def _positions(control: Mapping[str, Any], decoded: Decoded) -> Positions:
@@ -365,9 +365,9 @@ def _join(control: bytes, *chunks: bytes) -> bytes:
     return b"".join([_LENGTH.pack(len(control)), control, *chunks])
 
 
-def _told(fields: dict[str, Any]) -> Error:
+def _error(fields: dict[str, Any]) -> Error:
     try:
-        return told(fields)
+        return error_from_fields(fields)
     except ValueError as error:
         raise MalformedMessage(str(error)) from None
 

@@ -84,7 +84,7 @@ class RemoteReader:
                 self._drop()
                 if self._closed:
                     raise Closed(f"this reader of topic {self._opening.topic!r} was closed") from None
-                raise self._connection.named(error) from None
+                raise self._connection.to_error(error) from None
             except StopIteration:
                 self._drop()
                 raise ServiceUnavailable(f"{self._connection.target} ended the stream of a reader") from None

@@ -28,7 +28,7 @@ TOTAL_BYTES = 64 * MIB
 """Appends under way of all streams together."""
 MAX_READERS = 128
 MAX_WRITERS = 128
-LAST_WORDS = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds in which appends that are under way may be acknowledged when the service stops."""
 CALL_THREADS, CHANGE_THREADS = 8, 2
 
@@ -87,7 +87,7 @@ class LogService:
         for task in [*self._idle, *self._drains]:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LAST_WORDS)
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT)
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -113,7 +113,7 @@ class LogService:
 
     def _unary(self, method: Callable[[TopicRequest], Awaitable[Reply]]) -> Any:
         async def answer(data: bytes, context: Any) -> bytes:
-            async with self._named(context):
+            async with self._errors_as_status(context):
                 return messages.encode_reply(await method(messages.decode_request(data)))
             raise AssertionError("a call that failed was not ended")
 
@@ -122,7 +122,7 @@ class LogService:
     # --- streams ---
 
     async def _append(self, _: Any, context: Any) -> None:
-        async with self._named(context), self._slot("writers", MAX_WRITERS):
+        async with self._errors_as_status(context), self._slot("writers", MAX_WRITERS):
             if (data := await self._next(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_writer(data)
@@ -150,7 +150,7 @@ class LogService:
                 await run(self._calls, writer.close)
 
     async def _read(self, _: Any, context: Any) -> None:
-        async with self._named(context), self._slot("readers", MAX_READERS):
+        async with self._errors_as_status(context), self._slot("readers", MAX_READERS):
             if (data := await self._next(context)) is grpc.aio.EOF:
                 return
             opening = messages.decode_open_reader(data)
@@ -160,7 +160,7 @@ class LogService:
                 await context.write(messages.encode_opened(reading.opened))
                 while (data := await self._next(context)) is not grpc.aio.EOF:
                     ask = messages.decode_ask(data)
-                    await context.write(await run(self._waits, _answer, reading, ask, give_up=reading.stop))
+                    await context.write(await run(self._waits, _answer, reading, ask, on_cancel=reading.stop))
             finally:
                 self._readings.discard(reading)
                 await run(self._waits, reading.close)
@@ -195,7 +195,7 @@ class LogService:
             self._streams[kind] -= 1
 
     @asynccontextmanager
-    async def _named(self, context: Any) -> AsyncIterator[None]:
+    async def _errors_as_status(self, context: Any) -> AsyncIterator[None]:
         """End a call with the status and the trailer of its error."""
         task = asyncio.current_task()
         if task is not None:

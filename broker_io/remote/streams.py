@@ -30,15 +30,17 @@ from broker_io.remote.messages import Answer, Ask, OpenReader, Outcome, ReaderOp
 T = TypeVar("T")
 
 
-def _nothing() -> None: ...
+def _ignore() -> None: ...
 
 
-async def run(executor: Executor, call: Callable[..., T], *arguments: Any, give_up: Callable[[], None] = _nothing) -> T:
+async def run(
+    executor: Executor, call: Callable[..., T], *arguments: Any, on_cancel: Callable[[], None] = _ignore
+) -> T:
     """The result of a call in a thread. A cancelled task still waits for its end: nothing is left running.
 
-    `give_up` is called when the task is cancelled, to make that end come soon.
+    `on_cancel` is called when the task is cancelled, to make that end come soon.
     """
-    return await _outlast(executor.submit(call, *arguments), give_up)
+    return await _outlast(executor.submit(call, *arguments), on_cancel)
 
 
 async def open_in(executor: Executor, opening: Callable[[], T], close: Callable[[T], None]) -> T:
@@ -52,7 +54,7 @@ async def open_in(executor: Executor, opening: Callable[[], T], close: Callable[
         raise
 
 
-async def _outlast(future: Future[T], give_up: Callable[[], None] = _nothing) -> T:
+async def _outlast(future: Future[T], on_cancel: Callable[[], None] = _ignore) -> T:
     wrapped = asyncio.wrap_future(future)
     cancelled = False
     while not wrapped.done():
@@ -60,7 +62,7 @@ async def _outlast(future: Future[T], give_up: Callable[[], None] = _nothing) ->
             await asyncio.shield(wrapped)
         except asyncio.CancelledError:
             cancelled = True
-            give_up()
+            on_cancel()
         except BaseException:  # noqa: S110 - it is the result, raised below
             pass
     if cancelled:
@@ -84,7 +86,7 @@ class Budget:
             await turn
         self.used += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.used -= size
         while self._waiting:
             turn = self._waiting.popleft()
@@ -107,7 +109,7 @@ class ServedWriter:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[tuple[Future[Positions] | Error, int]] = deque()
         self._wake = asyncio.Event()
-        self._told = False
+        self._wake_scheduled = False
         self._ended = False
 
     async def take(self, executor: Executor, data: bytes) -> None:
@@ -120,7 +122,7 @@ class ServedWriter:
         try:
             await self._budgets[1].take(size)
         except BaseException:
-            self._budgets[0].give(size)
+            self._budgets[0].release(size)
             raise
         await run(executor, self._append_all, data)
 
@@ -134,7 +136,7 @@ class ServedWriter:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._told = False
+            self._wake_scheduled = False
             while outcomes := self._done():
                 if context is not None:
                     await context.write(encode_appended(outcomes))
@@ -161,8 +163,8 @@ class ServedWriter:
         return future
 
     def _wake_up(self, _: object) -> None:
-        if not self._told:
-            self._told = True
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
             with contextlib.suppress(RuntimeError):  # the loop is gone, and so is the stream
                 self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -178,12 +180,12 @@ class ServedWriter:
             else:
                 outcomes.append(future)
             self._pending.popleft()
-            self._give(size)
+            self._release(size)
         return outcomes
 
-    def _give(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         for budget in self._budgets:
-            budget.give(size)
+            budget.release(size)
 
 
 ANSWER_BYTES = 1024 * 1024
@@ -210,11 +212,11 @@ class ServedReader:
         behind = _end(broker, topic) if start >= LATEST else start
         incarnation = broker.incarnation(topic)
         if opening.incarnation not in ("", incarnation):
-            raise _made_anew(topic)
+            raise _topic_recreated(topic)
         self._reader = broker.reader(topic, start, inclusive=opening.inclusive, compacted=opening.compacted)
         if broker.incarnation(topic) != incarnation:
             self._reader.close()
-            raise _made_anew(topic)
+            raise _topic_recreated(topic)
         self.opened = ReaderOpened(incarnation, behind)
 
     def answer(self, ask: Ask) -> Answer:
@@ -236,7 +238,7 @@ class ServedReader:
         if rows < len(batch):
             self._rest = batch.take(slice(rows, None))
             batch = batch.take(slice(0, rows))
-        return Answer(_lean(batch), more=self._rest is not None or rows >= limit)
+        return Answer(_without_unused_labels(batch), more=self._rest is not None or rows >= limit)
 
     def stop(self) -> None:
         """Give up waiting soon; safe from any thread."""
@@ -254,11 +256,11 @@ def _end(broker: Broker, topic: str) -> Position:
     return Position(broker.ledgers(topic)[0].ledger, -1, NO_INDEX) if last is None else last
 
 
-def _made_anew(topic: str) -> TopicNotFound:
+def _topic_recreated(topic: str) -> TopicNotFound:
     return TopicNotFound(f"topic {topic!r} was deleted and made anew while it was read: open a reader of the new one")
 
 
-def _lean(batch: PlacedBatch) -> PlacedBatch:
+def _without_unused_labels(batch: PlacedBatch) -> PlacedBatch:
     """The same messages without labels that none of them has: a slice shares the labels of the whole."""
     properties = {
         name: _used(column) if isinstance(column, Labels) and len(column.values) > len(column) else column

@@ -20,7 +20,7 @@ from broker_io.remote import messages
 from broker_io.remote.connection import RemoteConnection
 from broker_io.remote.messages import OpenWriter
 
-WAITING_BYTES = 16 * 1024 * 1024
+MAX_PENDING_BYTES = 16 * 1024 * 1024
 """Appends without an answer; beyond it `append` waits."""
 FRAME_BYTES = 1024 * 1024
 """Small appends that wait are sent together, about so much at once."""
@@ -37,7 +37,7 @@ class RemoteWriter:
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._changed = threading.Condition()
         self._pending: deque[tuple[Future[Positions], int]] = deque()
-        self._waiting_bytes = 0
+        self._pending_bytes = 0
         self._dead: Error | None = None
         self._queue.put(messages.encode_open_writer(OpenWriter(topic, exclusive)))
         self._answers = connection.stream("Append", self._frames())
@@ -45,7 +45,7 @@ class RemoteWriter:
             messages.decode_appended(next(self._answers))
         except grpc.RpcError as error:
             self._queue.put(None)
-            raise connection.named(error) from None
+            raise connection.to_error(error) from None
         except StopIteration:
             raise ServiceUnavailable(f"{connection.target} ended the stream of a writer") from None
         self._thread = threading.Thread(target=self._take_answers, name=f"answers {topic}", daemon=True)
@@ -62,11 +62,11 @@ class RemoteWriter:
             )
         future: Future[Positions] = Future()
         with self._changed:
-            self._changed.wait_for(lambda: self._dead or self._waiting_bytes < WAITING_BYTES)
+            self._changed.wait_for(lambda: self._dead or self._pending_bytes < MAX_PENDING_BYTES)
             dead = self._dead
             if dead is None and block:
                 self._pending.append((future, len(block)))
-                self._waiting_bytes += len(block)
+                self._pending_bytes += len(block)
                 self._queue.put(block)
         if dead is not None:
             future.set_exception(dead)
@@ -121,7 +121,7 @@ class RemoteWriter:
                     self._settle(outcome)
             self._fail("the service ended the stream")
         except grpc.RpcError as error:
-            self._fail(str(self._connection.named(error)))
+            self._fail(str(self._connection.to_error(error)))
         except Exception as error:
             self._answers.cancel()
             self._fail(str(error))
@@ -129,7 +129,7 @@ class RemoteWriter:
     def _settle(self, outcome: messages.Outcome) -> None:
         with self._changed:
             future, size = self._pending.popleft()
-            self._waiting_bytes -= size
+            self._pending_bytes -= size
             self._changed.notify_all()
         if not future.set_running_or_notify_cancel():
             return
@@ -141,7 +141,7 @@ class RemoteWriter:
     def _fail(self, why: str) -> None:
         with self._changed:
             self._die(ServiceUnavailable(f"this writer of topic {self._topic!r} is done ({why}): open another one"))
-            pending, self._waiting_bytes = [*self._pending], 0
+            pending, self._pending_bytes = [*self._pending], 0
             self._pending.clear()
         unknown = f"an append to topic {self._topic!r} was under way when the connection broke ({why}): it may stand "
         for future, _ in pending:

@@ -136,7 +136,7 @@ def test_a_constant_property_is_one_text() -> None:
 
 @given(MESSAGES, st.data())
 def test_placed_rows_stay_together(messages: list[Message], data: st.DataObject) -> None:
-    positions = Positions.run(7, 3, len(messages))
+    positions = Positions.consecutive(7, 3, len(messages))
     times = np.arange(len(messages), dtype=np.int64) * 10
     placed = PlacedBatch(positions, times, Batch.of(messages))
     rows = [(Position(7, 3 + index), 10 * index, message) for index, message in enumerate(messages)]

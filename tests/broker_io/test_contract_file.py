@@ -93,7 +93,9 @@ class OwnerAndFollower:
     def incarnation(self, topic: str) -> str:
         return self.follower.incarnation(topic)
 
-    def writer(self, topic: str, *, exclusive: bool = False, wait: float | None = None, alone: bool = False) -> Writer:
+    def writer(
+        self, topic: str, *, exclusive: bool = False, wait: float | None = None, unbatched: bool = False
+    ) -> Writer:
         return self.owner.writer(topic, exclusive=exclusive, wait=wait)
 
     def reader(

@@ -18,7 +18,7 @@ from broker_io.testing import SimulatedDisk
 
 
 def test_a_stopped_log_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(broker_module, "MAX_PENDING_BYTES", 100_000)
     broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
     broker.create_topic("t")
     writer = broker.writer("t")
@@ -32,7 +32,7 @@ def test_a_stopped_log_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=append, daemon=True)
     with broker._work:  # nothing is taken meanwhile
         thread.start()
-        while broker._log.waiting_bytes <= 100_000:
+        while broker._log.pending_bytes <= 100_000:
             time.sleep(0.001)
         broker._log.stop(DiskFull("no space left"))
     thread.join(10)
@@ -65,7 +65,7 @@ def test_whatever_goes_wrong_in_the_committer_is_told(
 
 
 def test_an_append_that_comes_while_the_log_stops_is_answered() -> None:
-    """Between the look at the failure and the queueing, which nothing but the taking of what waits can mend."""
+    """It comes between the check of the failure and the queueing, so only the next flush can fail it."""
     broker = FileBroker.open("/log", Environment(disk=SimulatedDisk()), watermark_bytes=0)
     broker.create_topic("t")
     writer, log = broker.writer("t"), broker._log
@@ -76,7 +76,7 @@ def test_an_append_that_comes_while_the_log_stops_is_answered() -> None:
             log.stop(DiskFull("no space left"))
             super().append(append)
 
-    log.waiting = Late()
+    log.pending = Late()
     assert isinstance(writer.append(batch).exception(30), DiskFull)
     assert isinstance(writer.append(batch).exception(30), DiskFull)
     broker.close()

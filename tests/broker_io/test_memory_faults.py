@@ -146,20 +146,20 @@ def test_held_acknowledgements_come_when_released(broker: MemoryBroker) -> None:
 
 def test_held_messages_land_in_the_order_of_each_writer(broker: MemoryBroker) -> None:
     one, two = broker.writer("t"), broker.writer("other")
-    broker.faults.hold(landing=False)
+    broker.faults.hold(written=False)
     for letter in "ab":
         one.append(batch(letter))
     future = two.append(batch("c"))
     first, second, third = broker.faults.held
     assert (first.topic, third.topic) == ("t", "other")
     assert content(broker) == ""
-    with pytest.raises(ValueError, match="land that first"):
-        second.land()
+    with pytest.raises(ValueError, match="write that first"):
+        second.write()
     third.acknowledge()
     assert future.result(0).first == broker.last_position("other")
-    first.land()
-    second.land()
-    second.land()
+    first.write()
+    second.write()
+    second.write()
     assert content(broker) == "ab"
     first.fail(DiskFailed("lost"))
     assert failed(first.future) is DiskFailed
@@ -170,7 +170,7 @@ def test_an_empty_append_is_held_and_lands_as_others_do(broker: MemoryBroker) ->
     writer = broker.writer("t")
     broker.faults.hold()
     futures = [writer.append(batch("")), writer.append(batch("a"))]
-    broker.faults.hold(landing=False)
+    broker.faults.hold(written=False)
     futures.append(writer.append(batch("b")))
     broker.faults.release()
     assert [len(future.result(0)) for future in futures] == [0, 1, 1]
@@ -178,15 +178,15 @@ def test_an_empty_append_is_held_and_lands_as_others_do(broker: MemoryBroker) ->
 
 def test_fencing_fails_what_is_held_wherever_it_is(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
-    broker.faults.hold(landing=False)
+    broker.faults.hold(written=False)
     futures = [writer.append(batch(letter)) for letter in "ab"]
     held = [*broker.faults.held]
-    held[0].land()
+    held[0].write()
     newer = broker.connect().writer("t", exclusive=True)
     assert [failed(future) for future in futures] == [Fenced, Fenced]
     newer.append(batch("z")).result(0)
     for late in held:
-        late.land()
+        late.write()
         late.acknowledge()
     assert content(broker) == "az"
     assert broker.faults.held == []
@@ -199,7 +199,7 @@ def test_holding_one_topic_lets_the_others_pass(broker: MemoryBroker) -> None:
 
 
 def test_closing_a_writer_leaves_what_is_held_to_whoever_holds_it(broker: MemoryBroker) -> None:
-    broker.faults.hold(landing=False)
+    broker.faults.hold(written=False)
     with broker.writer("t") as writer:
         future = writer.append(batch("a"))
     assert not future.done()
@@ -257,7 +257,7 @@ def test_names_share_their_topics_and_no_name_does_not() -> None:
 
 def test_what_is_appended_while_the_held_is_released_stays_behind_it(broker: MemoryBroker) -> None:
     writer = broker.writer("t")
-    broker.faults.hold(landing=False)
+    broker.faults.hold(written=False)
     futures = [writer.append(batch("a")), writer.append(batch("b"))]
     futures[0].add_done_callback(lambda _: futures.append(writer.append(batch("c"))))
     broker.faults.release()

@@ -71,4 +71,6 @@ def test_take_chooses_as_lists_do(positions: list[Position], data: st.DataObject
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62), st.integers(0, 50))
 def test_a_run_is_one_ledger_in_order(ledger: int, first: int, count: int) -> None:
-    assert [*Positions.run(ledger, first, count)] == [Position(ledger, first + number) for number in range(count)]
+    assert [*Positions.consecutive(ledger, first, count)] == [
+        Position(ledger, first + number) for number in range(count)
+    ]

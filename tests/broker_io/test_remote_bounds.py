@@ -83,11 +83,11 @@ def test_a_service_takes_no_more_appends_than_it_may_have_under_way(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "STREAM_BYTES", 20_000)
-    monkeypatch.setattr(writer_module, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 100_000)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
     message, sent = Message(b"k", b"v" * 900), []
     with place.open() as remote, remote.writer(TOPIC) as writer, ThreadPoolExecutor(1) as pool:
-        place.broker.faults.hold(landing=False)
+        place.broker.faults.hold(written=False)
 
         def send() -> None:
             sent.extend(writer.append(Batch.of([message._replace(key=b"%d" % number)])) for number in range(300))
@@ -109,7 +109,7 @@ def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
 ) -> None:
     monkeypatch.setattr(streams, "STREAM_BYTES", 1)
     monkeypatch.setattr(writer_module, "FRAME_BYTES", 1)
-    place.broker.faults.hold(landing=False)
+    place.broker.faults.hold(written=False)
     gone = place.open()
     writer = gone.writer(TOPIC, exclusive=True)
     futures = [writer.append(Batch.of(numbered(1, number))) for number in range(3)]

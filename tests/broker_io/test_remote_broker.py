@@ -223,7 +223,7 @@ def test_the_fate_of_an_append_under_way_is_unknown_and_it_is_not_repeated(
 ) -> None:
     writer = remote.writer(TOPIC)
     put(writer, numbered(1))
-    place.broker.faults.hold(landing=landing)
+    place.broker.faults.hold(written=landing)
     under_way = [writer.append(Batch.of(numbered(1, number))) for number in (1, 2)]
     eventually(lambda: len(place.broker.faults.held) == 2)
     place.restart()

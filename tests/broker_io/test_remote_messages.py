@@ -22,15 +22,15 @@ from broker_io.errors import (
     MalformedMessage,
     PositionTrimmed,
     UnsupportedFormat,
-    tell,
-    told,
+    error_from_fields,
+    error_to_fields,
 )
 from broker_io.position import Position, Positions
 from broker_io.remote import messages
 from broker_io.remote.messages import Answer, Ask, OpenReader, OpenWriter, ReaderOpened, Reply, TopicRequest
 
 MESSAGES = [Message(b"k", b"one", {"colour": "red"}, 5), Message(None, None), Message(b"", b"", {"n": "12"})]
-PLACED = PlacedBatch(Positions.run(7, 40, 3), np.full(3, 1_700_000_000_000, np.int64), Batch.of(MESSAGES))
+PLACED = PlacedBatch(Positions.consecutive(7, 40, 3), np.full(3, 1_700_000_000_000, np.int64), Batch.of(MESSAGES))
 SPARSE = PlacedBatch(
     Positions.of([Position(7, 40), Position(7, 41), Position(7, 90)]), np.array([5, 5, 9], np.int64), Batch.of(MESSAGES)
 )
@@ -64,7 +64,7 @@ GOLDEN: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = 
         messages.decode_appends,
     ),
     "appended": (
-        [Positions.run(3, 10, 500), Fenced("another one"), Positions.of([Position(3, 510), Position(4, 0)])],
+        [Positions.consecutive(3, 10, 500), Fenced("another one"), Positions.of([Position(3, 510), Position(4, 0)])],
         messages.encode_appended,
         messages.decode_appended,
     ),
@@ -128,7 +128,7 @@ def test_outcomes_come_back(outcomes: list[messages.Outcome]) -> None:
 
 
 def test_a_long_run_of_positions_is_a_few_bytes() -> None:
-    assert len(messages.encode_appended([Positions.run(2, 1_000_000, 100_000)])) < 40
+    assert len(messages.encode_appended([Positions.consecutive(2, 1_000_000, 100_000)])) < 40
 
 
 @st.composite
@@ -161,7 +161,7 @@ def test_a_block_of_a_client_is_not_unpacked_and_names_no_label_that_it_lacks() 
 
 
 def test_errors_keep_class_message_and_what_they_carry() -> None:
-    found = told(tell(DAMAGED))
+    found = error_from_fields(error_to_fields(DAMAGED))
     assert isinstance(found, Damaged)
     assert (str(found), found.path, found.offset, found.what) == (
         str(DAMAGED), DAMAGED.path, DAMAGED.offset, DAMAGED.what,
@@ -170,15 +170,15 @@ def test_errors_keep_class_message_and_what_they_carry() -> None:
 
 
 def test_an_unknown_error_is_one_of_its_fault_and_no_peer_sets_what_a_class_says() -> None:
-    fields = {**tell(Fenced("gone")), "name": "FromTheFuture", "details": {"retryable": 1, "shard": 3}}
-    found = told(fields)
+    fields = {**error_to_fields(Fenced("gone")), "name": "FromTheFuture", "details": {"retryable": 1, "shard": 3}}
+    found = error_from_fields(fields)
     assert type(found).__name__ == "PeerError"
     assert (found.retryable, vars(found)) == (False, {"shard": 3})
     with pytest.raises(ValueError, match="fault"):
-        told({**fields, "fault": "nobody"})
+        error_from_fields({**fields, "fault": "nobody"})
 
 
 def test_a_long_message_is_cut_so_that_it_fits_into_a_trailer() -> None:
-    found = told(tell(Damaged("p" * 50_000, 1, "w" * 50_000)))
+    found = error_from_fields(error_to_fields(Damaged("p" * 50_000, 1, "w" * 50_000)))
     assert len(str(found)) == LONGEST_MESSAGE
     assert len(messages.encode_error(Damaged("ü" * 50_000, 1, "w" * 50_000))) < 16_000

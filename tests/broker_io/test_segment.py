@@ -18,7 +18,7 @@ from broker_io.file.segment import (
     decode_index,
     encode_index,
     headers,
-    sound_index,
+    verified_index,
     whole_blocks,
 )
 from broker_io.testing import SimulatedDisk
@@ -121,11 +121,11 @@ def test_a_sound_index_leads_to_the_right_block(count: int, data: st.DataObject)
     entry = data.draw(st.integers(0, 2 * count - 1))
     time_ms = data.draw(st.integers(0, 1000 * count + 5))
     file = disk.open(PATH)
-    known = sound_index(disk, file, PATH, end, entry).at_entry(entry)
+    known = verified_index(disk, file, PATH, end, entry).at_entry(entry)
     assert known is not None
     assert known.offset == made[0].length * (known.first_entry // 2)
     assert entry - 2 * (1000 // made[0].length + 2) < known.first_entry <= entry
-    before = sound_index(disk, file, PATH, end, time_ms=time_ms).before_time(time_ms)
+    before = verified_index(disk, file, PATH, end, time_ms=time_ms).before_time(time_ms)
     assert (before is None) == (time_ms == 0)
     if before is not None:
         assert before.publish_time < time_ms

@@ -17,7 +17,7 @@ from broker_io.waits import LongWait, long_waits, waiting
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests of this process wait for, or waited for in vain just now, is not among them."""
     monkeypatch.setattr(waits, "_waits", {})
-    monkeypatch.setattr(waits, "_in_vain", {})
+    monkeypatch.setattr(waits, "_failed", {})
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def test_a_wait_that_rests_is_not_shown(clock: list[float]) -> None:
     wait = waits.begin("acknowledgements")
     clock[0] += 4
     assert len(long_waits()) == 1
-    wait.goes_on()
+    wait.resume()
     assert long_waits() == []
-    wait.rest()
+    wait.pause()
     clock[0] += 4
     assert long_waits() == []
-    wait.goes_on()
+    wait.resume()
     clock[0] += 4
     assert long_waits() == [LongWait("acknowledgements", 4.0, "")]
     waits.end(wait)
@@ -65,7 +65,7 @@ def test_a_wait_that_rests_is_not_shown(clock: list[float]) -> None:
 
 
 def test_what_is_tried_again_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "LONG", 0.0)
+    monkeypatch.setattr(waits, "LONG_SECONDS", 0.0)
     seen: list[list[str]] = []
 
     def attempt() -> str:
@@ -91,7 +91,7 @@ def test_who_gives_up_and_begins_anew_has_waited_all_the_time(clock: list[float]
     assert long_waits() == []
     with pytest.raises(ServiceUnavailable), waiting("the moon"):
         raise ServiceUnavailable("behind a cloud")
-    clock[0] += waits.KEPT + 1
+    clock[0] += waits.KEPT_SECONDS + 1
     assert long_waits() == []
     with waiting("the moon"):
         assert long_waits() == []

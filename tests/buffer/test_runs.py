@@ -179,7 +179,7 @@ def test_columns_of_every_form_are_read_alike() -> None:
     for seq in (Numbers(seqs), Labels.of(map(str, seqs))):
         for version in (Numbers(np.ones(count, np.int64)), Labels.constant("1", count)):
             batch = Batch(rows.keys, rows.values, {VERSION: version, TXN: ids, SEQ: seq})
-            placed = PlacedBatch(Positions.run(1, 0, count), np.zeros(count, np.int64), batch)
+            placed = PlacedBatch(Positions.consecutive(1, 0, count), np.zeros(count, np.int64), batch)
             assert both(placed) == [RecordRun(X, Position(1, 0), Position(1, 9), 1, 10)]
 
 

@@ -121,7 +121,7 @@ def test_what_is_under_way_when_the_link_breaks_is_not_appended_again() -> None:
         client = await world.client()
         await commit_one(client, "log", b"0")
         faults = world.handles[0].faults
-        faults.hold(topic="log", landing=False)
+        faults.hold(topic="log", written=False)
         opened = [await client.transaction().begin() for _ in range(3)]
         for txn in opened:
             await txn.send("log", b"1")
@@ -169,7 +169,7 @@ def test_nothing_overtakes_what_a_dead_writer_has_under_way() -> None:
         client = await world.client()
         await commit_one(client, "log", b"0")
         faults = world.handles[0].faults
-        faults.hold(topic="log", landing=False)
+        faults.hold(topic="log", written=False)
         late = await client.transaction().begin()
         for number in (1, 2):
             await late.send("log", b"late")

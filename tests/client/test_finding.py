@@ -126,11 +126,11 @@ class NotedBroker(MemoryBroker):
         super().__init__()
         self.text, self.fails = text, fails
 
-    def note(self, topic: str, text: str) -> None:
+    def annotate(self, topic: str, text: str) -> None:
         assert topic == TOPIC
         self.text = text
 
-    def noted(self, topic: str) -> str | None:
+    def annotation(self, topic: str) -> str | None:
         assert topic == TOPIC
         if self.fails is not None:
             raise self.fails
@@ -239,7 +239,7 @@ def test_where_nobody_answers_at_the_noted_address_the_log_is_read_and_the_note_
         log.alive = "a:1"
         assert await log.find() == ["z:9", "a:1"]
         assert await log.find() == ["a:1"]
-        log.broker.note(TOPIC, "2 b:2")
+        log.broker.annotate(TOPIC, "2 b:2")
         log.alive = "b:2"
         assert await log.find() == ["b:2"]
         log.owner(3, "c:3")
@@ -267,7 +267,7 @@ def test_the_log_counts_for_more_than_a_note() -> None:
         log.owner(2, "b:2")
         log.alive = "b:2"
         assert await log.find() == ["b:2"]
-        log.broker.note(TOPIC, "2 z:9")
+        log.broker.annotate(TOPIC, "2 z:9")
         assert await log.find() == ["b:2"]
 
     run(test())

@@ -53,7 +53,7 @@ def seen(messages: list[Message], txn: str = "0:1", first_seqno: int = 1) -> See
     count = len(messages)
     batch = RecordBatch(
         DEPARTURES,
-        Positions.run(1, 0, count),
+        Positions.consecutive(1, 0, count),
         np.arange(first_seqno, first_seqno + count, dtype=np.int64),
         np.zeros(count, np.int64),
         Batch.of(messages),

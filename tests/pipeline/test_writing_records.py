@@ -87,7 +87,7 @@ def test_the_first_millisecond_is_no_event_time() -> None:
     )
     assert [message.event_time for message in records] == [NO_TIME, NO_TIME, 1, NO_TIME, 1]
     for written in (records, Batch(records.keys, records.values)):
-        placed = PlacedBatch(Positions.run(1, 0, 5), np.ones(5, np.int64), written)
+        placed = PlacedBatch(Positions.consecutive(1, 0, 5), np.ones(5, np.int64), written)
         rows = record_batch(RecordRows(topic, placed, None, None, None), schema_of(("event_time",)))
         expected = [None, None, 1000, None, 1000] if written is records else [None] * 5
         assert rows["event_time"].cast("int64").to_pylist() == expected

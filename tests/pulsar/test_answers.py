@@ -7,7 +7,7 @@ import pulsar
 import pytest
 
 from broker_io.errors import ClusterRefused, Error, Fenced, NotAuthorized, ServiceUnavailable, TopicNotFound
-from broker_io.pulsar.answers import RESULTS, AnswerKind, of_append, of_opening, of_result, of_status
+from broker_io.pulsar.answers import RESULTS, AnswerKind, append_error, classify_result, classify_status, open_error
 
 TOPIC = "persistent://public/default/orders"
 BUNDLE = "public/default/0x80000000_0xc0000000"
@@ -43,8 +43,8 @@ ANSWERS = [
     (507, "", AnswerKind.TRANSIENT),
     (200, "", AnswerKind.DONE),
     (204, "", AnswerKind.DONE),
-    (401, f"Can't find owner for topic {TOPIC}", AnswerKind.AUTHORITY),
-    (403, "Unauthorized to validateTopicOperation", AnswerKind.AUTHORITY),
+    (401, f"Can't find owner for topic {TOPIC}", AnswerKind.UNAUTHORIZED),
+    (403, "Unauthorized to validateTopicOperation", AnswerKind.UNAUTHORIZED),
     (400, "", AnswerKind.FINAL),
     (404, f"Topic {TOPIC} not found", AnswerKind.FINAL),
     (404, "Namespace does not exist", AnswerKind.FINAL),
@@ -67,7 +67,7 @@ ANSWERS = [
 RESULT_MEANS = {
     AnswerKind.DONE: "Ok",
     AnswerKind.FENCED: "ProducerBusy ProducerFenced",
-    AnswerKind.AUTHORITY: "AuthenticationError AuthorizationError ErrorGettingAuthenticationData",
+    AnswerKind.UNAUTHORIZED: "AuthenticationError AuthorizationError ErrorGettingAuthenticationData",
     AnswerKind.LOOKUP: "LookupError ServiceUnitNotReady TransactionCoordinatorNotFoundError",
     AnswerKind.TRANSIENT: "UnknownError Timeout ConnectError ReadError BrokerMetadataError BrokerPersistenceError "
     "ConsumerBusy NotConnected AlreadyClosed TooManyLookupRequestException ProducerQueueIsFull ConsumerNotFound "
@@ -83,13 +83,13 @@ RESULT_MEANS = {
 
 @pytest.mark.parametrize(("status", "reason", "means"), ANSWERS, ids=lambda value: str(value)[:40])
 def test_an_answer_of_the_rest_interface_means_one_thing(status: int, reason: str, means: AnswerKind) -> None:
-    assert of_status(status, reason) is means
+    assert classify_status(status, reason) is means
 
 
 def test_every_result_of_the_client_library_means_one_thing() -> None:
     for means, names in RESULT_MEANS.items():
         for name in names.split():
-            assert (name, of_result(name)) == (name, means)
+            assert (name, classify_result(name)) == (name, means)
     assert RESULTS.keys() == {name for names in RESULT_MEANS.values() for name in names.split()}
 
 
@@ -104,25 +104,25 @@ def test_the_table_has_every_result_of_the_installed_library() -> None:
 
 
 def test_a_result_that_nobody_knows_yet_may_pass() -> None:
-    assert of_result("Retryable").passes
+    assert classify_result("Retryable").passes
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS.keys() - {"Ok"}))
 def test_opening_and_appending_fail_as_the_table_says(name: str) -> None:
-    error = of_opening(getattr(pulsar, name)("why"), "orders", "reader")
+    error = open_error(getattr(pulsar, name)("why"), "orders", "reader")
     means = RESULTS[name]
-    kinds: dict[AnswerKind, type[Error]] = {AnswerKind.FENCED: Fenced, AnswerKind.AUTHORITY: NotAuthorized}
+    kinds: dict[AnswerKind, type[Error]] = {AnswerKind.FENCED: Fenced, AnswerKind.UNAUTHORIZED: NotAuthorized}
     kind = kinds.get(means, ServiceUnavailable if means.passes else Error)
     assert isinstance(error, kind)
     assert error.retryable == means.passes
     assert "'orders'" in str(error)
-    appending = of_append(name, "orders")
+    appending = append_error(name, "orders")
     assert isinstance(appending, kinds.get(means, Error))
     assert appending.retryable == (means not in kinds)
 
 
 def test_what_is_final_is_told_by_its_name() -> None:
-    assert isinstance(of_opening(pulsar.TopicNotFound("gone"), "orders", "reader"), TopicNotFound)
-    refused = of_opening(pulsar.TopicTerminated("ended"), "orders", "writer")
+    assert isinstance(open_error(pulsar.TopicNotFound("gone"), "orders", "reader"), TopicNotFound)
+    refused = open_error(pulsar.TopicTerminated("ended"), "orders", "writer")
     assert isinstance(refused, ClusterRefused)
     assert "ended" in str(refused)

@@ -19,7 +19,14 @@ from broker_io.pulsar.broker import OVERHEAD_BYTES, PulsarBroker
 from broker_io.pulsar.cluster import INCARNATION, Cluster
 from broker_io.pulsar.credentials import Credentials
 from broker_io.pulsar.ledgers import read_state
-from broker_io.pulsar.policies import QUOTA_KINDS, STOCK_BYTES, UNLIMITED, check_policies, lift, policies_of
+from broker_io.pulsar.policies import (
+    DEFAULT_QUOTA_BYTES,
+    QUOTA_KINDS,
+    UNLIMITED,
+    check_policies,
+    override_policies,
+    policies_of,
+)
 from broker_io.retrying import RetryPolicy
 
 
@@ -164,7 +171,7 @@ def test_max_unavailable_ends(interface: Interface, admin: Callable[..., AdminCl
         admin(max_unavailable=0.0).ask("GET", "x")
     interface.will_answer(503, {"reason": "starting"})
     with pytest.raises(ServiceUnavailable, match="starting"):
-        admin().ask("GET", "x", patiently=False)
+        admin().ask("GET", "x", retry=False)
 
 
 def test_nobody_there_is_said(interface: Interface, admin: Callable[..., AdminClient]) -> None:
@@ -196,10 +203,10 @@ class LiftedMeanwhile(AdminClient):
         super().__init__("http://127.0.0.1:1", Credentials(), RetryPolicy(0.0, nothing))
         self.own: dict[str, object] = {}
 
-    def ask(self, method: str, path: str, body: object = None, *, patiently: bool = True) -> Any:
+    def ask(self, method: str, path: str, body: object = None, *, retry: bool = True) -> Any:
         if method != "GET" or "/backlogQuotaMap" not in path or path.startswith("namespaces/"):
             return None
-        stock = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
+        stock = {"limitSize": DEFAULT_QUOTA_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
         answer = {"destination_storage": stock, **self.own} if "applied" in path else self.own
         self.own = dict.fromkeys(QUOTA_KINDS, UNLIMITED)
         return answer
@@ -207,7 +214,7 @@ class LiftedMeanwhile(AdminClient):
 
 def test_quotas_that_another_process_lifts_meanwhile_are_no_danger() -> None:
     admin, path = LiftedMeanwhile(), "persistent/t/n/wide"
-    policies = lift(admin, "t/n", path, policies_of(admin, "t/n", path), ours=False)
+    policies = override_policies(admin, "t/n", path, policies_of(admin, "t/n", path), ours=False)
     state = read_state({"lastConfirmedEntry": "1:-1", "ledgers": [], "cursors": {}})
     check_policies("wide-partition-0", "t/n", policies, state, compacted=False)
 

@@ -158,7 +158,7 @@ def test_a_reader_goes_on_behind_a_chunked_message_of_another_program(
     broker: Broker, client: pulsar.Client, namespace: str, asking: Any, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
     """Whoever asks for its place again is not given it, since only its last chunk stands there."""
-    monkeypatch.setattr(reader_module, "FIRST_DOUBT", 0.05)
+    monkeypatch.setattr(reader_module, "FIRST_CHECK_SECONDS", 0.05)
     producer = client.create_producer(f"persistent://{namespace}/orders", chunking_enabled=True)
     producer.send(b"before")
     producer.send(os.urandom(6 * 1024 * 1024))
@@ -179,7 +179,7 @@ def test_a_reader_that_died_without_a_word_is_opened_anew(
     opening: Opening, monkeypatch: pytest.MonkeyPatch, compacted: bool
 ) -> None:
     """It says that it is connected and that there is no more, while messages lie ahead."""
-    monkeypatch.setattr(reader_module, "FIRST_DOUBT", 0.05)
+    monkeypatch.setattr(reader_module, "FIRST_CHECK_SECONDS", 0.05)
     broker = opening(compacted_prefix="orders" if compacted else "own")
     broker.create_topic("orders")
     fill(broker, "orders", numbered(10), numbered(10, 10))
@@ -195,8 +195,8 @@ def test_a_reader_that_died_without_a_word_is_opened_anew(
 
 def test_an_end_that_was_compacted_away_is_an_end(opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The raw end of a compacted topic may be a delete that nobody is given."""
-    monkeypatch.setattr(reader_module, "FIRST_DOUBT", 0.01)
-    monkeypatch.setattr(reader_module, "LONGEST_DOUBT", 0.02)
+    monkeypatch.setattr(reader_module, "FIRST_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(reader_module, "LONGEST_CHECK_SECONDS", 0.02)
     broker = opening(compacted_prefix="orders")
     broker.create_topic("orders")
     fill(broker, "orders", [Message(b"a", b"1"), Message(b"b", b"1"), Message(b"b", None)])

@@ -26,7 +26,7 @@ from broker_io.errors import (
     UnsafePolicy,
 )
 from broker_io.port import Broker
-from broker_io.pulsar.ledgers import HOLD
+from broker_io.pulsar.ledgers import SUBSCRIPTION
 from broker_io.testing.contract.base import (
     PATIENCE_SECONDS,
     eventually,
@@ -251,10 +251,10 @@ def test_a_compacted_topic_keeps_a_steady_size(opening: Opening) -> None:
 
 
 def test_our_subscription_is_there_before_the_first_message(broker: Broker, asking: Callable[..., Any]) -> None:
-    cursor = asking("GET", "internalStats")["cursors"][HOLD]
+    cursor = asking("GET", "internalStats")["cursors"][SUBSCRIPTION]
     assert cursor["markDeletePosition"].endswith(":-1")
     fill(broker, "orders", numbered(2))
-    assert asking("GET", "internalStats")["cursors"][HOLD]["markDeletePosition"] == cursor["markDeletePosition"]
+    assert asking("GET", "internalStats")["cursors"][SUBSCRIPTION]["markDeletePosition"] == cursor["markDeletePosition"]
 
 
 LEAVING = """

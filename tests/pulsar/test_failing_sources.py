@@ -69,11 +69,11 @@ class Topic:
 
     def check(self) -> None: ...
 
-    def incarnation(self, topic: str, *, patiently: bool = True) -> str:
+    def incarnation(self, topic: str, *, retry: bool = True) -> str:
         _fail(self.asking)
         return "one"
 
-    def ask(self, method: str, topic: str, question: str, *, patiently: bool = True) -> Any:
+    def ask(self, method: str, topic: str, question: str, *, retry: bool = True) -> Any:
         assert (method, question) == ("GET", "internalStats")
         _fail(self.asking)
         return STATE

@@ -122,9 +122,9 @@ def test_who_does_not_wait_at_the_end_flushes_nothing(cluster: Cluster, namespac
             calls.append("close")
             self._producer.close()
 
-    for goodbye, wanted in ((0.0, ["close"]), (None, ["flush", "close"])):
+    for close_timeout, wanted in ((0.0, ["close"]), (None, ["flush", "close"])):
         calls.clear()
-        with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, goodbye=goodbye) as broker:
+        with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin, close_timeout=close_timeout) as broker:
             broker.create_topic("t")
             with broker.writer("t") as writer:
                 writer._producer = Hanging(writer._producer)  # type: ignore[attr-defined]  # one that tells

@@ -185,7 +185,7 @@ def test_applications_may_read_where_the_service_is_and_not_say_so(place: Place)
         assert isinstance(broker, AnnotatedBroker)
         assert ServiceDiscovery(broker, NAMESPACE).property_address() == f"127.0.0.1:{place.service.port}"
         with pytest.raises(NotAuthorized):
-            broker.note(DECISIONS, "9 elsewhere:1")
+            broker.annotate(DECISIONS, "9 elsewhere:1")
 
 
 def test_applications_cannot_take_away_what_holds_the_data(place: Place) -> None:

@@ -47,7 +47,12 @@ STATE = TopicState(
         max_read=Position(4, 12, 3),
         first_ledger=3,
         ongoing=OngoingColumns(
-            longs(0, 0), longs(20, 21), Positions.run(5, 1, 2), Positions.run(5, 0, 2), longs(4, 1), longs(3, 1)
+            longs(0, 0),
+            longs(20, 21),
+            Positions.consecutive(5, 1, 2),
+            Positions.consecutive(5, 0, 2),
+            longs(4, 1),
+            longs(3, 1),
         ),
         coordinators=CoordinatorColumns(
             longs(0, 2),
@@ -77,7 +82,11 @@ STREAMED = replace(
     STATE,
     versions=(Version(2**48 - 1, 1200), Version(7, 0)),
     index=IndexColumns(
-        longs(1000, 1101), longs(1100, 1233), Positions.run(3, 4, 2), Positions.run(4, 11, 2), longs(60, 1)
+        longs(1000, 1101),
+        longs(1100, 1233),
+        Positions.consecutive(3, 4, 2),
+        Positions.consecutive(4, 11, 2),
+        longs(60, 1),
     ),
 )
 

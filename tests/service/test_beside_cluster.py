@@ -64,7 +64,7 @@ async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_become
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         await app.write("a", [txn])
-        broker.faults.hold(topic="a", landing=False)
+        broker.faults.hold(topic="a", written=False)
         assert await app.commit(txn, "a") is Outcome.COMMIT
         assert visible(cluster, "a") == {}
         broker.faults.release()
@@ -79,7 +79,7 @@ async def test_who_waits_for_visibility_waits_for_the_tails(cluster):
         await app.write("a", [txn])
         await app.write("b", [txn])
         await eventually(lambda: tail(engine, "b").buffer.ongoing)
-        broker.faults.hold(topic="b", landing=False)
+        broker.faults.hold(topic="b", written=False)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a", "b"), (1, 1), True),)))
         await eventually(lambda: not tail(engine, "a").buffer.ongoing)
         await app.session.lease(1)  # whatever was told before has come by then
@@ -262,8 +262,8 @@ async def test_the_next_owner_goes_on_where_the_last_one_crashed(cluster):
             await app.write(topic, [done, decided, opened])
         assert await app.commit(done, "a", "b") is Outcome.COMMIT
         await eventually(lambda: visible(cluster, "b") == {b"v": 1})
-        broker.faults.hold(topic="a", landing=False)
-        broker.faults.hold(topic="b", landing=False)
+        broker.faults.hold(topic="a", written=False)
+        broker.faults.hold(topic="b", written=False)
         assert await app.commit(decided, "a", "b") is Outcome.COMMIT
         engine.fail(CoordinatorStopped("as if it had crashed"))
         session = app.session.session
@@ -282,7 +282,7 @@ async def test_a_zombie_changes_nothing_that_readers_see(cluster):
         app = await app_on(zombie, cluster, "a")
         acked, decided, undecided = next(app.ids), next(app.ids), next(app.ids)
         await app.write("a", [acked, decided, undecided])
-        its.faults.hold(topic="a", landing=False)
+        its.faults.hold(topic="a", written=False)
         assert await app.commit(acked, "a") is Outcome.COMMIT  # its marker is on its way for long
         its.faults.hold(topic=DECISIONS)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, decided), ("a",), (1,)),)))

@@ -90,7 +90,7 @@ async def half_done(cluster: MemoryBroker) -> None:
         await app.write("b", [3], b"old")
         assert await app.commit(1, "a") is Outcome.COMMIT
         await marked(engine, "a", 1)
-        broker.faults.hold(topic="a", landing=False)
+        broker.faults.hold(topic="a", written=False)
         assert await app.commit(3, "a", "b") is Outcome.COMMIT
         await marked(engine, "b", 3)
         engine.fail(CoordinatorStopped("as if it had crashed"))
@@ -131,7 +131,7 @@ async def test_a_deleted_log_is_missed_though_nothing_was_marked():
     with MemoryBroker() as cluster:
         async with beside(cluster) as (engine, broker):
             app = await app_on(engine, cluster, "a")
-            broker.faults.hold(topic="a", landing=False)
+            broker.faults.hold(topic="a", written=False)
             await app.write("a", [1])
             assert await app.commit(1, "a") is Outcome.COMMIT
             engine.fail(CoordinatorStopped("as if it had crashed"))

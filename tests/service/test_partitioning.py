@@ -7,7 +7,7 @@ import pytest
 from broker_io.errors import ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.shard_count import settled, shards_of
+from snapshots.shard_count import recorded_shard_count, shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
 from txnbuffer.service.takeover import OURS, check_shard, prepare
@@ -22,10 +22,10 @@ class Noting(MemoryBroker):
         super().__init__()
         self.notes: dict[str, str] = {}
 
-    def note(self, topic: str, text: str) -> None:
+    def annotate(self, topic: str, text: str) -> None:
         self.notes[topic] = text
 
-    def noted(self, topic: str) -> str | None:
+    def annotation(self, topic: str) -> str | None:
         if topic not in self.topics() and not self.partitions(topic):
             raise TopicNotFound(f"there is no topic {topic!r}")
         return self.notes.get(topic)
@@ -50,7 +50,7 @@ def test_what_a_crash_left_unmade_is_made_by_the_next_service(broker: type[Memor
         refused(cluster, Shard(), "has 3 shards, .* not 1: give --shards 3")
     prepare(cluster, Shard(2, 3))
     assert {topic: cluster.partitions(topic) for topic in OURS} == dict.fromkeys(OURS, 3)
-    assert (shards_of(cluster), settled(cluster)) == (3, 3 if broker is Noting else None)
+    assert (shards_of(cluster), recorded_shard_count(cluster)) == (3, 3 if broker is Noting else None)
 
 
 @pytest.mark.parametrize("topic", OURS)
@@ -105,9 +105,9 @@ def test_a_number_that_could_not_be_noted_is_noted_by_the_next_service(monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Noting, "note", _unavailable)
         prepare(cluster, Shard(0, 2))
-    assert (shards_of(cluster), settled(cluster)) == (2, None)
+    assert (shards_of(cluster), recorded_shard_count(cluster)) == (2, None)
     prepare(cluster, Shard(0, 2))
-    assert settled(cluster) == 2
+    assert recorded_shard_count(cluster) == 2
 
 
 def test_of_two_first_services_one_settles_the_number(monkeypatch: pytest.MonkeyPatch) -> None:

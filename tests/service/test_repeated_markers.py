@@ -82,7 +82,7 @@ async def test_a_commit_that_still_waits_for_another_topic_is_told_once(cluster:
         topic = engine.topics.by_name["a"]
         assert topic.follower is not None
         topic.follower.paused += 1
-        its.faults.hold(topic="b", landing=False)
+        its.faults.hold(topic="b", written=False)
         assert await app.commit(txn, "a", "b") is Outcome.COMMIT
         await asyncio.sleep(MANY * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
@@ -135,7 +135,7 @@ async def test_a_new_owner_queues_once_what_was_decided_before(
 ) -> None:
     async with beside(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a")
-        its.faults.hold(topic="a", landing=False)
+        its.faults.hold(topic="a", written=False)
         assert await app.commit(txn, "a") is Outcome.COMMIT
         engine.fail(ServiceUnavailable("its process is gone"))
         its.close()

@@ -87,7 +87,7 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
             for _ in range(3):
                 await keep.check(engine.topics.get("a"))
 
-        broker.faults.hold(topic=DECISIONS, landing=False)
+        broker.faults.hold(topic=DECISIONS, written=False)
         checking = asyncio.ensure_future(check())
         await asyncio.wait([checking], timeout=0.3)
         assert (checking.done(), keep.trimmed) == (False, 0)

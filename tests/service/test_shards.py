@@ -95,7 +95,7 @@ async def test_both_coordinators_end_transactions_on_one_topic() -> None:
 async def test_what_a_crashed_coordinator_had_decided_is_told_by_its_successor() -> None:
     async with shards_on() as world:
         app = await written(world, 1)
-        world.broker(0).faults.hold(topic=THERE, landing=False)
+        world.broker(0).faults.hold(topic=THERE, written=False)
         assert await app.commit(1, *BOTH) is Outcome.COMMIT
         await eventually(lambda: world.visible(HERE) == [ONE])
         await world.kill(0)

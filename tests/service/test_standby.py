@@ -51,8 +51,8 @@ async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluste
         decided, opened = next(app.ids), next(app.ids)
         for topic in ("a", "b"):
             await app.write(topic, [decided, opened])
-        its.faults.hold(topic="a", landing=False)
-        its.faults.hold(topic="b", landing=False)
+        its.faults.hold(topic="a", written=False)
+        its.faults.hold(topic="b", written=False)
         assert await app.commit(decided, "a", "b") is Outcome.COMMIT
         await eventually(lambda: standby._log is not None and standby._log.at == cluster.last_position(TOPIC))
         assert standby._log.history.groups

@@ -254,7 +254,7 @@ async def test_a_set_that_is_none_ends_the_streams_of_its_topic_alone(broker):
         follower = Follower(client.stream("t"))
         await follower.until(1)
         bad = Message(None, b"no block", {"tb.v": "1", "tb.records": "3"})
-        numbered = PlacedBatch(Positions.run(9, 0, 1), np.zeros(1, np.int64), Batch.of([bad]))
+        numbered = PlacedBatch(Positions.consecutive(9, 0, 1), np.zeros(1, np.int64), Batch.of([bad]))
         engine.streams.feeds["t"]._numbered(numbered, Sequenced(0, 1, np.array([3]), 2))
         with pytest.raises(UndecodableRecordSet):
             await follower.until(2)

@@ -94,7 +94,7 @@ async def test_a_floor_is_told_by_who_can_write_its_decisions_only(monkeypatch: 
     monkeypatch.setattr(remote_shards, "MAX_WAIT", 1.0)
     async with shards_on(3) as world:
         faults = world.broker(2).faults
-        faults.hold(topic="__txnbuffer_decisions-partition-2", landing=False)
+        faults.hold(topic="__txnbuffer_decisions-partition-2", written=False)
         with pytest.raises(ServiceUnavailable, match="shard 2 does not tell"):
             await world.shard_messages(1).floor(B)
         faults.release()

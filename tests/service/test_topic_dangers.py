@@ -53,7 +53,7 @@ async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
             await app.write("a", [txn])
             await app.write("b", [txn])
         await eventually(lambda: engine.topics.get("b").followed.buffer.ongoing)
-        broker.faults.hold(topic="b", landing=False)
+        broker.faults.hold(topic="b", written=False)
 
         def commit(request: int, txn: int) -> None:
             plan = Commit(request, TxnId(0, txn), ("a", "b"), (1, 1), True)

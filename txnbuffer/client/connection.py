@@ -223,7 +223,9 @@ class PendingConnection:
             broker = await opened(
                 thread,
                 partial(
-                    open_broker, self.address, **{"goodbye": 0.0, "max_unavailable": self._max_unavailable, **options}
+                    open_broker,
+                    self.address,
+                    **{"close_timeout": 0.0, "max_unavailable": self._max_unavailable, **options},
                 ),
             )
         finally:

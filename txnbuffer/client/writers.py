@@ -297,13 +297,13 @@ def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, a
     for writer in given_up:
         _close(writer)
     try:
-        return broker.writer(name, alone=alone)
+        return broker.writer(name, unbatched=alone)
     except TopicNotFound:
         if not creates:
             raise
         check_creatable(broker, name)
         broker.create_topic(name)
-        return broker.writer(name, alone=alone)
+        return broker.writer(name, unbatched=alone)
 
 
 def _close(writer: Writer) -> None:

@@ -16,7 +16,7 @@ from broker_io.errors import PositionTrimmed, StillHeld, TopicNotFound
 from broker_io.port import Broker, Writer
 from broker_io.position import EARLIEST
 from snapshots.keys import SNAPSHOT_TOPIC
-from snapshots.scan import behind_silence, scan
+from snapshots.scan import read_log_rest, scan
 from snapshots.shards import Shard
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
@@ -133,7 +133,7 @@ def _read_history(broker: Broker, decisions: str) -> tuple[History, str | None]:
         return history, None
     if end is None:
         return history, None
-    for placed in behind_silence(broker, decisions, at, end):
+    for placed in read_log_rest(broker, decisions, at, end):
         _apply(history, placed)
     try:
         broker.reader(decisions, end, inclusive=False).close()

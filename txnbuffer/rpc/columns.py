@@ -115,12 +115,12 @@ def names_at(table: Sequence[str], codes: list[int], what: str) -> list[str]:
 
 def encode_error(error: Error) -> Fields:
     """The record of an error."""
-    return errors.tell(error, lambda value: str(value) if isinstance(value, TxnId) else errors.detail(value))
+    return errors.error_to_fields(error, lambda value: str(value) if isinstance(value, TxnId) else errors.detail(value))
 
 
 def decode_error(fields: Fields) -> Error:
     """The error of a record. Raises ValueError if it is none."""
-    error = errors.told(fields)
+    error = errors.error_from_fields(fields)
     txn = vars(error).get("txn")
     if txn is not None:
         error.txn = TxnId.parse(str(txn))  # type: ignore[attr-defined]  # whichever class has one

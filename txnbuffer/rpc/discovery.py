@@ -51,7 +51,7 @@ def check_creatable(broker: Broker, topic: str) -> None:
     if not isinstance(broker, AnnotatedBroker):
         return
     try:
-        noted = decode_owner_address(broker.noted(_decisions_of(broker, topic)) or "")
+        noted = decode_owner_address(broker.annotation(_decisions_of(broker, topic)) or "")
     except TopicNotFound:  # no service was ever there
         return
     if noted is not None and not noted.creates_topics:
@@ -77,7 +77,7 @@ class ServiceDiscovery:
         if not isinstance(self._broker, AnnotatedBroker):
             return None
         try:
-            text = self._broker.noted(self._topic)
+            text = self._broker.annotation(self._topic)
         except Error:  # if anything is wrong, reading the log raises it
             return None
         found = None if text is None else decode_owner_address(text)

@@ -276,7 +276,7 @@ class LogFollower:
         if reader is None or self._ended:
             self._turns.aside(self._turn)
         elif isinstance(reader, NotifyingReader):
-            reader.when_more(self._more)
+            reader.notify_when_readable(self._more)
             with self._lock:
                 self._busy = goes_on = self._told or self._ended
             if goes_on:

@@ -19,7 +19,7 @@ from broker_io.position import Position
 from snapshots.errors import TopicDamaged
 from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.policy import SnapshotPolicy
-from snapshots.shard_count import settle, settled
+from snapshots.shard_count import record_shard_count, recorded_shard_count
 from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
 from txnbuffer.buffer.buffer import PART_SIZE
@@ -71,7 +71,7 @@ def prepare(broker: Broker, shard: Shard) -> None:
         return
     several = shard.of > 1
     counts = {topic: broker.partitions(topic) for topic in (INTERNAL_TOPICS if several else INTERNAL_TOPICS[:2])}
-    known = settled(broker) if any(counts.values()) else None
+    known = recorded_shard_count(broker) if any(counts.values()) else None
     there = {*broker.topics()} if several else set()
     found = {
         topic: count if known is None or count < known else known
@@ -85,7 +85,7 @@ def prepare(broker: Broker, shard: Shard) -> None:
                 broker.partition(topic, shard.of)
                 _check(shard.of, {topic: broker.partitions(topic)})  # another service may have been first
         if known is None:
-            settle(broker, shard.of)
+            record_shard_count(broker, shard.of)
 
 
 def _check(shards: int, found: dict[str, int]) -> None:
@@ -258,7 +258,7 @@ def _publish_address(broker: Broker, topic: str, owner: OwnerAddress) -> None:
     """Write the address where clients find it without reading the log."""
     if isinstance(broker, AnnotatedBroker):
         with contextlib.suppress(Error):
-            broker.note(topic, encode_owner_address(owner))
+            broker.annotate(topic, encode_owner_address(owner))
 
 
 def _last_id(history: History) -> int | None:

@@ -176,15 +176,15 @@ class FollowingContract(Base):
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             if not isinstance(reader, NotifyingReader):
                 return
-            reader.when_more(told.release)
+            reader.notify_when_readable(told.release)
             assert reader.read() is None
-            reader.when_more(told.release)
+            reader.notify_when_readable(told.release)
             assert not told.acquire(timeout=0.2)
             put(writer, numbered(3))
             assert told.acquire(timeout=PATIENCE_SECONDS)
             found = read_count(reader, 1)
             if len(found) < 3:
-                reader.when_more(told.release)
+                reader.notify_when_readable(told.release)
                 assert told.acquire(timeout=PATIENCE_SECONDS), "it is there already"
                 found += read_count(reader, 3 - len(found))
             assert [placed.message for placed in found] == numbered(3)
@@ -200,7 +200,7 @@ class FollowingContract(Base):
                 return
             pool.submit(lambda: [put(writer, numbered(1, start=number)) for number in range(200)])
             while len(found) < 200:
-                reader.when_more(told.release)
+                reader.notify_when_readable(told.release)
                 assert told.acquire(timeout=PATIENCE_SECONDS)
                 found += reader.read() or ()
         assert [placed.message for placed in found] == numbered(200)

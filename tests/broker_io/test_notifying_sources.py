@@ -66,17 +66,17 @@ def rest(source: MessageSource) -> list[int]:
 
 def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Library, source: MessageSource) -> None:
     told: list[int] = []
-    source.when_more(lambda: told.append(1))
+    source.notify_when_readable(lambda: told.append(1))
     assert rest(source) == []
-    source.when_more(lambda: told.append(2))
+    source.notify_when_readable(lambda: told.append(2))
     library.comes(0)
     library.comes(1)
     assert told == [2]
-    source.when_more(lambda: told.append(3))
+    source.notify_when_readable(lambda: told.append(3))
     assert told == [2, 3]
     assert rest(source) == [0, 1]
     library.comes(2)
-    source.when_more(lambda: told.append(4))
+    source.notify_when_readable(lambda: told.append(4))
     assert told == [2, 3, 4]
     assert rest(source) == [2]
 
@@ -84,13 +84,13 @@ def test_it_tells_once_of_what_comes_and_at_once_of_what_is_there(library: Libra
 def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(
     library: Library, source: MessageSource
 ) -> None:
-    source.when_more(lambda: None)
+    source.notify_when_readable(lambda: None)
     library.queue.append(message(0))  # the library saw that nobody waited, and then we came
     library.comes(1)
     first = source.next(0)
     assert first is not None
     told: list[int] = []
-    source.when_more(lambda: told.append(1))
+    source.notify_when_readable(lambda: told.append(1))
     assert told == [1]
     assert [first.entry, *rest(source)] == [0, 1]
 
@@ -98,7 +98,7 @@ def test_what_slips_into_the_queue_while_it_is_asked_for_is_given_first(
 def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(
     library: Library, source: MessageSource
 ) -> None:
-    source.when_more(lambda: None)
+    source.notify_when_readable(lambda: None)
     library.queue.append(message(0))
     assert rest(source) == [0]
     library.comes(1)
@@ -107,7 +107,7 @@ def test_what_slips_into_the_queue_is_found_by_who_does_not_wait_to_be_told(
 
 def test_it_tells_of_its_end(library: Library, source: MessageSource) -> None:
     told: list[int] = []
-    source.when_more(lambda: told.append(1))
+    source.notify_when_readable(lambda: told.append(1))
     library.closed = True
     library.told(pulsar.Result.AlreadyClosed, None)
     assert told == [1]

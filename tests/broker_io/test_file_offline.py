@@ -21,7 +21,7 @@ SEGMENT = f"{DIRECTORY}/topics/1/1-0.log"
 JOURNAL = f"{DIRECTORY}/journal-1"
 
 
-def abandoned(make: Callable[[SimulatedDisk], SimulatedDisk] = SimulatedDisk.kill) -> World:
+def offline_journal(make: Callable[[SimulatedDisk], SimulatedDisk] = SimulatedDisk.kill) -> World:
     """A log of ten messages, none of them in a checkpoint, whose owner is gone."""
     world = World()
     owner = world.own()
@@ -44,7 +44,7 @@ def damages(world: World) -> list[bytes]:
 
 
 def test_what_the_journal_holds_is_read_whatever_became_of_the_segment() -> None:
-    world = abandoned()
+    world = offline_journal()
     for data in damages(world):
         world.disk.put(SEGMENT, data)
         before = len(world.disk.history)
@@ -64,7 +64,7 @@ def test_what_the_journal_holds_is_read_whatever_became_of_the_segment() -> None
 
 @pytest.mark.parametrize("tail", [b"x", bytes(30), b"TXBK" + bytes(100), b"rubbish" * 99])
 def test_what_nothing_accounts_for_is_no_end(tail: bytes) -> None:
-    world = abandoned()
+    world = offline_journal()
     world.disk.put(SEGMENT, world.disk.content(SEGMENT) + tail)
     with world.follow() as follower, follower.reader("t") as reader:
         assert [row.message for row in reader.read() or ()] == numbered(10)
@@ -78,7 +78,7 @@ def test_what_nothing_accounts_for_is_no_end(tail: bytes) -> None:
 
 def test_a_journal_that_is_damaged_or_missing_is_named() -> None:
     for damage in (lambda disk: disk.flip(JOURNAL, 8 * 60), lambda disk: disk.remove(JOURNAL)):
-        world = abandoned()
+        world = offline_journal()
         damage(world.disk)
         with world.follow() as follower:
             for question in (lambda f=follower: messages(f, "t"), lambda f=follower: f.last_position("t")):
@@ -150,7 +150,7 @@ def test_a_lock_that_may_not_be_read_counts_as_held() -> None:
         def locked(self, path: str) -> bool:
             raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    world = abandoned()
+    world = offline_journal()
     world.disk.put(SEGMENT, world.disk.content(SEGMENT) + bytes(200))
     guarded = Guarded()
     guarded._tree = world.disk._tree

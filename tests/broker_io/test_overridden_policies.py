@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from broker_io.pulsar.admin import AdminClient
-from broker_io.pulsar.policies import STOCK_BYTES, UNLIMITED, Policies, lift
+from broker_io.pulsar.policies import DEFAULT_QUOTA_BYTES, UNLIMITED, Policies, override_policies
 
-STOCK = {"limitSize": STOCK_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
+STOCK = {"limitSize": DEFAULT_QUOTA_BYTES, "limitTime": -1, "policy": "producer_request_hold"}
 
 
 class Silent:
@@ -20,5 +20,7 @@ class Silent:
 def test_quotas_that_another_service_gave_a_topic_meanwhile_count() -> None:
     own = {"destination_storage": UNLIMITED, "message_age": UNLIMITED}
     policies = Policies(0, {"destination_storage": STOCK}, None, None, None, own, 0)
-    lifted = lift(cast("AdminClient", Silent()), "public/default", "persistent/public/default/t", policies, ours=True)
+    lifted = override_policies(
+        cast("AdminClient", Silent()), "public/default", "persistent/public/default/t", policies, ours=True
+    )
     assert lifted.quotas == own

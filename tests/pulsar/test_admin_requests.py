@@ -91,10 +91,10 @@ def test_a_service_that_starts_notes_where_it_is_for_clients_that_ask_once(
         assert ServiceDiscovery(broker, namespace).newest_address() == address
     incarnation = broker.incarnation(OWN[0])
     assert isinstance(broker, AnnotatedBroker)
-    broker.note(OWN[0], "nothing that a client understands")
+    broker.annotate(OWN[0], "nothing that a client understands")
     assert ServiceDiscovery(broker, namespace).property_address() is None
     assert broker.incarnation(OWN[0]) == incarnation
     broker.delete_topic(OWN[0])
     assert ServiceDiscovery(broker, namespace).property_address() is None
     broker.create_topic(OWN[0])
-    assert broker.noted(OWN[0]) is None
+    assert broker.annotation(OWN[0]) is None
