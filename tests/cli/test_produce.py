@@ -119,8 +119,8 @@ def test_to_a_service(txnbuf_service: ServiceProcess) -> None:
     [
         ('{"delete": "false", "key": "k"}', "\"delete\" is true or false, not 'false'"),
         ('{"delete": true, "key": "k", "value": "v"}', "deletes a key, so it can't have value"),
-        ('{"value": "x", "event_time": 9223372036854775808}', "an event time is"),
-        ('{"value": "x", "key": "\\ud800"}', "a key can't be written as UTF-8"),
+        ('{"value": "x", "event_time": 9223372036854775808}', "an event time must be"),
+        ('{"value": "x", "key": "\\ud800"}', "a key cannot be encoded as UTF-8"),
         ('{"value": "x", "topic": 7}', "a topic is named by text, not 7"),
     ],
 )

@@ -38,14 +38,14 @@ def columns(*arguments: Any, **options: Any) -> Call:
 
 
 BAD: list[tuple[Call, type[CallerError], str]] = [
-    (sending(event_time=2**63), InvalidMessage, "an event time is"),
-    (sending(event_time=-1), InvalidMessage, "an event time is"),
-    (sending(event_time=datetime(1900, 1, 1, tzinfo=UTC)), InvalidMessage, "an event time is"),
-    (sending(event_time=True), InvalidMessage, "an event time is"),
-    (sending(key="\ud800"), InvalidMessage, "a key can't be written as UTF-8"),
-    (sending(value="\ud800"), InvalidMessage, "a value can't be written as UTF-8"),
-    (sending(properties={"a": "\ud800"}), InvalidMessage, "a property can't be written as UTF-8"),
-    (sending(ordering_key="\ud800"), InvalidMessage, "a property can't be written as UTF-8"),
+    (sending(event_time=2**63), InvalidMessage, "an event time must be"),
+    (sending(event_time=-1), InvalidMessage, "an event time must be"),
+    (sending(event_time=datetime(1900, 1, 1, tzinfo=UTC)), InvalidMessage, "an event time must be"),
+    (sending(event_time=True), InvalidMessage, "an event time must be"),
+    (sending(key="\ud800"), InvalidMessage, "a key cannot be encoded as UTF-8"),
+    (sending(value="\ud800"), InvalidMessage, "a value cannot be encoded as UTF-8"),
+    (sending(properties={"a": "\ud800"}), InvalidMessage, "a property cannot be encoded as UTF-8"),
+    (sending(ordering_key="\ud800"), InvalidMessage, "a property cannot be encoded as UTF-8"),
     (lambda client: client.send(5, b"x"), InvalidTopicName, "a topic is named by text, not 5"),  # type: ignore[arg-type]  # on purpose
     (lambda client: beginning(client, timeout="a"), InvalidRequest, "seconds above 0, not 'a'"),
     (lambda client: beginning(client, timeout=-1), InvalidRequest, "seconds above 0, not -1"),
@@ -59,18 +59,18 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (lambda client: client.join("\ud800"), InvalidRequest, "a group is named by"),
     (lambda client: client.join("g" * 401), InvalidRequest, "a group is named by"),
     (lambda client: client.committed_number(""), InvalidRequest, "a producer is named by"),
-    (columns("abc"), InvalidMessage, "values is a list with an item for each record, not str"),
-    (columns(iter([b"a"])), InvalidMessage, "values is a list"),
-    (columns([b"a"], keys=b"k"), InvalidMessage, "keys is a list"),
-    (columns([b"a"], properties={"p": "q"}), InvalidMessage, "properties is a list"),
-    (columns([b"a"], properties=["pq"]), InvalidMessage, "a mapping of texts, not str"),
-    (sending(properties=[("p", "q")]), InvalidMessage, "a mapping of texts, not list"),
+    (columns("abc"), InvalidMessage, "values must be a list with an item for each record, got str"),
+    (columns(iter([b"a"])), InvalidMessage, "values must be a list"),
+    (columns([b"a"], keys=b"k"), InvalidMessage, "keys must be a list"),
+    (columns([b"a"], properties={"p": "q"}), InvalidMessage, "properties must be a list"),
+    (columns([b"a"], properties=["pq"]), InvalidMessage, "a mapping of text to text, got str"),
+    (sending(properties=[("p", "q")]), InvalidMessage, "a mapping of text to text, got list"),
     (lambda client: client.outcome("x"), InvalidRequest, "'x' is no transaction id: write most:least"),
     (lambda client: client.outcome(None), InvalidRequest, "'None' is no transaction id"),  # type: ignore[arg-type]  # on purpose
     (lambda client: client.reader(None), InvalidRequest, "topics are a name, or a list of names, not None"),  # type: ignore[arg-type]  # on purpose
     (lambda client: client.reader([5]), InvalidRequest, "topics are a name, or a list of names, not [5]"),  # type: ignore[list-item]  # on purpose
     (lambda client: reading(client, limit="a"), InvalidRequest, "a batch of 'a' records can't be"),
-    (lambda client: client.process("orders", "g", None, on_error="Stop"), InvalidRequest, "not 'Stop'"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.process("orders", "g", None, on_error="Stop"), InvalidRequest, "got 'Stop'"),  # type: ignore[arg-type]  # on purpose
 ]
 
 
@@ -108,9 +108,9 @@ def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("address", "options", "text"),
     [
-        (None, {}, "an address is text, such as 'file:data', not None"),
-        ("memory:", {"max_unavailable": "x"}, "patience is a number of seconds from 0 on, not 'x'"),
-        ("memory:", {"max_unavailable": float("nan")}, "patience is a number of seconds from 0 on, not nan"),
+        (None, {}, "address must be text such as 'file:data', got None"),
+        ("memory:", {"max_unavailable": "x"}, "max_unavailable is a number of seconds from 0 on, not 'x'"),
+        ("memory:", {"max_unavailable": float("nan")}, "max_unavailable is a number of seconds from 0 on, not nan"),
         ("memory:", {"timeout": -1}, "timeout is a number of seconds from 0 on, not -1"),
     ],
 )

@@ -336,7 +336,7 @@ def test_what_can_not_be_is_refused_by_name() -> None:
         for options in refused:
             with pytest.raises(InvalidRequest):
                 await client.process("source", "g", copy, **options)
-        with pytest.raises(InvalidRequest, match="which is read"):
+        with pytest.raises(InvalidRequest, match="which the group reads"):
             await client.process("source-partition-0", "g", copy, on_error=dead_letter("source"))
         for name in ("", " bad", "__txnbuffer_bad"):
             with pytest.raises(InvalidTopicName):

@@ -42,7 +42,7 @@ def test_a_plain_transaction_whose_records_are_refused_later_can_only_abort(clie
                 txn.send("orders", b"behind")
             except InvalidRequest as error:  # as does who takes it for the fault of this one
                 told.append(str(error))
-    assert set(told) == {f"{NO_PARTITIONS}: it can't take a record for partition 7"}
+    assert set(told) == {f"{NO_PARTITIONS}: cannot send to partition 7"}
     nothing_but_a_probe(client)
     assert client.outcome(txn.id) is Outcome.ABORT
 
@@ -70,7 +70,7 @@ def test_a_block_whose_records_are_refused_at_its_end_aborts(client: SyncClient)
 
 def test_a_plain_transaction_that_was_aborted_before_it_began_takes_nothing_more(client: SyncClient) -> None:
     def ended(use: Any) -> None:
-        with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one"):
+        with pytest.raises(InvalidRequest, match="the transaction has ended: begin a new one"):
             use()
 
     with client.transaction() as txn:
@@ -138,7 +138,7 @@ async def test_a_send_of_many_that_is_cut_short_leaves_a_transaction_that_can_on
         with pytest.raises(asyncio.CancelledError):
             await txn.send_many("orders", [b"x"] * (CHUNK + 1))
         for use in (lambda: txn.send("orders", b"behind"), txn.commit):
-            with pytest.raises(TransactionAborted, match="only a part of what was given to it was sent"):
+            with pytest.raises(TransactionAborted, match="only some of the records of a send were sent"):
                 await use()
         async with client.transaction() as whole:
             await whole.send_many("orders", [b"y"] * (CHUNK + 1))

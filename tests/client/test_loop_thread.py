@@ -56,7 +56,7 @@ def test_what_runs_in_the_clients_own_thread_can_not_wait_for_it() -> None:
                 lambda: client.process("other", "g", lambda txn, record: None, idle_timeout=0.05),
                 client.close,
             ):
-                with pytest.raises(InvalidRequest, match="was called in the client's own thread") as error:
+                with pytest.raises(InvalidRequest, match="which runs in the client's own thread") as error:
                     use()
                 told.append(error)
             return value.encode()

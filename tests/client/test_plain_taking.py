@@ -78,7 +78,7 @@ def test_nor_does_that_of_a_handler_of_batches(client: SyncClient, monkeypatch: 
     commit = Transaction.commit
 
     async def late(txn: Transaction, **options: Any) -> None:
-        with pytest.raises(InvalidRequest, match="the handler that was given this transaction has returned"):
+        with pytest.raises(InvalidRequest, match="the handler of this transaction has returned"):
             await asyncio.to_thread(given[-1].send_many, "target", [b"late"])
         await commit(txn, **options)
 
@@ -97,7 +97,7 @@ def test_a_send_that_comes_once_it_commits_is_refused(client: SyncClient, monkey
     told = []
 
     async def late(committing: Transaction, **options: Any) -> None:
-        with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one") as error:
+        with pytest.raises(InvalidRequest, match="the transaction has ended: begin a new one") as error:
             await asyncio.to_thread(txn.send, "target", b"late")
         told.append(error)
         await commit(committing, **options)
@@ -142,7 +142,7 @@ def test_what_is_aborted_while_it_begins_does_not_commit(client: SyncClient, mon
     txn = client.transaction()
     with monkeypatch.context() as patch:
         patch.setattr(Transaction, "begin", aborted_meanwhile)
-        with pytest.raises(InvalidRequest, match="the transaction has ended: begin another one"):
+        with pytest.raises(InvalidRequest, match="the transaction has ended: begin a new one"):
             txn.send("target", b"never")  # may be refused already
             txn.commit()
     wait_for_abort(client, txn)

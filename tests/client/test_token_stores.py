@@ -29,7 +29,7 @@ def use(make: Make, path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "none/tokens", "file/tokens"])
 def test_a_place_where_none_can_be_kept_is_named(tmp_path: Path, make: Make, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(TokensFailed, match=f"can't be read or kept in {tmp_path / name} "):
+    with pytest.raises(TokensFailed, match=f"cannot read or write resume tokens in {tmp_path / name} "):
         use(make, tmp_path / name)
 
 
@@ -51,7 +51,7 @@ def test_stores_of_one_file_keep_the_tokens_of_a_topic_each(tmp_path: Path) -> N
 def test_files_of_something_else_are_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text("[" * 100_000)
-    with pytest.raises(UnreadableToken, match=f"{path} holds no resume tokens"):
+    with pytest.raises(UnreadableToken, match=f"{path} is not a file of resume tokens"):
         use(FileTokens, path)
     with pytest.raises(TokensFailed, match=f"{path} .file is not a database"):
         use(SQLiteTokens, path)

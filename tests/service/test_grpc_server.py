@@ -109,7 +109,7 @@ async def test_a_client_gives_up_at_once_where_the_service_is_of_another_version
     async with served() as (_, server):
         monkeypatch.setattr(session_core, "SESSION_VERSION", SESSION_VERSION + 1)
         with pytest.raises(
-            VersionMismatch, match=f"127.0.0.1:{server.port} refuses this client: .* upgrade the service"
+            VersionMismatch, match=f"127.0.0.1:{server.port} rejected this client: .* upgrade the service"
         ):
             await connect(f"txnbuf://127.0.0.1:{server.port}", max_unavailable=10_000)
 

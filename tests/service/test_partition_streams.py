@@ -157,7 +157,7 @@ async def test_what_has_no_partitions_is_refused() -> None:
         await client.send("narrow", b"x")
         with pytest.raises(InvalidRequest, match=r"no partitions: use client\.stream"):
             await stream_partitions(client, "narrow").next(timeout=120.0)
-        with pytest.raises(InvalidRequest, match="each has its seqnos"):
+        with pytest.raises(InvalidRequest, match="each partition has its own seqnos"):
             stream_partitions(client, "narrow", to=5)  # type: ignore[arg-type]  # it is wrong
-        with pytest.raises(InvalidRequest, match="nothing to go back from"):
+        with pytest.raises(InvalidRequest, match="nothing to confirm"):
             await stream_partitions(client, "narrow").rolled_back(0)

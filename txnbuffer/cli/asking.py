@@ -112,7 +112,8 @@ def ask(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **que
     """The answer of a service to one question of an operator. Raises what the service answered, or that it is away."""
     import grpc
 
-    from txnbuffer.client.links import SERVICE, named
+    from txnbuffer.client.links import named
+    from txnbuffer.rpc.frames import ADMIN_SERVICE
 
     target = service.address.removeprefix("txnbuf://")
     host, _, port = target.rpartition(":")
@@ -120,7 +121,7 @@ def ask(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **que
         cluster = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "no service"
         raise InvalidAddress(f"{service.address!r} is {cluster}: write HOST:PORT of the service")
     with _channel(target, service.tls_ca) as channel:
-        call = channel.unary_unary(SERVICE + method)
+        call = channel.unary_unary(f"/{ADMIN_SERVICE}/{method}")
         try:
             return json.loads(call(json.dumps(question).encode(), timeout=timeout))
         except grpc.RpcError as error:

@@ -1,1 +1,1 @@
-"""The application's side."""
+"""The asyncio client, the sync client and the readers that applications use"""

@@ -1,7 +1,4 @@
-"""What transactions, shares and consumer groups need of a client: sessions, producer names, rules for sends.
-
-The names of producers that a client holds: each is opened once, however many of its tasks use it at once.
-"""
+"""The base of clients: sessions, producer names, and checks of sends"""
 
 from __future__ import annotations
 
@@ -28,14 +25,16 @@ from txnbuffer.recordset import SET_BYTES
 
 
 class ProducerNames:
-    """Opening a name fences whoever had it, this client too."""
+    """The producer names that a client holds. Opening a name fences its previous holder, which may be this client."""
 
     def __init__(self) -> None:
         self._held: dict[str, NameOpened] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def naming(self, name: str, number: int, opening: Callable[[str], Awaitable[object]]) -> ProducerSequence:
-        """The name as it is held; where it isn't, `opening` has it held. Raises AlreadyCommitted."""
+        """Return the sequence of a held name; open the name with `opening` if it is not held. Raises
+        AlreadyCommitted.
+        """
         held = self._held.get(name)
         if held is None:
             async with self._turns.setdefault(name, asyncio.Lock()):
@@ -47,28 +46,28 @@ class ProducerNames:
         return ProducerSequence(name, number, held.epoch)
 
     def opened(self, name: str, opened: NameOpened) -> None:
-        """It is held from now on."""
+        """Hold a name from now on."""
         self._held[name] = opened
 
     def committed(self, naming: ProducerSequence) -> None:
-        """A transaction of a name has committed."""
+        """A transaction of the name has committed."""
         held = self._held.get(naming.name)
         if held is not None and held.epoch == naming.epoch:
             self._held[naming.name] = held._replace(committed=naming.number)
 
     def lost(self, naming: ProducerSequence) -> None:
-        """Another producer opened the name after this one did; its next use opens it anew."""
+        """Another producer has opened the name; the next use opens it again."""
         held = self._held.get(naming.name)
         if held is not None and held.epoch == naming.epoch:
             del self._held[naming.name]
 
     def forget(self, name: str) -> None:
-        """Its next use opens it anew."""
+        """Release a name; the next use opens it again."""
         self._held.pop(name, None)
 
 
 class BaseClient:
-    """The part of a client on which transactions and consumer groups are built."""
+    """The part of a client that transactions and consumer groups need."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class BaseClient:
         serializers: Serializers | None,
         ordinary: PlainSends | None = None,
     ) -> None:
-        """`ordinary`: takes the ordinary sends of a client that writes to a cluster itself."""
+        """`ordinary` sends the non-transactional records of a client that writes to a cluster itself."""
         self.session = session
         self.sessions = ShardSessions(session)
         self.serializers = serializers or Serializers()
@@ -89,14 +88,16 @@ class BaseClient:
         self._topics: set[str] = set()
 
     async def outcome(self, txn: TxnId | str) -> Outcome | None:
-        """How a transaction ended; None while it has not. Raises OutcomeForgotten, UnknownTransaction."""
+        """Return how a transaction ended; None while it is open. Raises OutcomeForgotten, UnknownTransaction."""
         wanted = check_txn(txn)
         session = self.sessions.at(wanted.most)
         result = await session.result(lambda future: session.core.query(wanted, future))
         return result if isinstance(result, Outcome) else None
 
     async def committed_number(self, name: str) -> int:
-        """Open a producer's name, which fences whoever had it, and tell its last committed number; 0 for none."""
+        """Open a producer name, which fences its previous holder; return its last committed number, 0 if there is
+        none.
+        """
         opened: NameOpened = await self.ask("open_names", check_name(name, "a producer"))
         self.names.opened(name, opened)
         return opened.committed
@@ -108,16 +109,16 @@ class BaseClient:
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
     ) -> AsyncReader:
-        """A reader of what committed; see CommittedReader for the arguments."""
+        """Return a reader of committed records; see CommittedReader for the arguments."""
         self.check()
         return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
     async def naming(self, name: str, number: int) -> ProducerSequence:
-        """The name as this client holds it, opened at its first use. Raises AlreadyCommitted."""
+        """Return the sequence of a producer name, opened at its first use. Raises AlreadyCommitted."""
         return await self.names.naming(name, number, self.committed_number)
 
     def check(self) -> None:
-        """Raises what makes anything vain that needs no transaction."""
+        """Raise the error that makes every request fail, if there is one."""
         if self._ordinary is None:
             self.session.check()
         else:
@@ -130,7 +131,7 @@ class BaseClient:
 
     @property
     def max_message_bytes(self) -> int:
-        """The largest record that may be sent; 0 while that is not known."""
+        """The size limit of a record in bytes; 0 while it is not known."""
         known = self.session.core.max_message_bytes
         if self._ordinary is None:
             return known
@@ -138,40 +139,40 @@ class BaseClient:
         return min(known, own) if known else own
 
     def batched(self, topic: str, rows: SendColumns, batching: Batching | None) -> SendColumns:
-        """The rows with what they are to become in the log. Raises InvalidRequest."""
+        """Return the rows with the size of their record sets. Raises InvalidRequest."""
         set_bytes = self.set_bytes(topic, batching)
         return rows._replace(set_bytes=set_bytes) if set_bytes else rows
 
     def set_bytes(self, topic: str, batching: Batching | None) -> int:
-        """Of what size at most record sets are to be; 0: none are made. Raises InvalidRequest."""
+        """Return the size limit of record sets in bytes, 0 for none. Raises InvalidRequest."""
         wanted = batching or self.batching
         if wanted not in BATCHINGS:
-            raise InvalidRequest(f"batching is 'messages' or 'records', not {wanted!r}")
-        if wanted == "messages" or self._ordinary is None:  # an embedded log has columns as it is
+            raise InvalidRequest(f"batching must be 'messages' or 'records', got {wanted!r}")
+        if wanted == "messages" or self._ordinary is None:  # an embedded log stores columns anyway
             return 0
         self.serializers.check_sets(topic)
         return min(SET_BYTES, self.max_message_bytes)
 
     async def room(self, session: ClientSession) -> None:
-        """Wait until the service of a session takes more records."""
+        """Wait until the service of a session accepts more records."""
         while not session.core.has_room:
             await session.result(session.core.wait_for_room)
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """The rows by the topics that they go to: partitions where the topic has some. Raises InvalidRequest."""
+        """Return the rows by the topics or partitions that they go to. Raises InvalidRequest."""
         return await self.routes.parts(topic, rows, partition)
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, of columns."""
+        """As `parts`, for a Batch."""
         return await self.routes.split(topic, records, partition)
 
     async def take_part(self, part: GroupHeartbeat) -> MemberAssignments:
-        """A member of a consumer group comes, is still there, or goes; what it holds."""
+        """Send the heartbeat of a group member; return its assignments."""
         shares: MemberAssignments = await self.sessions.ask(
             part.group, lambda core, future: core.take_part(part, future)
         )
         return shares
 
     async def ask(self, field: Field, name: str) -> Any:
-        """Ask the service of a producer or a group by its name. Raises the error that it answers."""
+        """Send a request about a producer or a group to its service. Raises the error in the answer."""
         return await self.sessions.ask(name, lambda core, future: core.ask(field, name, future))

@@ -1,8 +1,8 @@
-"""Parts of one number of a named producer that many processes write: each begins a share, one of them commits all.
+"""Branches: one transaction of a named producer, written by many processes
 
-A share that is finished outlives the process that wrote it, until its time is up; before that it ends with its session.
-Whoever commits the number names the shares that count; every other one of that number, however late it is, stays
-invisible for ever.
+Each process writes a branch of the transaction as a `Participant`, and one process commits all of them. A finished
+branch survives its process until its timeout; before that it ends with its session. The commit names the branches that
+count; all other branches of the same sequence number, however late, stay invisible.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from txnbuffer.model import TxnId
 
 
 class Participant:
-    """What this process writes for number `number` of producer `name`; at most `timeout` seconds before the commit."""
+    """Writes one branch of transaction `number` of producer `name`; it must commit within `timeout` seconds."""
 
     def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
         self._client = client
-        self._session: ClientSession  # from `begin` on, which opens it if need be
+        self._session: ClientSession  # set by `begin`, which opens it if necessary
         self._naming = ProducerSequence(check_name(name, "a producer"), check_number(number), PARTICIPANT)
         self._timeout = check_timeout(timeout)
         self._open: OpenTransaction | None = None
 
     @property
     def id(self) -> TxnId:
-        """Its own transaction id."""
+        """The transaction id of the branch."""
         return self._begun().txn
 
     async def begin(self) -> None:
-        """Begin; returns when the service knows it. Raises AlreadyCommitted if the number is, TransactionAborted."""
+        """Begin; return when the service knows the branch. Raises AlreadyCommitted if the number has committed,
+        TransactionAborted.
+        """
         session = self._session = await self._client.sessions.ready(self._naming.name)
         opened = self._open = session.core.begin(self._timeout, self._naming)
         await self._check(await session.result(lambda future: session.core.query(opened.txn, future)))
@@ -47,9 +49,9 @@ class Participant:
     async def send_batch(
         self, topic: str, records: Batch, batching: Batching | None = None, partition: int | None = None
     ) -> None:
-        """Send records given as columns; waits only while the service takes no more.
+        """Send records given as columns; waits only while the service accepts no more records.
 
-        Raises MessageTooLarge, or why the share can only abort.
+        Raises MessageTooLarge. Any other error means that the branch can only abort.
         """
         self._begun()
         client, session = self._client, self._session
@@ -63,10 +65,7 @@ class Participant:
             await client.room(session)
 
     async def finish(self) -> Branch:
-        """Wait until all that was sent is durable, and kept for whoever commits; what the commit is to name.
-
-        Nothing can be sent after that.
-        """
+        """Wait until all records are durable; return the branch for the commit. Nothing can be sent after that."""
         opened = self._usable()
         await self._check(
             await self._session.result(lambda future: self._end(opened, EndPlan(False, future, ready=True)))
@@ -74,7 +73,7 @@ class Participant:
         return Branch(opened.txn, tuple(opened.counts), tuple(opened.counts.values()))
 
     async def abort(self) -> None:
-        """Abort; returns when that is durable."""
+        """Abort; return when that is durable."""
         opened = self._begun()
         if not opened.ending:
             await self._session.result(lambda future: self._end(opened, EndPlan(False, future)))
@@ -83,15 +82,15 @@ class Participant:
         self._session.core.end(opened, plan)
 
     async def _check(self, state: object) -> None:
-        """Raises why the share is not open any more."""
+        """Raise the error if the branch is not open any more."""
         opened = self._begun()
         if state is not State.OPEN and opened.failure is None:
-            # By the time the service answers this it has told why it refused the share, if it did.
+            # If the service rejected the branch, its error arrives before this answer.
             await self._session.result(lambda future: self._end(opened, EndPlan(False, future)))
         if opened.failure is not None:
             raise opened.failure
         if state is not State.OPEN:
-            raise TransactionAborted(opened.txn, "its time was up, or its number was committed without it")
+            raise TransactionAborted(opened.txn, "it timed out, or its number committed without it")
 
     def _usable(self) -> OpenTransaction:
         opened = self._begun()
@@ -99,32 +98,32 @@ class Participant:
         if opened.failure is not None:
             raise opened.failure
         if opened.ending:
-            raise InvalidRequest(f"share {opened.txn} has ended: begin another one")
+            raise InvalidRequest(f"branch {opened.txn} has ended: begin a new one")
         return opened
 
     def _begun(self) -> OpenTransaction:
         if self._open is None:
-            raise InvalidRequest("the share was not begun: await begin()")
+            raise InvalidRequest("the branch has not begun: await begin()")
         return self._open
 
 
 async def abort_shares(client: Client, shares: Sequence[Branch]) -> None:
-    """Abort shares that others wrote; of those that have ended nothing changes."""
+    """Abort branches of other processes; branches that have ended do not change."""
     for txn, topics, _ in shares:
         session = client.sessions.at(txn.most)
         await session.result(partial(session.core.abort_foreign, txn, topics))
 
 
 async def commit_shares(client: Client, name: str, number: int, shares: Sequence[Branch]) -> bool:
-    """Commit a number of a producer with these shares; False: it was committed before, by whatever shares.
+    """Commit transaction `number` of producer `name` with these branches; False if it had already committed.
 
-    Waits until it is visible on all topics, two minutes at most. Raises TransactionAborted, after which nothing of
-    it is visible, ProducerFenced, OutcomeUnknown, AlreadyCommitted if the last number is a higher one.
+    Waits up to two minutes until it is visible on all topics. Raises TransactionAborted, after which nothing of it is
+    visible, ProducerFenced, OutcomeUnknown, and AlreadyCommitted if a higher number has committed.
     """
     txn = client.transaction(name=name, number=number)
     try:
         await txn.begin()
-        with contextlib.suppress(NotVisible):  # of a commit that stands
+        with contextlib.suppress(NotVisible):  # it has committed
             await txn.commit(wait_visible=True, winners=shares)
     except AlreadyCommitted as done:
         if done.last > number:

@@ -1,4 +1,4 @@
-"""The client for asyncio: transactions, ordinary sends, readers, exactly-once processing."""
+"""The asyncio client: transactions, sends, readers and exactly-once processing"""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ Result = TypeVar("Result")
 
 ATTEMPTS = 10
 FIRST_PAUSE = 0.01
-"""Seconds before a transaction is run again; twice as long each time."""
+"""Seconds before `run` retries an aborted transaction; doubles with each attempt."""
 
 
 class Client(BaseClient):
-    """A connection to a service, or to a log in this process; made by `connect`. Use it on the loop that made it."""
+    """An asyncio client of an embedded log, a service or a cluster. `connect` creates it; use it on the loop that
+    created it.
+    """
 
     def __init__(
         self,
@@ -57,16 +59,19 @@ class Client(BaseClient):
         serializers: Serializers | None,
         ordinary: PlainSends | None = None,
     ) -> None:
-        """Make a client as BaseClient; `connect` sets what else it needs."""
+        """Take the arguments of BaseClient; `connect` sets the other attributes."""
         super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
         self.dial_streams: StreamDial | None = None
         self.questions = AdminClients((), 0.0)
-        self.shard_streams: ShardStreams | None = None  # where there are several shards
+        self.shard_streams: ShardStreams | None = None  # set if there are several shards
         self._streaming: StreamSession | None = None
 
     async def close(self) -> None:
-        """End the session and all change streams; transactions that are open abort. A cancel waits for that."""
+        """Close the session and all change streams, and abort open transactions.
+
+        If the caller is cancelled, the exception is raised only after everything is closed.
+        """
         parts = (self._streaming, self.shard_streams, self.questions, self.sessions)
         closings = [part.close for part in parts if part is not None]
         await to_the_end(close_all([*closings, self.resources.aclose]))
@@ -76,13 +81,14 @@ class Client(BaseClient):
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
     ) -> Transaction:
-        """A transaction, to be used with `async with`.
+        """Return a transaction; use it with `async with`.
 
-        `timeout` in seconds, after which the service aborts it. With `name` and `number` (1, 2, 3 …) it is that
-        attempt of a named producer: a number commits once, whatever is repeated.
+        The service aborts it after `timeout` seconds. With `name` and `number` (1, 2, 3 …) it belongs to the named
+        producer, and `number` is its sequence number: each number commits at most once, however often it is retried.
+        Raises InvalidRequest.
         """
         if (name is None) != (number is None):
-            raise InvalidRequest("a named transaction has a name and a number: give both, or neither")
+            raise InvalidRequest("a named transaction needs both name and number: give both or neither")
         naming = None
         if name is not None:
             naming = check_name(name, "a producer"), check_number(number)
@@ -97,9 +103,10 @@ class Client(BaseClient):
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
     ) -> Result:
-        """Call `work` with a transaction and commit it; once more with another one each time it was aborted.
+        """Call `await work(txn)` with a new transaction, commit it, and return the result of `work`.
 
-        Nothing but TransactionAborted is repeated.
+        If the transaction aborts, retry with a new one after a pause, up to `attempts` times in total. Only
+        TransactionAborted is retried; any other exception aborts the transaction and is raised.
         """
         pause = FIRST_PAUSE
         for attempt in range(1, attempts + 1):
@@ -113,10 +120,13 @@ class Client(BaseClient):
                 pause *= 2
             else:
                 return result
-        raise InvalidRequest(f"{attempts} attempts are none: allow at least 1")
+        raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
 
     async def delete_name(self, name: str, *, over: int = 0) -> None:
-        """Forget a producer's name; for an hour numbers up to `over` are over, and shares of them refused."""
+        """Delete a producer name.
+
+        For one hour the numbers up to `over` count as used: transactions with these numbers are rejected.
+        """
         self.names.forget(check_name(name, "a producer"))
         await self.sessions.ask(name, lambda core, future: core.delete_name(name, over, future))
 
@@ -135,9 +145,10 @@ class Client(BaseClient):
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send one record outside of any transaction; returns when it is durable.
+        """Send one record outside of a transaction; return when it is durable.
 
-        Raises SendUnknown if the connection broke meanwhile: sent again it may stand there twice.
+        The arguments are those of `Transaction.send`. Raises SendUnknown if the connection broke before the
+        acknowledgement: the record may or may not be in the log, so sending it again may duplicate it.
         """
         rows = one_row(value, key, ordering_key, event_time, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
@@ -154,15 +165,16 @@ class Client(BaseClient):
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send records given as columns of one length, outside of any transaction.
+        """Send records outside of a transaction; return when all are durable.
 
-        More than 4 MiB go in several appends, in order: after an error a beginning of them may stand.
+        `values`, `keys`, `event_times` and `properties` are columns of the same length. More than 4 MiB are sent as
+        several appends in order, so after an error the first records may be in the log.
         """
         rows = many_rows(values, keys, event_times, properties, self.serializers.of(topic, serializer))
         await self._send(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
-        """Delete a key, outside of any transaction."""
+        """Delete a key outside of a transaction: append a record with this key and no value."""
         await self._send(topic, deletion(key))
 
     # Reading
@@ -179,13 +191,18 @@ class Client(BaseClient):
         batch: int = 100,
         idle_timeout: float | None = None,
     ) -> Processed:
-        """Call `await handler(txn, record)` for each record that commits in the source topics, exactly once.
+        """Call `await handler(txn, record)` for each committed record of the source topics, exactly once.
 
-        What the handler sends in `txn` and how far the group has come commit together, up to `batch` records of one
-        partition in a transaction. All who process for the group share its partitions. Where the handler fails it is
-        called again, `retries` times, each after a longer pause; then `on_error` is "stop" (raise), "skip", or
-        `dead_letter(topic)`. It may also be called again for the records before that one. Ends when cancelled, or
-        without a record for `idle_timeout` seconds. Raises TopicNotFound.
+        The records that the handler sends in `txn` and the new position of the group commit together, with up to
+        `batch` records of one partition in a transaction. All processes of the group share its partitions. `start` is
+        the initial position on topics that the group has not consumed before.
+
+        If the handler raises, it is called again up to `retries` times, with growing pauses. After that `on_error`
+        applies: "stop" raises the error, "skip" skips the record, and `dead_letter(topic)` sends the record to that
+        topic. A retry may call the handler again for earlier records of the same transaction, which was aborted.
+
+        Returns the counts when no record arrives for `idle_timeout` seconds; without it, runs until cancelled. Raises
+        TopicNotFound.
         """
         task = HandlerTask(handler, None, on_error, retries)
         return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
@@ -204,7 +221,7 @@ class Client(BaseClient):
     ) -> Processed:
         """As `process`, with `await handler(txn, records)`: a RecordBatch of up to `batch` records of one partition.
 
-        Where it fails on several they are halved until the one is found that it fails on.
+        If the handler fails on several records, the batch is halved until the failing record is found.
         """
         task = HandlerTask(None, handler, on_error, retries)
         return await process(self, GroupSource(source, group, start, batch, idle_timeout), task)
@@ -218,13 +235,16 @@ class Client(BaseClient):
         store: TokenStore | None = None,
         cursor: str | None = None,
     ) -> ChangeStream:
-        """What committed in a topic, for ever or up to a seqno or "now": batches of mutations with resume tokens.
+        """Return a stream of the committed changes of a topic: batches of mutations with resume tokens.
 
-        `from_` is "beginning", "now" or a token. A `store` keeps the token of what is done with, and its token comes
-        before `from_`. `cursor` names a durable cursor, made if there is none, that keeps in the log what is not done
-        with: it follows within a second or so, and at once with `stream.done()`. Streams of a client share a
-        connection, and are opened again after any unexpected end; a `Rollback` comes where history branched. Raises
-        UnreadableToken, ForeignToken, InvalidRequest.
+        - `from_`: "beginning", "now" or a resume token.
+        - `to`: the last seqno to deliver, or "now"; None streams without end.
+        - `store`: keeps the token of the last acknowledged batch. A token in the store takes precedence over `from_`.
+        - `cursor`: the name of a durable cursor, which keeps unacknowledged records from being trimmed. It is created
+          if it does not exist, and follows the stream within about a second, or immediately on `stream.done()`.
+
+        The streams of a client share a connection and reopen after a connection is lost. The stream delivers a
+        `Rollback` where history branched. Raises UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
         hold = None if cursor is None else CursorLease(self.cursors, topic, cursor)
@@ -232,16 +252,19 @@ class Client(BaseClient):
 
     @property
     def cursors(self) -> DurableCursors:
-        """Durable cursors: what stands behind one is kept in its topic's log."""
+        """The durable cursors of topics: records after a cursor are kept in the topic's log."""
         return DurableCursors(self.questions)
 
     async def forget_group(self, group: str, topic: str | None = None) -> None:
-        """Let a group without members begin anew on a topic and its partitions, or on all. Raises InvalidRequest."""
+        """Delete the position of a consumer group on a topic and its partitions, or on all topics.
+
+        The group then starts there as a new group. Raises InvalidRequest if the group has members.
+        """
         question = {"group": check_name(group, "a group"), "topic": topic}
         await self.questions.ask(group, "ForgetGroup", question, self.questions.max_unavailable)
 
     async def join(self, group: str) -> Joined:
-        """Begin a new generation of a consumer group without members; those that it had join it anew."""
+        """Start a new generation of a consumer group without members; its former members must join again."""
         joined: Joined = await self.ask("joins", check_name(group, "a group"))
         return joined
 
@@ -270,6 +293,6 @@ class Client(BaseClient):
             return self.shard_streams.of(topic)
         if self._streaming is None:
             if self.dial_streams is None:
-                raise InvalidRequest("this client was made without a way to change streams: use connect")
+                raise InvalidRequest("this client has no connector for change streams: create it with connect")
             self._streaming = StreamSession(self.dial_streams, self.session.max_unavailable)
         return self._streaming

@@ -1,6 +1,7 @@
-"""From an address to a client: where the service is, in this process or elsewhere.
+"""Connecting: from an address to a client
 
-A client of a cluster: records go there by writers of its own, decisions to the service of the namespace.
+`connect` accepts the address of an embedded log (`memory:`, `file:DIR`), of a service (`txnbuf://HOST:PORT`) or of a
+Pulsar cluster. On a cluster the client writes records itself and sends only decisions to the service of each shard.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 
 LOOK = 0.5
-"""Seconds between two looks whether another owner came, while the one that is known does not answer."""
+"""Seconds between checks for a new owner while the known one does not answer."""
 
 
 class ClusterResource(Protocol):
@@ -70,9 +71,9 @@ async def client_on(
     max_unavailable: float,
     resources: AsyncExitStack,
 ) -> Client:
-    """A client that writes to `broker` itself, and reaches the service of each shard by its dial.
+    """Return a client that writes to `broker` directly, and reaches the service of each shard through its connector.
 
-    `resources` end with it.
+    Closing the client closes `resources`.
     """
     writers = Writers(broker, max_unavailable)
     resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
@@ -87,7 +88,7 @@ async def client_on(
         session.begin()
         return session
 
-    home = random.randrange(len(dials))  # noqa: S311  clients are to spread over the shards
+    home = random.randrange(len(dials))  # noqa: S311  spreads clients over the shards
     session = session_of(home)
     client = Client(session, lambda: broker, serializers, PlainSends(writers, broker))
     client.sessions = ShardSessions(session, home, len(dials), session_of)
@@ -97,7 +98,7 @@ async def client_on(
 
 
 def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
-    """Dials a service whose address is given."""
+    """Return a connector to the service at a fixed address."""
 
     async def given() -> L:
         return await dial(address)
@@ -106,15 +107,15 @@ def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
 
 
 def dial_owner(discovery: ServiceDiscovery, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
-    """Dials the owner of the namespace, and the next one as soon as there is one."""
+    """Return a connector to the owner of the namespace; it switches as soon as there is a new owner."""
 
     async def found() -> L:
         try:
             return await _dial_newest(discovery, dial)
         except Error:
             raise
-        except Exception as error:  # a session that met it would never dial again
-            raise ServiceUnavailable(f"the service could not be looked for: {error!r}") from error
+        except Exception as error:  # anything else would end the session's reconnect loop
+            raise ServiceUnavailable(f"cannot look up the address of the service: {error!r}") from error
 
     return found
 
@@ -148,13 +149,16 @@ async def _abandon(dialling: asyncio.Future[L]) -> None:
 
 REMOTE = "txnbuf://"
 LEAST = 2.0
-"""Seconds that one attempt to reach a service may take at least, however little patience there is."""
+"""Least number of seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
 
 Way: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
 
 
 class ClusterOptions(NamedTuple):
-    """`service`: HOST:PORT, None where the cluster tells it; `broker`: what opening the cluster takes."""
+    """Arguments of `connect` that only a cluster accepts.
+
+    `service` is HOST:PORT, or None to find it through the cluster; `broker` holds the options of `open_broker`.
+    """
 
     service: str | None
     broker: Mapping[str, Any]
@@ -164,7 +168,7 @@ NO_CLUSTER = ClusterOptions(None, {})
 
 
 class PendingConnection:
-    """What `connect` gives: `async with` (or `await`) makes it a Client, `with` a SyncClient."""
+    """The result of `connect`: `async with` or `await` opens a Client, `with` opens a SyncClient."""
 
     def __init__(
         self,
@@ -187,16 +191,16 @@ class PendingConnection:
         self._plain: SyncClient | None = None
 
     async def open(self) -> Client:
-        """Connect. Raises InvalidAddress, ServiceUnavailable, and what opening a log raises.
+        """Open a Client. Raises InvalidAddress, ServiceUnavailable, and whatever opening the log raises.
 
-        Who is cancelled meanwhile waits until a log of this process is closed again.
+        If the caller is cancelled, the exception is raised only after a log in this process has been closed again.
         """
         async with AsyncExitStack() as resources:
             if is_cluster(self.address):
                 client = await self._open_cluster(resources)
             elif self._cluster != NO_CLUSTER:
                 raise InvalidRequest(
-                    f"{self.address!r} is no cluster: service, broker_options and schemas are for pulsar://…"
+                    f"{self.address!r} is not a cluster: use service, broker_options and schemas only with pulsar://…"
                 )
             elif self.address.startswith(REMOTE):
                 client = await self._open_remote(resources)
@@ -207,7 +211,7 @@ class PendingConnection:
         return client
 
     def open_plain(self) -> SyncClient:
-        """Connect without asyncio; the work is done in a thread."""
+        """Open a SyncClient, which runs its calls on a background thread."""
         from txnbuffer.client.sync_client import SyncClient
 
         return SyncClient.open(self.open)
@@ -215,7 +219,7 @@ class PendingConnection:
     async def _open_cluster(self, resources: AsyncExitStack) -> Client:
         service, options = self._cluster
         if service is not None and not is_target(service):
-            raise InvalidAddress(f"{service!r} is no address of a service: write HOST:PORT")
+            raise InvalidAddress(f"service must be HOST:PORT, got {service!r}")
         trusted = await self._certificates()
 
         thread = ThreadPoolExecutor(1, "txnbuffer-opening")
@@ -233,7 +237,7 @@ class PendingConnection:
         resources.push_async_callback(asyncio.to_thread, broker.close)
         shards = await asyncio.to_thread(shards_of, broker)
         if service is not None and shards > 1:
-            raise InvalidRequest(f"{self.address!r} has {shards} shards, each with a service: leave service= out")
+            raise InvalidRequest(f"{self.address!r} has {shards} shards, each with its own service: remove service=")
         ways = [self._way(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)]
         client = await client_on(
             broker, [way(GrpcLink.open) for way in ways], self._serializers, self._max_unavailable, resources
@@ -247,7 +251,7 @@ class PendingConnection:
         return client
 
     def _way(self, broker: Broker, decisions: str, trusted: bytes | None) -> Way:
-        """How to the owner of a decision log: from what opens a link to an address to what dials the owner."""
+        """Return a function that turns `open` of a link class into a connector to the owner of a decision log."""
         service, _ = self._cluster
         log = log_identity_of(broker, self.address, decisions)
 
@@ -263,7 +267,7 @@ class PendingConnection:
 
     @property
     def _attempt(self) -> float:
-        """Seconds that one attempt to reach a service may take."""
+        """Seconds for one attempt to reach a service."""
         return min(self._timeout, max(self._max_unavailable, LEAST))
 
     async def _certificates(self) -> bytes | None:
@@ -272,7 +276,7 @@ class PendingConnection:
     async def _open_remote(self, resources: AsyncExitStack) -> Client:
         target = self.address.removeprefix(REMOTE).rstrip("/")
         if not is_target(target):
-            raise InvalidAddress(f"{self.address!r} is no address of a service: write txnbuf://HOST:PORT")
+            raise InvalidAddress(f"{self.address!r} is not the address of a service: write txnbuf://HOST:PORT")
         trusted = await self._certificates()
         brokers: list[Broker] = []
         log = LogIdentity()
@@ -282,8 +286,8 @@ class PendingConnection:
 
         def broker() -> Broker:
             if not brokers:
-                trust = {} if trusted is None else {"root_certificates": trusted}
-                brokers.append(open_broker(self.address, max_unavailable=self._max_unavailable, **trust))
+                tls = {} if trusted is None else {"root_certificates": trusted}
+                brokers.append(open_broker(self.address, max_unavailable=self._max_unavailable, **tls))
             return brokers[0]
 
         async def close_broker() -> None:
@@ -365,34 +369,43 @@ def connect(
     schemas: Mapping[str, Schema] | None = None,
     batching: Batching = "messages",
 ) -> PendingConnection:
-    """A client of a log in this process, of a service, or of a Pulsar cluster.
+    """Connect to an embedded log, to a service, or to a Pulsar cluster.
 
-    `memory:`, and `file:DIR`, are owned by this process meanwhile; `txnbuf://HOST:PORT` is a service that owns a log;
-    `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a cluster beside which a service runs.
+        async with connect("file:data") as client: ...    # asyncio: a Client
+        with connect("file:data") as client: ...          # sync: a SyncClient
 
-        async with connect("file:data") as client: ...    # asyncio
-        with connect("file:data") as client: ...          # plain
+    - `address`: `memory:` or `file:DIR` opens a log in this process and locks it until the client is closed.
+      `txnbuf://HOST:PORT` is a service that owns a log. `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a
+      Pulsar cluster; it needs a running service (`txnbuf serve`) that records which transactions committed.
+    - `serializer`: converts values to bytes, for example `JsonSerializer()`. Without one, values are bytes or text.
+    - `timeout`: seconds for one attempt to reach a service.
+    - `max_unavailable`: seconds that any call, this one included, waits while there is no connection. After that it
+      raises ServiceUnavailable, or OutcomeUnknown for a commit.
+    - `tls_ca`: path of a PEM file with the CA certificates to trust. Without it the connection is not encrypted.
 
-    `timeout`: seconds for one attempt to reach a service. `max_unavailable`: the longest time in seconds that a call,
-    this one included, waits without a connection; then it raises ServiceUnavailable, or OutcomeUnknown for a commit.
-    `tls_ca`: file with the certificates to trust, in PEM; without it the connection is not encrypted.
+    Only for a cluster:
 
-    For a cluster: `service` is HOST:PORT of the service; without it what the service wrote into the namespace is
-    asked. `broker_options` are those of `open_broker`: the admin address, credentials, TLS. `schemas` has topics and
-    their schemas of the Pulsar client library: values are encoded by them, and the cluster is told. With `batching`
-    "records" what is sent together goes into record sets, messages of many records: that is many times as fast,
-    and only readers of ours can read it. A send can say otherwise; an embedded log needs no such thing.
+    - `service`: HOST:PORT of the service. Without it the client finds the service through the cluster.
+    - `broker_options`: options of `open_broker`, such as the admin URL, credentials and TLS.
+    - `schemas`: topics and their schemas from the Pulsar client library. Values are encoded with the schema, and the
+      schema is registered with the cluster.
+    - `batching`: "messages" sends each record as one message. "records" packs records that are sent together into
+      record sets, messages of many records; this is many times faster, but only readers of this package can read them.
+      Each send can override it. An embedded log ignores it.
+
+    Raises InvalidAddress and InvalidRequest for invalid arguments. Entering the block raises ServiceUnavailable, and
+    whatever opening the log or the cluster raises.
     """
     if not isinstance(address, str):
-        raise InvalidAddress(f"an address is text, such as 'file:data', not {address!r}")
+        raise InvalidAddress(f"address must be text such as 'file:data', got {address!r}")
     timeout, max_unavailable = (
         check_max_unavailable(timeout, "timeout"),
         check_max_unavailable(max_unavailable, "max_unavailable"),
     )
     if batching not in BATCHINGS:
-        raise InvalidRequest(f"batching is 'messages' or 'records', not {batching!r}")
+        raise InvalidRequest(f"batching must be 'messages' or 'records', got {batching!r}")
     if not isinstance(broker_options, (Mapping, NoneType)):
-        raise InvalidRequest(f"broker_options is a mapping of names and values, not {type(broker_options).__name__}")
+        raise InvalidRequest(f"broker_options must be a mapping, got {type(broker_options).__name__}")
     options = dict(broker_options or {})
     if schemas:
         options["schemas"] = schemas
@@ -403,6 +416,6 @@ def connect(
 
 
 def is_target(text: str) -> bool:
-    """Whether this is HOST:PORT."""
+    """Return whether the text is HOST:PORT."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdigit()

@@ -1,4 +1,4 @@
-"""Durable cursors as their readers have them: what stands behind one is kept in the log until it moves on."""
+"""Durable cursors: the log keeps the records after a cursor until it moves on"""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from txnbuffer.errors import Error, ForeignToken, SeqnoOutOfRange, StreamBranche
 from txnbuffer.streams.token import ResumeToken
 
 REST = 1.0
-"""Seconds between two moves of a cursor that follows its reader: each is a question to the service."""
+"""Seconds between two moves of a cursor that follows a stream; each move is a request to the service."""
 AGAIN = 60.0
-"""Seconds after which it is told where it stood before: a service that crashed may have forgotten its last moves."""
+"""Seconds after which an unchanged position is sent again: a service that crashed may have lost the last moves."""
 LAST_MOVE = 5.0
-"""Seconds for the last one."""
+"""Seconds to wait for the last move when the stream closes."""
 
 At = int | str | ResumeToken
 
 
 class DurableCursors:
-    """Cursors of topics, by name; made by `Client.cursors`."""
+    """The durable cursors of topics, by name; see `Client.cursors`."""
 
     def __init__(self, questions: AdminClients) -> None:
         self._questions = questions
 
     async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
-        """Keep what stands behind a seqno or resume token, "beginning" or "now"; durable when this returns.
+        """Create a cursor at a seqno, a resume token, "beginning" or "now"; durable when this returns.
 
-        The seqno at which it stands: one that is there stays where it is. Raises TooManyCursors, StreamTrimmed,
-        ForeignToken and StreamBranched for a token of another topic or history, ServiceUnavailable.
+        Returns the seqno of the cursor. An existing cursor does not move. Raises TooManyCursors, StreamTrimmed,
+        ServiceUnavailable, and ForeignToken or StreamBranched for a token of another topic or history.
         """
         return await self._place("AddCursor", topic, cursor, at)
 
     async def advance(self, topic: str, cursor: str, at: At) -> int:
-        """Let go of what stands up to a seqno or resume token. The seqno at which it stands: it never moves back.
+        """Move a cursor forward to a seqno or resume token: the log may drop what is before it.
 
-        Raises UnknownCursor if it was removed, or dropped for what it held, and as `add`.
+        Returns the seqno of the cursor, which never moves back. Raises UnknownCursor if the cursor was removed, or
+        dropped because it kept too much, and as `add`.
         """
         return await self._place("AdvanceCursor", topic, cursor, at)
 
     async def remove(self, topic: str, cursor: str) -> None:
-        """Keep nothing for it any more; durable when this returns. Raises UnknownCursor, ServiceUnavailable."""
+        """Remove a cursor; durable when this returns. Raises UnknownCursor, ServiceUnavailable."""
         await self._questions.ask(topic, "RemoveCursor", {"topic": topic, "cursor": cursor})
 
     async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
@@ -53,7 +54,7 @@ class DurableCursors:
 
 
 class CursorLease:
-    """The cursor of a reader, which follows it; one of that name is made if the topic has none."""
+    """The durable cursor of a stream, which follows its acknowledged batches; created if it does not exist."""
 
     def __init__(self, cursors: DurableCursors, topic: str, name: str) -> None:
         self._cursors = cursors
@@ -67,19 +68,19 @@ class CursorLease:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self, at: ResumeToken | str) -> None:
-        """Hold what a reader needs that begins there. Raises as `DurableCursors.add`."""
+        """Create the cursor where the stream starts. Raises as `DurableCursors.add`."""
         try:
             await self._cursors.add(self._topic, self._name, at)
         except ForeignToken:
-            return  # the stream tells whether its reader starts over here
+            return  # the stream itself decides whether to start over
         except (StreamBranched, SeqnoOutOfRange):
-            await self._cursors.add(self._topic, self._name, "beginning")  # until its reader has gone back
+            await self._cursors.add(self._topic, self._name, "beginning")  # until the stream has rolled back
         self._made = True
         if isinstance(at, ResumeToken):
-            self.move(at)  # one that was there may stand before it
+            self.move(at)  # an existing cursor may be before it
 
     def move(self, token: ResumeToken) -> None:
-        """The reader has everything up to a token: soon the cursor stands there. Raises UnknownCursor once."""
+        """Move the cursor to an acknowledged token soon. Raises UnknownCursor once."""
         self._done = token
         if self._gone is not None:
             error, self._gone = self._gone, None
@@ -88,17 +89,17 @@ class CursorLease:
             self._task = asyncio.ensure_future(self._follow())
 
     async def moved(self) -> None:
-        """The cursor stands where its reader does. Raises UnknownCursor, ServiceUnavailable."""
+        """Move the cursor to the last acknowledged token now. Raises UnknownCursor, ServiceUnavailable."""
         token, now = self._done, time.monotonic()
         if token is not None and (token is not self._told or now - self._told_at >= AGAIN):
-            with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # as the stream is about to tell
+            with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # the stream reports these
                 move = self._cursors.advance if self._made else self._cursors.add
                 await move(self._topic, self._name, token)
                 self._made = True
             self._told, self._told_at = token, now
 
     async def close(self) -> None:
-        """Move it a last time, if the service answers: else more is kept than need be."""
+        """Move the cursor a last time, if the service answers; otherwise it only keeps more than necessary."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -114,5 +115,5 @@ class CursorLease:
                 self._gone = error
                 return
             except Error:
-                pass  # the next move makes up for it
+                pass  # the next move retries
             await asyncio.sleep(REST)

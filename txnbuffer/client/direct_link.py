@@ -1,9 +1,9 @@
-"""A session whose records go to the cluster by the client's own writers, and all else to the service.
+"""A session on a cluster: the client's writers append its records, and the service gets everything else
 
-A `DirectLink` stands around the link to the service. It takes the sends out of the frames that go out,
-appends them, and says to the session's core what a service would have said of them: what is settled, what
-failed, how much may be under way. The `SendRouter` outlives the links: a send that is under way when a link is
-lost and comes again over the next one is not appended a second time.
+A `DirectLink` wraps the link to the service. It removes the sends from outgoing frames, appends them, and reports to
+the session's core what a service would report: which sends are settled or failed, and how much may be unacknowledged.
+The `SendRouter` outlives the links: a send that is in flight when a link is lost is not appended again over the next
+link.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from txnbuffer.errors import Error
 from txnbuffer.rpc.frames import ClientFrame, Failure, Send, ServerFrame
 
 CREDITS = 8 * 1024 * 1024
-"""Bytes of transactions that may be unacknowledged."""
+"""Limit of unacknowledged bytes of transactions."""
 
 NOTHING = ClientFrame()
 
 
 class RoutedSend:
-    """A send in the writers: the link that took it last, and its number there."""
+    """A send in the writers; `link` and `number` are those under which it was sent last."""
 
     __slots__ = ("done", "error", "link", "number", "send")
 
@@ -38,7 +38,7 @@ class RoutedSend:
 
 
 class SendRouter:
-    """Carries the sends of a session, whatever link they came over. `max_message_bytes`: the cluster's limit."""
+    """Passes the sends of a session to the writers, over all its links. `max_message_bytes` is the cluster's limit."""
 
     def __init__(self, writers: Writers, max_message_bytes: int) -> None:
         self.max_message_bytes = max_message_bytes
@@ -46,15 +46,15 @@ class SendRouter:
         self._carried: dict[int, RoutedSend] = {}
 
     def over(self, link: Link) -> DirectLink:
-        """A link of this session to its service."""
+        """Wrap a link of this session to its service."""
         return DirectLink(link, self)
 
     def carry(self, link: DirectLink, number: int, send: Send) -> None:
-        """Append a send, unless it was appended when another link took it."""
+        """Append a send, unless it was appended over an earlier link."""
         carried = self._carried.get(id(send))
         if carried is None:
             if link.resumes:
-                # A session sends first what it sends again; what did not come by now was given up.
+                # A session repeats its unacknowledged sends first; it dropped those that have not been repeated by now.
                 link.resumes = False
                 self._carried = {key: known for key, known in self._carried.items() if known.link is link}
             carried = self._carried[id(send)] = RoutedSend(send, link, number)
@@ -65,7 +65,7 @@ class SendRouter:
             link.settled(carried)
 
     def forget(self, carried: RoutedSend) -> None:
-        """The session knows how it ended."""
+        """Forget a send whose result the session has."""
         if self._carried.get(id(carried.send)) is carried:
             del self._carried[id(carried.send)]
 
@@ -75,7 +75,7 @@ class SendRouter:
 
 
 class DirectLink:
-    """`resumes`: nothing came over it yet that was not sent before."""
+    """The wrapped link; `resumes` while only repeated sends have passed."""
 
     def __init__(self, link: Link, carrier: SendRouter) -> None:
         self.resumes = True
@@ -121,7 +121,7 @@ class DirectLink:
         await self._link.close()
 
     def settled(self, carried: RoutedSend) -> None:
-        """A send is durable, or failed."""
+        """Report a send that is durable or failed."""
         self._settled.append(carried)
         self._something.set()
 
@@ -139,14 +139,14 @@ class DirectLink:
             while (frame := await self._link.receive()) is not None:
                 self._frames.append(self._ours(frame))
                 self._something.set()
-        except Exception as error:  # raised again for whoever receives
+        except Exception as error:  # `receive` raises it
             self._gone = error
         finally:
             self._ended = True
             self._something.set()
 
     def _ours(self, frame: ServerFrame) -> ServerFrame:
-        """The service's frame with our own limits in place of those that it has for sends."""
+        """Return the service's frame with the limits of direct sends."""
         welcome = frame.welcome
         if welcome is None:
             return frame if frame.credits is None else replace(frame, credits=None)

@@ -1,9 +1,8 @@
-"""One topic read for a committed reader: folded ahead, delivered behind.
+"""Reading one topic for a committed reader: transaction state ahead, delivery behind it
 
-The fold reads the log from the snapshot's applied position and keeps the transaction buffer current.
-Delivery trails it and stops at maxReadPosition. While delivery is far behind it reads the log with a
-reader of its own; once it has caught up with the fold both share what the fold read ("joined"), unless
-a long transaction makes that too much to hold.
+The fold reads the log from the snapshot's applied position and keeps the transaction buffer current. Delivery stops at
+maxReadPosition. While delivery is far behind, it reads the log with a reader of its own. Once it reaches the fold, both
+share what the fold reads ("joined"), unless a long transaction makes that too much to keep in memory.
 """
 
 from __future__ import annotations
@@ -30,29 +29,29 @@ from txnbuffer.recovery.load import load
 from txnbuffer.recovery.restore import LOST
 
 MAX_WAIT = 10.0
-"""Seconds in which a message that was read before must be read again."""
+"""Seconds within which a message that was read before must be readable again."""
 
 ATTEMPTS = 5
-"""So often a reader begins where a trim falls between loading the topic and reading its log."""
+"""How many times a reader starts if a trim falls between loading the topic and reading its log."""
 
 HOLD_BYTES = 64 * 1024 * 1024
-"""Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
+"""Approximate bytes of undecided messages kept in memory for a topic; beyond it they are read from the log again."""
 
 
 class StartPoint(NamedTuple):
-    """The first record wanted: at or behind `position`, published at or after `not_before` (milliseconds)."""
+    """The first record to read: at or after `position`, published at or after `not_before` (milliseconds)."""
 
     position: Position
     not_before: int = 0
 
     @property
     def before(self) -> Position:
-        """Right before the position."""
+        """The position just before the start."""
         start = self.position
         return start if start == EARLIEST else Position(start.ledger, start.entry - 1)
 
     def first_of(self, records: PlacedBatch) -> int:
-        """The row of the first record wanted, the number of rows if that is none of these."""
+        """Return the row of the first record to read, or the number of rows if there is none."""
         first = records.positions.search(self.position)
         if self.not_before:
             rows = np.flatnonzero(records.publish_times[first:] >= self.not_before)
@@ -67,27 +66,27 @@ class TopicFollower(Protocol):
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The newest epoch of each coordinator that wrote a marker here, as far as that was read."""
+        """The newest epoch of each coordinator whose markers were read so far."""
 
     def poll(self, limit: int) -> RecordBatch | None:
-        """Up to `limit` visible records that can be handed out without waiting, else None."""
+        """Return up to `limit` visible records without waiting, None if there are none."""
 
     def advance(self, timeout: float) -> bool:
-        """Read on in the log for up to `timeout` seconds; true if there was anything."""
+        """Read more of the log for up to `timeout` seconds; return whether there was anything."""
 
     @property
     def next_position(self) -> Position:
-        """The position behind which reading goes on."""
+        """The position after which reading continues."""
 
     @property
     def decided_position(self) -> Position:
-        """The position up to which everything can be handed out."""
+        """The position up to which all visible records can be returned."""
 
     def close(self) -> None: ...
 
 
 class CommittedFollower:
-    """Hands out what committed, in log order, each record with its seqno."""
+    """Returns committed records in log order, each with its seqno."""
 
     def __init__(self, broker: Broker, topic: str, beginning: StartPoint) -> None:
         self.topic = topic
@@ -104,7 +103,7 @@ class CommittedFollower:
         self._begin()
 
     def _begin(self) -> None:
-        """Load the topic and open its log; anew as long as a trim falls between the two and attempts are left."""
+        """Load the topic and open its log; retry if a trim falls between the two and attempts are left."""
         while True:
             loaded = load(self._broker, self.topic)
             self._registered = loaded.registered
@@ -128,7 +127,7 @@ class CommittedFollower:
                 return
 
     def _check_beginning(self) -> None:
-        """Raises PositionTrimmed if records from the beginning on are gone: the rest would be a hole."""
+        """Raises PositionTrimmed if records after the start were trimmed: reading on would skip them."""
         start = self._beginning.position
         if start > EARLIEST and start.ledger < self._first_ledger:
             with self._broker.reader(self.topic, start._replace(batch=NO_INDEX)) as reader:
@@ -179,7 +178,7 @@ class CommittedFollower:
                 self._learn_seqno()
             except Error as error:
                 if error.retryable:
-                    self._unapplied = placed  # whoever reads again has it tried again
+                    self._unapplied = placed  # the next read retries it
                     raise
                 self._stopped, self._blocked = error, True
                 return True
@@ -203,16 +202,16 @@ class CommittedFollower:
             self._trail.close()
 
     def _begin_anew(self, error: PositionTrimmed) -> None:
-        """Begin where the log begins now, as long as that leaves no hole in what was handed out."""
+        """Restart where the log begins now, if no record has been returned yet that this would leave a gap after."""
         if self._taken or not self._attempts:
             raise error
         self._attempts -= 1
         self.close()
-        self._trail, self._begun = None, False  # should this fail, whoever reads again has it tried again
+        self._trail, self._begun = None, False  # if this fails, the next read retries it
         self._begin()
 
     def _take(self, decided: PlacedBatch) -> None:
-        """Number what is visible of decided messages, and keep what is wanted of it to be handed out."""
+        """Number the visible records of decided messages, and keep those after the start for `poll`."""
         self._taken = True
         visible = self._visible(decided)
         if not self._blocked:
@@ -229,7 +228,7 @@ class CommittedFollower:
             self._beginning = StartPoint(EARLIEST)
 
     def _visible(self, decided: PlacedBatch) -> PlacedBatch:
-        """The visible records, up to a record set that can't be unpacked: that one stops the topic."""
+        """Return the visible records, up to a record set that cannot be unpacked: it stops the topic."""
         messages = decided.take(visible_mask(decided, self._buffer))
         records, broken = unpacked(messages)
         if broken is not None:
@@ -239,9 +238,9 @@ class CommittedFollower:
         return records.take(~self._buffer.suppressed.mask(records.positions))
 
     def _learn_seqno(self) -> None:
-        """A topic that had no snapshot has transactions now: its first snapshot stood before them, and tells numbers.
+        """Find the seqno on a topic whose first transactions appear: their first snapshot is from before them.
 
-        Raises SnapshotMissing if there is none all the same, and what reading the snapshot and the log raises.
+        Raises SnapshotMissing if there is no snapshot, and the errors of reading the snapshot and the log.
         """
         loaded = load(self._broker, self.topic)
         if not loaded.registered:
@@ -252,7 +251,7 @@ class CommittedFollower:
                 placed = reader.read(timeout=MAX_WAIT)
                 if placed is None:
                     raise ReplayStalled(
-                        f"topic {self.topic!r}: nothing comes behind {at}, but {self._at} was read: try again"
+                        f"topic {self.topic!r}: no message after {at}, although {self._at} was read: try again"
                     )
                 passed = placed.take(slice(placed.positions.search(self._at, right=True)))
                 seqno += int(visible_counts(passed, self._buffer).sum())
@@ -260,7 +259,7 @@ class CommittedFollower:
         self._registered, self._seqno = True, seqno
 
     def _next_decided(self, limit: int) -> PlacedBatch | None:
-        """The next messages that are all decided, markers and invisible ones among them."""
+        """Return the next messages that are all decided, including markers and invisible records."""
         while not self._held and not self._joined:
             try:
                 self._read_trail(limit)
@@ -281,7 +280,7 @@ class CommittedFollower:
         return head
 
     def _read_trail(self, limit: int) -> None:
-        """Read the log between delivery and fold; join the fold once it is reached."""
+        """Read the log between delivery and fold; join the fold when it is reached."""
         applied = self._buffer.applied
         if applied is None or reaches(self._at, applied):
             self._join()
@@ -298,10 +297,10 @@ class CommittedFollower:
             self._join()
 
     def _forget_trimmed(self) -> None:
-        """Let go of aborts whose ledgers are gone, by taking the owner's newest snapshot in place of the buffer.
+        """Drop aborts whose ledgers were trimmed: replace the buffer by the owner's newest snapshot.
 
-        A sealed part keeps no ids in memory, and the owner may have removed its entry already, so a reader
-        starts anew rather than subtract. Not while its own next record stands in a ledger that is gone.
+        A sealed segment keeps no ids in memory, and the owner may have removed its entry already, so a reader reloads
+        instead of subtracting. Not while its own next record is in a trimmed ledger.
         """
         self._first_ledger = self._broker.ledgers(self.topic)[0].ledger
         floor = reader_floor(self._first_ledger, self._at)
@@ -331,7 +330,7 @@ class CommittedFollower:
 
 
 def unpacked(messages: PlacedBatch) -> tuple[PlacedBatch, Error | None]:
-    """The records of messages, up to the first record set that is none, and what is wrong with that one."""
+    """Return the records of messages up to the first invalid record set, and the error of that one."""
     try:
         return expand(messages), None
     except UndecodableRecordSet as error:

@@ -1,15 +1,14 @@
-"""What is done with the records of one partition: the handler, again where it failed, and what is put aside.
+"""Calling handlers: retries, skipped records and dead letters
 
-A handler that fails is called again, `retries` times, each time after a longer pause and in another transaction. If it
-still fails it gets what stands before the record that it fails on, which commits, and the record is skipped or put
-aside, which commits with the group's position too; or all ends there. A handler of batches does not tell which record
-it fails on, so the batch is halved until that is known. One that takes too long for a record alone has failed as well.
+A handler that fails is called again up to `retries` times, each time after a longer pause and in a new transaction. If
+it still fails, the records before the failing one are handled and committed first. Then the failing record is skipped
+or sent to the dead-letter topic, which commits together with the group's position; or processing stops. A handler of
+batches does not report which record failed, so the batch is halved until that is known. A handler that takes too long
+for a single record has failed as well.
 
-What becomes of a record that a group's handler fails on, where such records are put aside: a dead letter.
-
-It has the record's key, value, properties and event time, and says in properties of its own where the record stood and
-why it is here. A transaction's record has at most 997 properties, and records of others may have any number: of one
-that has too many, those which come last by name stand in one property, as a JSON object.
+A dead letter has the key, value, properties and event time of its record, and properties that say where the record was
+and why it failed. A transactional record can have at most 997 properties, but a record of another producer may have
+more. In that case the last properties by name are packed into one property, as a JSON object.
 """
 
 from __future__ import annotations
@@ -43,30 +42,30 @@ from txnbuffer.model import Outcome, Position
 
 PACKED = "dead_letter_properties"
 MAX_PROPERTIES, KEPT_PROPERTIES = 950, 900
-"""Properties of a record that stay as they are; where it has more fewer do, so that a letter of its letter has room."""
+"""A record with more properties keeps KEPT_PROPERTIES of them, so that a dead letter of its dead letter still fits."""
 ERROR_LENGTH = 1000
-"""Characters of an error that a dead letter tells."""
+"""Characters of the error text in a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Records that the handler fails on go to this topic."""
+    """The topic for records that the handler fails on."""
 
     topic: str
 
 
 def dead_letter(topic: str) -> DeadLetter:
-    """For `on_error`: put records that the handler fails on into a topic, and go on.
+    """For `on_error`: send records that the handler fails on to `topic`, and continue.
 
     Each keeps its key, value, properties and event time, and gets the properties `dead_letter_topic`,
-    `dead_letter_position`, `dead_letter_group`, `dead_letter_attempts` and `dead_letter_error`. Of a record with more
-    than 950 properties some stand in `dead_letter_properties`, as a JSON object.
+    `dead_letter_position`, `dead_letter_group`, `dead_letter_attempts` and `dead_letter_error`. If a record has more
+    than 950 properties, some are packed into `dead_letter_properties` as a JSON object.
     """
     return DeadLetter(topic)
 
 
 def letter_of(record: Record, group: str, attempts: int, error: Exception) -> SendColumns:
-    """The dead letter of a record, after so many calls of the handler, the last of which raised `error`."""
+    """Return the dead letter of a record after `attempts` calls of the handler, the last of which raised `error`."""
     row = {
         **_bounded(record.properties),
         "dead_letter_topic": record.topic,
@@ -91,7 +90,7 @@ def _told(error: Exception) -> str:
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:
-        text = f"{type(error).__name__}, which can't be told as text"
+        text = f"{type(error).__name__} (no error text)"
     return text[:ERROR_LENGTH].encode(errors="replace").decode()
 
 
@@ -102,18 +101,18 @@ Work: TypeAlias = Callable[[Transaction, RecordBatch], Awaitable[int]]
 LOG = logging.getLogger("txnbuffer.groups")
 
 PAUSE = 0.05
-"""Seconds before what was aborted is done again."""
+"""Seconds before an aborted transaction is retried."""
 FIRST_RETRY = 0.1
-"""Seconds before a handler that failed is called again; twice as long each time."""
+"""Seconds before a failed handler is called again; doubles each time, up to LONGEST_RETRY."""
 LONGEST_RETRY = 10.0
 AWAY = 1.0
-"""Seconds that a commit may take: more than that, and than its handler, are time that its transaction had to wait."""
+"""Seconds that a commit may take: if it takes longer than this and than its handler, the transaction had to wait."""
 ABORTS_LOGGED, MAX_ABORTS = 3, 20
-"""Aborts in a row from which on they are told in the log, and at which that is the end: after two minutes."""
+"""Consecutive aborts after which a warning is logged, and after which the last one is raised: about two minutes."""
 LONG = 60.0
-"""Seconds of one call of the handler after which that is told in the log."""
-UP = "the transaction's time was up; handle it faster, or raise the service's transactions.timeout"
-STILL = "the event loop stood still, and who is silent for 8 s is given up; call what blocks in a thread"
+"""Seconds of one call of the handler after which a warning is logged."""
+UP = "the transaction timed out; handle records faster, or raise the service's transactions.timeout"
+STILL = "the event loop was blocked, and a member without heartbeats for 8 s is removed; run blocking calls in a thread"
 
 
 OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
@@ -121,7 +120,11 @@ OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
 
 @dataclass(slots=True)
 class Processed:
-    """What was done: records handled, skipped and put aside, in so many transactions; `retries` of the handler."""
+    """What `process` has done.
+
+    `records` were handled, `skipped` and `dead_letters` failed, in `transactions` committed transactions; `retries`
+    counts repeated calls of the handler.
+    """
 
     records: int = 0
     skipped: int = 0
@@ -176,7 +179,7 @@ class HandlerRunner:
         self._last_at = 0.0
 
     async def handle(self, records: RecordBatch, *, halved: bool = False) -> None:
-        """Handle records that follow one another. Raises StaleGeneration, PositionConflict; what the handler raised."""
+        """Handle consecutive records. Raises StaleGeneration, PositionConflict, and the error of the handler."""
         failures: dict[int | None, int] = {}
         while len(records):
             at: int | None
@@ -206,15 +209,16 @@ class HandlerRunner:
                 records, failures, halved = records.take(slice(middle, None)), {}, True
             else:
                 at = at or 0
-                # What stood before it is done again without it, so that it commits.
+                # Handle the records before it again, so that they commit.
                 await self.handle(records.take(slice(at)))
                 await self._put_aside(records.take(slice(at, at + 1)), error, count)
                 records, failures = records.take(slice(at + 1, None)), {}
 
     async def _commit(self, records: RecordBatch, work: Work) -> int:
-        """Do the work and move the group, in one transaction; how many records were done, from the first on.
+        """Run `work` and move the group in one transaction; return how many records are done, counted from the first.
 
-        None were if that was aborted: all of them may take longer than a transaction may, so fewer are tried next.
+        0 if the transaction aborted: handling all of them may take longer than its timeout, so the next attempt takes
+        fewer.
         """
         group, topic = self._member.group, self._share.partition
         records = records.take(slice(self._pace.records))
@@ -251,9 +255,9 @@ class HandlerRunner:
             raise
         except OutcomeUnknown as unknown:
             if unknown.txn != txn.id:
-                raise  # of another transaction, which the handler made
+                raise  # another transaction, made by the handler
             if await self._client.outcome(unknown.txn) is not Outcome.COMMIT:
-                return 0  # if it commits after all, the group has moved and this one is refused
+                return 0  # if it commits later, the group has moved and the retry is rejected
         self.end = end
         self._done.transactions += 1
         self._pace.well()
@@ -261,7 +265,7 @@ class HandlerRunner:
         return count
 
     async def _call(self, txn: Transaction, records: RecordBatch) -> int:
-        """Call the handler; for how many records."""
+        """Call the handler; return how many records it handled."""
         at: int | None = None
         clock = asyncio.get_running_loop().time
         until = clock() + self._pace.seconds
@@ -283,7 +287,7 @@ class HandlerRunner:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             self._tried = len(records) if at is None else at + 1
-            raise _Failed(at, RuntimeError("what the handler awaited was cancelled")) from error
+            raise _Failed(at, RuntimeError("the call that the handler awaited was cancelled")) from error
         except Exception as error:
             self._tried = len(records) if at is None else at + 1
             if isinstance(error, Error) and not _is_fault_of_record(error, txn):
@@ -294,16 +298,16 @@ class HandlerRunner:
         return len(records)
 
     def _told_if_long(self, records: RecordBatch) -> asyncio.TimerHandle:
-        """A handler that does not return keeps all that its member holds."""
+        """Log a warning if the handler does not return: meanwhile no other member gets its partitions."""
         return asyncio.get_running_loop().call_later(
             LONG,
             LOG.warning,
-            "group %r: the handler works for %.0f s on what begins at %s of %r; nobody else is given that meanwhile",
+            "group %r: the handler has been running for %.0f s on records from %s of %r; no other member gets them",
             self._member.group, LONG, records.positions.first, self._share.partition,
         )  # fmt: skip
 
     async def _put_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
-        """Move the group over one record, which goes to the dead letters if there is a topic for them."""
+        """Move the group past one record, and send it to the dead-letter topic if there is one."""
         (record,) = records
         aside = self._task.on_error
         if not isinstance(aside, DeadLetter):
@@ -313,7 +317,7 @@ class HandlerRunner:
         topic, rows = aside.topic, letter_of(record, self._member.group, attempts, error)
 
         async def send(txn: Transaction, records: RecordBatch) -> int:
-            await txn.send_rows(topic, rows, "messages")  # a letter by itself can have the schema of its topic
+            await txn.send_rows(topic, rows, "messages")  # a single message can match the schema of its topic
             return len(records)
 
         await self._commit_all(records, send)
@@ -324,44 +328,46 @@ class HandlerRunner:
             pass
 
     async def _pause(self, aborted: TransactionAborted) -> None:
-        """Before what was aborted is done again, for a reason that is none of the handler's. Raises it at last."""
+        """Wait before an aborted transaction is retried, if its handler is not the cause. Raises the error after too
+        many.
+        """
         self._aborts += 1
         if self._aborts >= MAX_ABORTS:
             raise aborted
         if self._aborts >= ABORTS_LOGGED:
-            LOG.warning("group %r does %r again: %s", self._member.group, self._share.partition, aborted)
+            LOG.warning("group %r retries a transaction on %r: %s", self._member.group, self._share.partition, aborted)
         await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))
 
     def _took_too_long(self, records: RecordBatch, seconds: float, last: float, why: str) -> None:
-        """What was handled is to be done again, because it took so long; `last`: the last record of it."""
+        """Take fewer records next time, because handling these took too long; `last`: seconds of the last record."""
         first = records.positions.first
         self._pace.too_long(first, self._tried, seconds, last)
         what = "the record at" if self._tried == 1 else f"{self._tried} records from"
         LOG.warning(
-            "group %r handled %s %s of %r for %.1f s in vain: %s",
+            "group %r handled %s %s of %r for %.1f s, and has to repeat it: %s",
             self._member.group, what, first, self._share.partition, seconds, why,
         )  # fmt: skip
 
     @property
     def _calls_of_slow(self) -> int:
-        """How often a record is handled that takes too long."""
+        """How many times a slow record is handled before it has failed."""
         return max(self._task.retries + 1, LEAST_CALLS)
 
     def _too_slow(self, position: Position) -> HandlerTooSlow:
         return HandlerTooSlow(
             f"the handler took too long {self._pace.calls(position)} times for the record at {position} of "
-            f"{self._share.partition!r}; handle it faster, in a "
-            "thread of its own if it blocks, or raise the service's transactions.timeout"
+            f"{self._share.partition!r}; handle it faster, run blocking calls in a thread, or raise the service's "
+            "transactions.timeout"
         )
 
 
 async def _nothing(_: Transaction, records: RecordBatch) -> int:
-    """Only the group moves."""
+    """Do nothing, so that only the group moves."""
     return len(records)
 
 
 def _is_fault_of_record(error: Error, txn: Transaction) -> bool:
-    """Whether an error of ours is one that the record itself would meet again."""
+    """Return whether an error of this package would occur again for the same record."""
     if isinstance(error, TransactionAborted):
-        return error.txn != txn.id  # another transaction, which the handler made
+        return error.txn != txn.id  # another transaction, made by the handler
     return isinstance(error, CallerError) and not isinstance(error, Fenced)

@@ -1,6 +1,6 @@
-"""What is opened and closed on a loop: when an `async with` block ends, and when somebody is cancelled meanwhile.
+"""Opening and closing: `async with`, cancellation, and forked processes
 
-Tells a client that it is in a child process: its connection and threads stayed in the parent.
+In a forked child, the client's connection and threads do not exist: they stayed in the parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class ClosedOnExit:
-    """A base of classes with `close`."""
+    """Base of classes with an asynchronous `close`."""
 
     async def close(self) -> None:
         raise NotImplementedError
@@ -40,7 +40,7 @@ class ClosedOnExit:
 
 
 async def opened(thread: Executor, opening: Callable[[], C]) -> C:
-    """What `opening` opens in a thread. It closes that again, as soon as it is open, for who is cancelled meanwhile."""
+    """Open something in a thread. If the caller is cancelled, the thread closes it again."""
     found: list[C] = []
 
     def work() -> C:
@@ -59,7 +59,9 @@ async def opened(thread: Executor, opening: Callable[[], C]) -> C:
 
 
 async def to_the_end(work: Awaitable[Result], undo: Callable[[Result], Awaitable[object]] | None = None) -> Result:
-    """What comes of something that must not be left halfway: a cancel is raised behind it, and behind its undoing."""
+    """Complete work that must not be left half done: a cancellation is raised after the work and `undo` are
+    complete.
+    """
     doing = asyncio.ensure_future(work)
     if not await _cancelled_during(doing):
         return doing.result()
@@ -69,7 +71,7 @@ async def to_the_end(work: Awaitable[Result], undo: Callable[[Result], Awaitable
 
 
 async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
-    """Wait until something is done; whether whoever waits was cancelled meanwhile."""
+    """Wait until a future is done; return whether the waiting task was cancelled meanwhile."""
     cancelled = False
     while not doing.done():
         try:
@@ -80,17 +82,17 @@ async def _cancelled_during(doing: asyncio.Future[Any]) -> bool:
 
 
 async def close_all(closings: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Close one thing after the other, each whatever comes of those before it."""
+    """Close one thing after the other, even if some of them raise."""
     async with AsyncExitStack() as stack:
         for close in reversed([*closings]):
             stack.push_async_callback(close)
 
 
-ADVICE = "fork before you connect to a service, or start the process in another way (spawn)"
+ADVICE = "connect after forking, or start the process with spawn"
 
 
 class _ForkGeneration:
-    """`generation` is another one in each child."""
+    """`generation` is different in each child process."""
 
     generation = 0
     grpc: int | None = None
@@ -98,29 +100,29 @@ class _ForkGeneration:
 
 
 def generation() -> int:
-    """A number to remember, and to hand to `check`."""
+    """Return a number that identifies this process for `check`."""
     return _ForkGeneration.generation
 
 
 def inherited(remembered: int) -> bool:
-    """Whether this is a child of the process that took the number: its blocks then end by their own exceptions."""
+    """Return whether this is a child of the process that took the number."""
     return remembered != _ForkGeneration.generation
 
 
 def check(remembered: int) -> None:
     """Raises UsedAfterFork in a child of the process that took the number."""
     if inherited(remembered):
-        raise UsedAfterFork(f"this client was made before the process forked: {ADVICE}")
+        raise UsedAfterFork(f"this client belongs to the parent process: {ADVICE}")
 
 
 def about_to_use_grpc() -> None:
-    """Raises UsedAfterFork in a child of a process that used gRPC: no connection of the child would ever be ready."""
+    """Raises UsedAfterFork in a child of a process that used gRPC, where no gRPC connection would become ready."""
     if _ForkGeneration.grpc is None:
         _ForkGeneration.grpc = _ForkGeneration.generation
-        # Its handlers of forks are for programs that go on with gRPC in the child, and crash there now and then.
+        # gRPC's fork handlers are for programs that use gRPC in the child, and sometimes crash there.
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     elif _ForkGeneration.grpc != _ForkGeneration.generation:
-        raise UsedAfterFork(f"gRPC was used before this process was forked, and can't be used in it: {ADVICE}")
+        raise UsedAfterFork(f"gRPC was used before this process was forked, and cannot be used in it: {ADVICE}")
 
 
 def _forked() -> None:

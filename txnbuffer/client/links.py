@@ -1,10 +1,6 @@
-"""One connection to a service: frames go out, frames come in.
+"""Connections to a service: sessions, admin requests and change streams
 
-A connection to a service over gRPC: one stream of frames each way.
-
-Connections by which services are asked what operators ask: a question by name, its answer as plain values.
-
-One connection of change streams to a service: messages go out, messages come in.
+Each kind has a protocol class, an implementation to an engine on the same loop, and one over gRPC.
 """
 
 from __future__ import annotations
@@ -22,7 +18,20 @@ from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.client_frames import encode_client_frame
 from txnbuffer.rpc.columns import decode_error
 from txnbuffer.rpc.discovery import LogIdentity
-from txnbuffer.rpc.frames import LOG_KEY, MAX_FRAME_BYTES, ClientFrame, ServerFrame, VersionMismatch
+from txnbuffer.rpc.frames import (
+    ADMIN_SERVICE,
+    ERROR_FAULT,
+    ERROR_NAME,
+    LOG_KEY,
+    MAX_FRAME_BYTES,
+    SESSION_METHOD,
+    SESSION_SERVICE,
+    STREAMS_METHOD,
+    STREAMS_SERVICE,
+    ClientFrame,
+    ServerFrame,
+    VersionMismatch,
+)
 from txnbuffer.rpc.server_frames import decode_server_frame
 from txnbuffer.rpc.stream_client_frames import encode_stream_client_frame
 from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame
@@ -34,17 +43,19 @@ if TYPE_CHECKING:
 
 
 class Link(Protocol):
+    """A session connection: frames in both directions."""
+
     async def send(self, frame: ClientFrame) -> None:
-        """Raises ServiceUnavailable if the connection is gone."""
+        """Send a frame. Raises ServiceUnavailable if the connection is lost."""
 
     async def receive(self) -> ServerFrame | None:
-        """The next frame; None when the service has ended the connection. Raises ServiceUnavailable."""
+        """Return the next frame; None when the service has ended the connection. Raises ServiceUnavailable."""
 
     async def end(self) -> None:
-        """No more frames will be sent; those of the service still come."""
+        """Send no more frames; the service may still send some."""
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
 
 
 Dial: TypeAlias = Callable[[], Awaitable[Link]]
@@ -52,7 +63,7 @@ Dial: TypeAlias = Callable[[], Awaitable[Link]]
 
 
 class EngineLink:
-    """A connection to an engine on the same loop."""
+    """A session connection to an engine on the same loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._connection: SessionConnection = engine.connect()
@@ -71,19 +82,19 @@ class EngineLink:
         self._connection.lost()
 
 
-SESSION_METHOD = "/txnbuffer.v1.Session/Talk"
+SESSION_PATH = f"/{SESSION_SERVICE}/{SESSION_METHOD}"
 TOO_LONG = "larger than max"
-"""What gRPC says of a message that either side does not take."""
+"""Part of gRPC's error text for a message over the size limit of either side."""
 
 OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME_BYTES),
     ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
-    # A service that hangs keeps its connections: leave it while its successor still waits for us.
+    # A service that hangs keeps its connections open: detect it while its successor still accepts the session.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A service comes back within seconds: ask for it often, and don't hang on a connection that died half made.
+    # A service restarts within seconds: retry often, and give up connections that hang while they are opened.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -92,6 +103,8 @@ OPTIONS = [
 
 
 class GrpcLink:
+    """A session connection over gRPC: one bidirectional stream of frames."""
+
     def __init__(self, target: str, channel: Any, call: Any) -> None:
         self._target = target
         self._channel = channel
@@ -100,7 +113,7 @@ class GrpcLink:
     @classmethod
     async def open(cls, target: str, root_certificates: bytes | None, timeout: float, log: LogIdentity) -> GrpcLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
-        return cls(target, *await open_call(target, SESSION_METHOD, root_certificates, timeout, log))
+        return cls(target, *await open_call(target, SESSION_PATH, root_certificates, timeout, log))
 
     async def send(self, frame: ClientFrame) -> None:
         import asyncio
@@ -134,19 +147,21 @@ class GrpcLink:
         details = error.details() if hasattr(error, "details") else str(error)
         exhausted = isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         if exhausted and TOO_LONG in details:
-            # It would be sent again over every other connection, and refused there too.
-            return MessageTooLarge(f"{self._target} takes no frame of that length ({details}): send less at once")
+            # A new connection would send it again, and be rejected again.
+            return MessageTooLarge(
+                f"{self._target} rejected a frame over its size limit ({details}): send less at once"
+            )
         if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-            return VersionMismatch(f"{self._target} refuses this client: {details}")
-        return ServiceUnavailable(f"the connection to {self._target} broke ({details})")
+            return VersionMismatch(f"{self._target} rejected this client: {details}")
+        return ServiceUnavailable(f"the connection to {self._target} was lost ({details})")
 
 
 async def open_call(
     target: str, method: str, root_certificates: bytes | None, timeout: float, log: LogIdentity
 ) -> tuple[Any, Any]:
-    """A channel to HOST:PORT and a call of a method with streams over it, let in by the service of that log.
+    """Open a channel to HOST:PORT and a bidirectional call of `method` on it; the service must serve `log`.
 
-    Raises ServiceUnavailable after `timeout` seconds, or if the service turns us away; UsedAfterFork.
+    Raises ServiceUnavailable after `timeout` seconds or if the service rejects the call, and UsedAfterFork.
     """
     import asyncio
 
@@ -155,21 +170,23 @@ async def open_call(
     try:
         call = channel.stream_stream(method)(metadata=metadata)
         async with asyncio.timeout(timeout):
-            told = dict(await call.initial_metadata())
-            if LOG_KEY not in told:  # it was ended before anything of it was looked at
+            served = dict(await call.initial_metadata())
+            if LOG_KEY not in served:  # the service rejected the call without reading it
                 await call.code()
-                raise ServiceUnavailable(f"the service at {target} turns this client away ({await call.details()})")
-        log.check(target, told[LOG_KEY])
+                raise ServiceUnavailable(f"the service at {target} rejected the connection ({await call.details()})")
+        log.check(target, served[LOG_KEY])
     except BaseException as error:
         await channel.close()
         if isinstance(error, TimeoutError):
-            raise ServiceUnavailable(f"the service at {target} does not answer within {timeout:g} s") from None
+            raise ServiceUnavailable(f"the service at {target} did not answer within {timeout:g} s") from None
         raise
     return channel, call
 
 
 async def open_channel(target: str, root_certificates: bytes | None, timeout: float) -> Any:
-    """A channel to HOST:PORT that is ready within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
+    """Return a channel to HOST:PORT that is ready within `timeout` seconds. Raises ServiceUnavailable,
+    UsedAfterFork.
+    """
     lifecycle.about_to_use_grpc()
     import asyncio
 
@@ -186,25 +203,26 @@ async def open_channel(target: str, root_certificates: bytes | None, timeout: fl
     except BaseException as error:
         await channel.close()
         if isinstance(error, TimeoutError):
-            text = f"no service answers at {target} within {timeout:g} s: is `txnbuf serve` running there?"
+            text = f"no service answers at {target} within {timeout:g} s: check that `txnbuf serve` is running there"
             raise ServiceUnavailable(text) from None
         raise
     return channel
 
 
-SERVICE = "/txnbuffer.v1.Admin/"
-ERROR_NAME, ERROR_FAULT = "txnbuffer-error", "txnbuffer-fault"
 TIMEOUT = 30.0
+"""Seconds to wait for the answer to an admin request."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before a service that did not answer is asked again."""
+"""Seconds before a request that was not answered is sent again."""
 
 
 class AdminLink(Protocol):
+    """A connection for admin requests: a method name and its arguments, answered by plain values."""
+
     async def ask(self, method: str, question: dict[str, Any]) -> Any:
-        """Raises what the service answers, and ServiceUnavailable if it does not."""
+        """Return the answer to a request. Raises the error in the answer, and ServiceUnavailable if there is none."""
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
 
 
 AdminDial: TypeAlias = Callable[[], Awaitable[AdminLink]]
@@ -212,9 +230,9 @@ AdminDial: TypeAlias = Callable[[], Awaitable[AdminLink]]
 
 
 class AdminClients:
-    """Questions to the service of whichever shard they are for, by connections that are kept.
+    """Sends admin requests to the service of the right shard, over connections that are kept.
 
-    `dials` reach the service of each shard; `max_unavailable`: seconds for which one may be away.
+    `dials` connect to the service of each shard. A request that may wait does so for `max_unavailable` seconds.
     """
 
     def __init__(self, dials: Sequence[AdminDial], max_unavailable: float) -> None:
@@ -224,16 +242,17 @@ class AdminClients:
         self._asking = asyncio.Lock()
 
     async def ask(self, owned: str, method: str, question: dict[str, Any], max_unavailable: float = 0.0) -> Any:
-        """The answer of the shard that a topic, a name or a group is of, which is asked again for so many seconds.
+        """Return the answer of the shard that owns a topic, a producer name or a group.
 
-        Raises what the service answers, ServiceUnavailable.
+        Retries for `max_unavailable` seconds while the service is unavailable. Raises the error in the answer, and
+        ServiceUnavailable.
         """
         if not self._dials:
-            raise InvalidRequest("this client was made without a way to ask its service this: use connect")
+            raise InvalidRequest("this client has no connector for admin requests: create it with connect")
         give_up, pause = time.monotonic() + max_unavailable, FIRST_PAUSE
         number = shard_of(owned, len(self._dials))
         while True:
-            async with self._asking:  # so that nobody closes the link under another's question
+            async with self._asking:  # a failed request must not close the link of another one
                 try:
                     if number not in self._links:
                         self._links[number] = await self._dials[number]()
@@ -246,6 +265,7 @@ class AdminClients:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def close(self) -> None:
+        """Close all connections."""
         for number in [*self._links]:
             await self._hang_up(number)
 
@@ -256,7 +276,7 @@ class AdminClients:
 
 
 class EngineAdminLink:
-    """To an engine on the same loop."""
+    """Admin requests to an engine on the same loop."""
 
     def __init__(self, engine: Engine) -> None:
         from txnbuffer.service.admin import ServiceAdmin
@@ -271,6 +291,8 @@ class EngineAdminLink:
 
 
 class GrpcAdminLink:
+    """Admin requests over gRPC."""
+
     def __init__(self, target: str, channel: Any, log: LogIdentity) -> None:
         self._target = target
         self._channel = channel
@@ -286,7 +308,7 @@ class GrpcAdminLink:
     async def ask(self, method: str, question: dict[str, Any]) -> Any:
         import grpc
 
-        call, metadata = self._channel.unary_unary(SERVICE + method), await self._log.metadata()
+        call, metadata = self._channel.unary_unary(f"/{ADMIN_SERVICE}/{method}"), await self._log.metadata()
         try:
             return json.loads(await call(json.dumps(question).encode(), timeout=TIMEOUT, metadata=metadata))
         except grpc.aio.AioRpcError as error:
@@ -297,26 +319,28 @@ class GrpcAdminLink:
 
 
 def named(error: Any, target: str) -> Error:
-    """The error that a service raised, as one of the same class; or that it did not answer."""
+    """Return the error that a service raised, as the same class; ServiceUnavailable if it did not answer."""
     known = dict(error.trailing_metadata() or ())
     if ERROR_NAME not in known:
-        return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or say where it is")
+        return ServiceUnavailable(f"no service answers at {target} ({error.details()}): start it, or give its address")
     fields = {"name": known[ERROR_NAME], "fault": known.get(ERROR_FAULT, ""), "message": error.details(), "details": {}}
     return decode_error(fields)
 
 
-STREAM_METHOD = "/txnbuffer.v1.Streams/Stream"
+STREAMS_PATH = f"/{STREAMS_SERVICE}/{STREAMS_METHOD}"
 
 
 class StreamLink(Protocol):
+    """A connection of change streams: messages in both directions."""
+
     async def send(self, messages: Sequence[ClientMessage]) -> None:
-        """Raises ServiceUnavailable if the connection is gone."""
+        """Send messages. Raises ServiceUnavailable if the connection is lost."""
 
     async def receive(self) -> Sequence[ServerMessage] | None:
-        """The next messages; None when the service has ended the connection. Raises ServiceUnavailable."""
+        """Return the next messages; None when the service has ended the connection. Raises ServiceUnavailable."""
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
 
 
 StreamDial: TypeAlias = Callable[[], Awaitable[StreamLink]]
@@ -324,7 +348,7 @@ StreamDial: TypeAlias = Callable[[], Awaitable[StreamLink]]
 
 
 class EngineStreamLink:
-    """A connection to an engine on the same loop."""
+    """A connection of change streams to an engine on the same loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._connection = engine.streams.connect()
@@ -340,7 +364,7 @@ class EngineStreamLink:
 
 
 class GrpcStreamLink:
-    """A connection over gRPC."""
+    """A connection of change streams over gRPC."""
 
     def __init__(self, target: str, channel: Any, call: Any) -> None:
         self._target = target
@@ -352,7 +376,7 @@ class GrpcStreamLink:
         cls, target: str, root_certificates: bytes | None, timeout: float, log: LogIdentity
     ) -> GrpcStreamLink:
         """Connect to HOST:PORT within `timeout` seconds. Raises ServiceUnavailable, UsedAfterFork."""
-        return cls(target, *await open_call(target, STREAM_METHOD, root_certificates, timeout, log))
+        return cls(target, *await open_call(target, STREAMS_PATH, root_certificates, timeout, log))
 
     async def send(self, messages: Sequence[ClientMessage]) -> None:
         import asyncio
@@ -379,4 +403,4 @@ class GrpcStreamLink:
 
     def _gone(self, error: Any) -> ServiceUnavailable:
         details = error.details() if hasattr(error, "details") else str(error)
-        return ServiceUnavailable(f"the stream connection to {self._target} broke ({details})")
+        return ServiceUnavailable(f"the stream connection to {self._target} was lost ({details})")

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for those who don't use asyncio."""
+"""An event loop in a background thread, for code without asyncio"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txnbuffer.errors import InvalidRequest
 Result = TypeVar("Result")
 
 ENDING = 5.0
-"""Seconds that what is cancelled has to end."""
+"""Seconds to wait for cancelled work."""
 
 
 class LoopThread:
-    """Runs coroutines for other threads, one call of theirs at a time each."""
+    """Runs coroutines for other threads."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -29,7 +29,7 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run it, without waiting. Raises InvalidRequest once this ends."""
+        """Run a coroutine without waiting. Raises InvalidRequest once the loop stops."""
 
         async def kept() -> Result:
             task = asyncio.ensure_future(work)
@@ -44,7 +44,7 @@ class LoopThread:
             raise
 
     def cancel_started(self) -> None:
-        """Cancel what was started and has not ended, and wait for that."""
+        """Cancel the unfinished work of `start`, and wait for it."""
 
         async def cancelled() -> None:
             started = [*self._started]
@@ -55,9 +55,9 @@ class LoopThread:
         self.call(cancelled())
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it and wait. An interrupt of the waiting thread cancels it, and waits for that.
+        """Run a coroutine and wait. An interrupt of the waiting thread cancels it, and waits for that.
 
-        Raises InvalidRequest once this ends, and in this thread itself.
+        Raises InvalidRequest once the loop stops, and in the loop's own thread.
         """
         try:
             self.check_other()
@@ -69,11 +69,11 @@ class LoopThread:
             return _result(future)
         except KeyboardInterrupt as interrupt:
             future.cancel()
-            interrupt.add_note("a commit that was under way may still have happened: ask for its outcome")
+            interrupt.add_note("a commit that was in progress may have happened: query its outcome")
             raise
 
     def call_with_callbacks(self, work: Callable[[Callback], Coroutine[Any, Any, Result]]) -> Result:
-        """Run it and wait; it gets a function by which it can have calls made in the waiting thread."""
+        """Run a coroutine and wait; `work` gets a function that runs calls in the waiting thread."""
         self.check_other()
         waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
@@ -108,15 +108,15 @@ class LoopThread:
         return _result(future)
 
     def check_other(self) -> None:
-        """Raises InvalidRequest in this thread, which would wait for itself for ever, and all others for it."""
+        """Raises InvalidRequest in the loop's own thread, where waiting for a call would never end."""
         if threading.current_thread() is self._thread:
             raise InvalidRequest(
-                "a serializer, or a handler of the log, was called in the client's own thread, which can't wait for "
-                "the client: hand it to a thread of your own, or use another client"
+                "a serializer or log handler, which runs in the client's own thread, cannot wait for the client: "
+                "call the client from another thread, or use another client"
             )
 
     def stop(self) -> None:
-        """Cancel what is under way still, and end the loop and its thread."""
+        """Cancel unfinished work, and stop the loop and its thread."""
 
         async def cancelled() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -125,7 +125,7 @@ class LoopThread:
             if others:
                 await asyncio.wait(others, timeout=ENDING)
 
-        with self._lock:  # what was begun before is among those that are cancelled
+        with self._lock:  # work that started before is cancelled, too
             self._ending = True
             others_end = asyncio.run_coroutine_threadsafe(cancelled(), self._loop)
         others_end.result()
@@ -134,7 +134,7 @@ class LoopThread:
         self._loop.close()
 
     def _begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Nobody would run what comes behind the end, and its caller would wait for ever."""
+        """Submit work to the loop. Raises InvalidRequest once the loop stops: nothing would run the work."""
         with self._lock:
             if not self._ending:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -143,7 +143,7 @@ class LoopThread:
 
 
 def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What it returned or raised, as a value: futures don't take every exception."""
+    """Return what a function returned or raised, as a value: futures do not accept every exception."""
     try:
         return function(), None
     except Exception as error:
@@ -151,11 +151,11 @@ def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
 
 
 def _result(future: Future[Result]) -> Result:
-    """What it came to. Raises InvalidRequest if another thread closed the client meanwhile."""
+    """Return the result. Raises InvalidRequest if another thread closed the client meanwhile."""
     try:
         return future.result()
     except CancelledError:
-        raise InvalidRequest("the client was closed meanwhile: connect again") from None
+        raise InvalidRequest("the client was closed during the call: connect again") from None
 
 
 Callback = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]

@@ -1,10 +1,10 @@
-"""A member of a consumer group: it says once a second that it is there, and hears what it holds.
+"""Membership in a consumer group, and adaptive batch sizes
 
-How much of a partition one transaction takes, where its handler takes its time.
+A member sends a heartbeat once a second, and receives its partition assignments.
 
-A transaction is aborted once its time is up, and a member is given up while its event loop stands still. What was
-handled meanwhile is done again: fewer records at a time, with a commit after half of the time that was too long. A
-record that takes too long alone is handled some times more and then has failed, as one that the handler raises for.
+The service aborts a transaction after its timeout, and removes a member whose event loop is blocked. The records
+handled meanwhile are handled again: fewer in a transaction, with a commit after half of the time that was too long. A
+record that takes too long alone is handled a few more times, and then counts as failed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from txnbuffer.coordinator.messages import GroupHeartbeat, PartitionAssignment
 from txnbuffer.errors import Error, StaleGeneration
 
 BEAT = 1.0
-"""Seconds between two words to the coordinator."""
+"""Seconds between two heartbeats."""
 LOOK = 10.0
-"""Seconds between two looks whether topics have more partitions."""
+"""Seconds between checks for new partitions."""
 LEAVING = 5.0
-"""Seconds that the coordinator has to hear that this member goes."""
+"""Seconds to wait for the coordinator when leaving."""
 
 
 class Membership:
-    """`shares`: what is held, by partition; `changed`: set when that, or `failure`, is news.
+    """A member of a group.
 
-    `from_end`: the group begins at the end of topics that it never was on.
+    `shares` are the current assignments by partition; `changed` is set when they, or `failure`, change. `from_end`: the
+    group starts at the end of topics that it has not consumed before.
     """
 
     def __init__(self, client: BaseClient, group: str, topics: Sequence[str], *, from_end: bool) -> None:
@@ -57,7 +58,7 @@ class Membership:
         self._beats: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
-        """Become a member. Raises TopicNotFound, or why the service refuses."""
+        """Join the group. Raises TopicNotFound, and the error if the service rejects the member."""
         loop = asyncio.get_running_loop()
         self._part = await loop.run_in_executor(None, self._look)
         self._look_at = loop.time() + LOOK
@@ -66,7 +67,7 @@ class Membership:
         self._beats = asyncio.create_task(self._go_on())
 
     async def leave(self) -> None:
-        """Give back what is held, at once; without an answer the coordinator finds out by itself."""
+        """Leave the group and release its assignments; without an answer the coordinator detects it later."""
         if self._beats is not None:
             self._beats.cancel()
             await asyncio.gather(self._beats, return_exceptions=True)
@@ -81,18 +82,18 @@ class Membership:
             return
 
     def holds(self, share: PartitionAssignment) -> bool:
-        """Whether it is still held, as far as is known."""
+        """Return whether the assignment is still valid, as far as this member knows."""
         held = self.shares.get(share.partition)
         return held is not None and held.since == share.since
 
     def generation_of(self, share: PartitionAssignment) -> int:
-        """The generation that commits for it name. Raises StaleGeneration."""
+        """Return the generation for commits on this assignment. Raises StaleGeneration."""
         if not self.holds(share):
-            raise StaleGeneration(f"group {self.group!r} gave {share.partition!r} to another member")
+            raise StaleGeneration(f"group {self.group!r} assigned {share.partition!r} to another member")
         return self.generation
 
     def doubt(self, share: PartitionAssignment) -> None:
-        """A commit was refused: ask now, and take what is held from where the group is."""
+        """Drop an assignment whose commit was rejected, and request the current ones at once."""
         if self.holds(share):
             self.shares = {name: held for name, held in self.shares.items() if name != share.partition}
         self.unsettled = True
@@ -115,11 +116,11 @@ class Membership:
                     return
 
     async def _say(self) -> None:
-        told = await self._client.take_part(self._what_there_is())
-        # Where a partition is held since the same generation as before, nobody else has moved the group there.
-        shares = {share.partition: self._kept(share) for share in told.assignments}
+        answer = await self._client.take_part(self._what_there_is())
+        # If an assignment has the same generation as before, no other member has moved the group there.
+        shares = {share.partition: self._kept(share) for share in answer.assignments}
         news = shares.keys() != self.shares.keys() or any(not self.holds(share) for share in shares.values())
-        self.shares, self.generation, self.unsettled = shares, told.generation, told.unsettled
+        self.shares, self.generation, self.unsettled = shares, answer.generation, answer.unsettled
         if news:
             self.changed.set()
 
@@ -127,7 +128,7 @@ class Membership:
         return self.shares[share.partition] if self.holds(share) else share
 
     def _what_there_is(self) -> GroupHeartbeat:
-        """As it was found last: looking may take its time, this member is there meanwhile."""
+        """Return the heartbeat with the topics found last; a slow check must not delay heartbeats."""
         loop = asyncio.get_running_loop()
         if self._looking is None and loop.time() >= self._look_at:
             self._looking = loop.run_in_executor(None, self._look)
@@ -137,7 +138,7 @@ class Membership:
         return self._part
 
     def _look(self) -> GroupHeartbeat:
-        """What there is to be read now. In another thread."""
+        """Return a heartbeat with the topics and partitions to read. Runs in another thread."""
         broker = self._client.open_broker()
         parts = ReadTopics(broker, self._topics, "beginning").parts()
         ends: tuple[Position, ...] = ()
@@ -148,20 +149,23 @@ class Membership:
 
 
 LONGEST = 5.0
-"""Seconds of handling records after which what is done commits: below the time after which a member counts as dead."""
+"""Seconds of handling after which the finished records commit; shorter than the time after which a member is
+removed.
+"""
 MANY = 1 << 30
 """More records than any batch has."""
 WELL = 16
-"""Transactions one after the other that go well before twice as many records are tried."""
+"""Consecutive successful transactions before the number of records doubles."""
 LEAST_CALLS = 3
-"""How often a record is handled that takes too long: what stopped the process for a while comes once."""
+"""How many times a slow record is handled at least: a pause of the process is a single event."""
 BLOCKED = 4.0
-"""Seconds for which an event loop stands still if its member may be given up for that."""
+"""Seconds of a blocked event loop after which the member may have been removed."""
 TURN = 0.5
+"""Seconds between checks whether the event loop is blocked."""
 
 
 class AdaptiveBatch:
-    """Of one partition, whoever follows it: `seconds` after which what is done commits, `records` of a transaction."""
+    """The batch size of a partition: commit after `seconds`, with at most `records` in a transaction."""
 
     def __init__(self) -> None:
         self.seconds = LONGEST
@@ -171,11 +175,11 @@ class AdaptiveBatch:
         self._well = 0
 
     def calls(self, position: Position) -> int:
-        """How often a record alone has taken too long."""
+        """Return how many times the record at a position has taken too long alone."""
         return self._calls if position == self._at else 0
 
     def too_long(self, position: Position, count: int, seconds: float, last: float) -> None:
-        """So many records from a position on were handled in vain, as that took so long; `last`: the last of them."""
+        """`count` records took too long, `seconds` in total and `last` for the last one; reduce the size."""
         self.seconds, self._well = min(self.seconds, seconds / 2), 0
         if count > 1:
             self.records = count - 1 if 2 * last >= seconds else (count + 1) // 2
@@ -190,7 +194,7 @@ class AdaptiveBatch:
 
 
 class LoopStalls:
-    """`longest`: seconds for which the event loop stood still at most, while in the block."""
+    """Measures in `longest` for how many seconds at most the event loop was blocked inside the block."""
 
     def __init__(self) -> None:
         self.longest = 0.0

@@ -1,6 +1,6 @@
-"""What was asked of the service and is not answered: kept until it is, over as many connections as it takes.
+"""The open transactions of a session, and its unanswered requests
 
-The transactions that a client has open, and how they come to their ends.
+A request is kept until it is answered, over as many connections as that takes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from txnbuffer.rpc.frames import Abort, Query
 Field: TypeAlias = Literal[
     "registers", "leases", "open_names", "delete_names", "joins", "members", "begins", "commits", "aborts", "queries"
 ]
-"""The part of a client's frame that a request is a row of."""
+"""The field of a client frame that a request is a row of."""
 
 
 class PendingRequest(NamedTuple):
-    """`subject`: the transaction or topic that it is about."""
+    """An unanswered request; `subject` is the transaction or topic that it concerns."""
 
     field: Field
     row: Any
@@ -47,14 +47,16 @@ class PendingRequest(NamedTuple):
 
 
 class Requests:
+    """The unanswered requests of a session, by number."""
+
     def __init__(self) -> None:
         self.unanswered: dict[int, PendingRequest] = {}
         self._number = 0
         self._queued: dict[Field, list[Any]] = {}
-        self._sent: set[int] = set()  # those of `unanswered` that went over an older connection
+        self._sent: set[int] = set()  # unanswered requests sent over an earlier connection
 
     def number(self) -> int:
-        """The number of the next request."""
+        """Return the number of the next request."""
         self._number += 1
         return self._number
 
@@ -64,10 +66,11 @@ class Requests:
         self._queue(field, row)
 
     def answered(self, number: int) -> PendingRequest | None:
+        """Remove and return an answered request."""
         return self.unanswered.pop(number, None)
 
     def withdraw(self, number: int) -> bool:
-        """Take a request back; False: it is on its way already."""
+        """Take a request back; False if it was already sent."""
         request = self.unanswered.get(number)
         if request is None:
             return False
@@ -79,7 +82,7 @@ class Requests:
         return True
 
     def again(self) -> None:
-        """Put all that is unanswered into the next frame, in the order in which it was asked."""
+        """Put all unanswered requests into the next frame, in their order."""
         queued = {row[0] for rows in self._queued.values() for row in rows}
         self._sent = (self._sent & set(self.unanswered)) | (set(self.unanswered) - queued)
         self._queued.clear()
@@ -87,14 +90,14 @@ class Requests:
             self._queue(request.field, request.row)
 
     def stop_waiting(self, *, visible: bool) -> list[PendingRequest]:
-        """Nobody waits any more, as if none had been given; those who did. `visible`: for visibility neither."""
-        told = []
+        """Remove the waiters and return their requests; with `visible` also those that wait for visibility."""
+        stopped = []
         for number, request in self.unanswered.items():
-            patient = request.field == "commits" and request.row.wait_visible and not visible
-            if request.waiter is not None and not patient:
-                told.append(request)
+            keeps_waiting = request.field == "commits" and request.row.wait_visible and not visible
+            if request.waiter is not None and not keeps_waiting:
+                stopped.append(request)
                 self.unanswered[number] = request._replace(waiter=None)
-        return told
+        return stopped
 
     def drop_all(self) -> None:
         self.unanswered.clear()
@@ -102,11 +105,11 @@ class Requests:
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a caller waits for an answer."""
         return any(request.waiter is not None for request in self.unanswered.values())
 
     def take(self) -> dict[str, Any]:
-        """The parts of the next frame."""
+        """Return the fields of the next frame."""
         queued, self._queued = self._queued, {}
         return {field: tuple(rows) for field, rows in queued.items() if rows}
 
@@ -119,14 +122,14 @@ class Requests:
 
 
 Answer: TypeAlias = "tuple[Waiter, Result | None]"
-"""A waiter and its result; None: it was waited for something that has no result, and it is there."""
+"""A waiter and its result; None if the condition it waited for has no result."""
 
 LOST = (UnknownTransaction, ForeignTransaction, UnregisteredTopic)
-"""Errors that say that the service lost what it knew; a new transaction does not meet them."""
+"""Errors which mean that the service lost its state; a new transaction can succeed."""
 
 
 class EndPlan(NamedTuple):
-    """How a transaction is to end, once its sends are settled; `ready`: not now, but tell how it stands."""
+    """How a transaction ends once its sends are settled; `ready`: do not end it, but query its state."""
 
     commit: bool
     waiter: Waiter
@@ -137,7 +140,7 @@ class EndPlan(NamedTuple):
 
 
 class Transactions:
-    """`results` takes what waiters are to be told."""
+    """The open transactions of a session; `results` receives the results of waiters."""
 
     def __init__(self, requests: Requests, results: list[Answer]) -> None:
         self._requests = requests
@@ -159,7 +162,7 @@ class Transactions:
         return transaction
 
     def tick(self) -> None:
-        """Announce what is open for longer than a tick; most transactions have ended by then."""
+        """Announce transactions that are open for more than a tick; most have ended by then."""
         for transaction in self._open.values():
             if transaction.start >= self._tick:
                 break
@@ -168,61 +171,61 @@ class Transactions:
         self._tick += 1
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
-        """Commit or abort it, once its sends are settled."""
+        """Commit or abort a transaction once its sends are settled."""
         transaction.ending = True
         transaction.then = plan
         if not transaction.pending:
             self._end(transaction)
 
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Make a commit that is not on its way yet an abort; False: it may happen."""
+        """Turn a commit that was not sent yet into an abort; False if it may happen."""
         if transaction.then is None:
             asked = self._requests.unanswered.items()
-            ours = (
+            commits = (
                 number for number, request in asked if request.field == "commits" and request.subject is transaction
             )
-            if not self._requests.withdraw(next(ours, 0)):
+            if not self._requests.withdraw(next(commits, 0)):
                 return False
         self.end(transaction, EndPlan(commit=False, waiter=None))
         return True
 
     def settle(self, runs: Sequence[TransactionRun]) -> None:
-        """These records are durable, or failed and told."""
+        """Count records that are durable, or that failed."""
         for transaction, records in runs:
             transaction.pending -= records
             if not transaction.pending and transaction.then is not None:
                 self._end(transaction)
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """From now on it can only abort; that it was fenced is why, whatever came of that before."""
+        """Allow only an abort from now on; Fenced takes precedence over an earlier error."""
         if transaction.failure is None or isinstance(error, Fenced):
             transaction.failure = refusal(transaction, error)
 
     def adopted(self, txn: TxnId, state: State | Error) -> None:
-        """What the service says of a transaction after the connection was lost."""
+        """Handle the state of a transaction that the service reports after a reconnect."""
         transaction = self._open.get(txn.least)
         if transaction is None or (transaction.ending and transaction.then is None):
-            return  # its end was asked for, and the answer will tell
+            return  # its end was requested; the answer decides
         if isinstance(state, Error):
             self.fail(transaction, state)
         elif state is not State.OPEN:
-            self.fail(transaction, TransactionAborted(txn, "it ended while the connection was lost"))
+            self.fail(transaction, TransactionAborted(txn, "it ended while there was no connection"))
 
     def committed(self, request: PendingRequest, result: Result) -> None:
-        """The answer to a commit."""
+        """Handle the answer to a commit."""
         transaction: OpenTransaction = request.subject
-        # Where a topic is not registered nothing of it happens, and another one registers it anew.
-        told = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
-        self._results.append((request.waiter, told))
+        # If a topic is not registered, nothing was committed; a new transaction registers it again.
+        reported = refusal(transaction, result) if isinstance(result, UnregisteredTopic) else result
+        self._results.append((request.waiter, reported))
         if isinstance(result, Error) and not isinstance(result, (TransactionAborted, NotVisible)):
-            # The service refused to commit, and may have left it open.
+            # The service rejected the commit, and may have left the transaction open.
             transaction.failure = result
             self.end(transaction, EndPlan(commit=False, waiter=None))
         else:
             self.close(transaction)
 
     def close(self, transaction: OpenTransaction) -> None:
-        """The transaction is over."""
+        """Remove a transaction that has ended."""
         transaction.ending, transaction.then = True, None
         self._open.pop(transaction.txn.least, None)
         if transaction.announced:
@@ -230,11 +233,11 @@ class Transactions:
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits for an end that can't be asked for yet."""
+        """Whether a caller waits for an end that cannot be requested yet."""
         return any(one.then is not None and one.then.waiter is not None for one in self._open.values())
 
     def stop_waiting(self, error: Error) -> None:
-        """Nobody waits any more for sends to be settled: whatever was to come, they abort then."""
+        """Stop waiting for sends to be settled; the transactions abort afterwards."""
         for transaction in self._open.values():
             plan: EndPlan | None = transaction.then
             if plan is not None and plan.waiter is not None:
@@ -243,7 +246,7 @@ class Transactions:
                 transaction.then = EndPlan(commit=False, waiter=None)
 
     def give_up(self, error: Error) -> None:
-        """No end can be asked for any more: the service will abort them all."""
+        """Close all transactions, because no end can be requested any more: the service will abort them."""
         for transaction in list(self._open.values()):
             if transaction.then is not None and transaction.then.waiter is not None:
                 self._results.append((transaction.then.waiter, refusal(transaction, error)))
@@ -256,7 +259,7 @@ class Transactions:
         self._requests.ask("begins", begin, subject=transaction)
 
     def _finish(self, transaction: OpenTransaction) -> None:
-        """One of many for a number is whole: it outlives its session."""
+        """Mark a branch as complete, so that it survives its session."""
         naming: ProducerSequence | None = transaction.naming
         if naming is not None and naming.is_participant:
             transaction.naming = naming._replace(epoch=FINISHED_PARTICIPANT)
@@ -264,7 +267,7 @@ class Transactions:
             self._announce(transaction)
 
     def _end(self, transaction: OpenTransaction) -> None:
-        """All its sends are settled: ask for the end that was planned."""
+        """Request the planned end, because all sends are settled."""
         plan: EndPlan = transaction.then
         transaction.then = None
         number, waiter = self._requests.number(), plan.waiter
@@ -286,7 +289,7 @@ class Transactions:
 
 
 def refusal(transaction: OpenTransaction, error: Error) -> Error:
-    """Why a transaction can only abort: TransactionAborted where doing it again can help."""
+    """Return why a transaction can only abort: TransactionAborted if a retry can succeed."""
     if isinstance(error, TransactionAborted) or not (error.retryable or isinstance(error, LOST)):
         return error
     aborted = TransactionAborted(transaction.txn, str(error))

@@ -1,8 +1,7 @@
-"""Records on their way: collected in columns a topic, over many transactions, until a frame takes them.
+"""Records to send: checked, collected in columns for each topic, and cut into sends
 
-Records that come as columns already: checked and cut into sends without a step per record.
-
-What applications send, checked and brought into columns.
+An `Outbox` collects the records of a topic over many transactions until a frame takes them. Records that arrive as a
+Batch are checked and cut without a step per record.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from txnbuffer.recordset import PROPERTY_ROOM, SET_ROOM, BatchSlice, pack_all
 from txnbuffer.rpc.frames import SEND_BYTES, Send
 
 ROW_BYTES = 64
-"""What a record costs in memory besides its bytes, about."""
+"""Approximate memory of a record besides its bytes."""
 CELL_BYTES = 9
-"""What a row takes in a column of properties, at most, besides its text: also where it lacks the property."""
+"""Maximum size of a row in a property column besides its text, also if the property is missing."""
 COLUMN_BYTES = 64
-"""What such a column takes besides its rows and its name, at most."""
+"""Maximum size of a property column besides its rows and its name."""
 MAX_PROPERTIES = 500
-"""Different names of properties in one send; a service takes twice as many."""
+"""Limit of different property names in one send; a service accepts twice as many."""
 
 Waiter = Any
-"""Whatever the caller wants back with a result."""
+"""A value that the caller gets back together with a result."""
 
 
 class SendColumns(NamedTuple):
-    """Records for one topic as columns of one length; `properties` and `times` are None where no record has any.
+    """Records for one topic as columns of one length; `properties` and `times` are None if no record has any.
 
-    `values` None: the key is deleted. `size` in bytes: keys, values and properties. `set_bytes`: they go into record
-    sets of at most so many bytes; 0: into a message each.
+    A value of None deletes the key. `size` is the bytes of keys, values and properties. `set_bytes` is the size limit
+    of record sets; 0 means a message for each record.
     """
 
     keys: Sequence[bytes | None]
@@ -53,12 +52,12 @@ class SendColumns(NamedTuple):
 
 
 def weight(rows: SendColumns) -> int:
-    """About the bytes that rows hold in memory."""
+    """Return the approximate memory of rows in bytes."""
     return rows.size + ROW_BYTES * len(rows.values)
 
 
 def width(names: int, rows: int) -> int:
-    """The bytes of so many columns of properties, at most, besides names and texts."""
+    """Return the maximum size of property columns in bytes, besides names and texts."""
     return names * (COLUMN_BYTES + CELL_BYTES * rows)
 
 
@@ -66,9 +65,9 @@ class OpenTransaction:
     """A transaction as its client sees it.
 
     - `counts`: records sent to each topic; `pending`: how many of them are not settled.
-    - `failure`: why it can only abort. `ending`: commit or abort was asked for.
-    - `start`: the tick in which it was begun; `announced`: the number of the request that told it, or 0.
-    - `then`: how it is to end once nothing is pending.
+    - `failure`: why it can only abort. `ending`: commit or abort was requested.
+    - `start`: the tick in which it began; `announced`: the number of the request that announced it, or 0.
+    - `then`: how it ends once nothing is pending.
     """
 
     __slots__ = (
@@ -100,14 +99,14 @@ class OpenTransaction:
 
 
 class TransactionRun(NamedTuple):
-    """Records that follow one another and are of one transaction."""
+    """Consecutive records of one transaction."""
 
     transaction: OpenTransaction
     records: int
 
 
 class SendInFlight(NamedTuple):
-    """A send, and who is to hear of it: transactions, or the waiters of ordinary sends."""
+    """A send, and its transactions, or the waiters of ordinary sends."""
 
     send: Send
     runs: list[TransactionRun]
@@ -116,7 +115,7 @@ class SendInFlight(NamedTuple):
 
 
 class Outbox:
-    """Records of one topic: all of them of transactions, or all ordinary."""
+    """Records of one topic: either all transactional, or all ordinary."""
 
     __slots__ = (
         "_keys",
@@ -154,7 +153,7 @@ class Outbox:
         return len(self._values)
 
     def add(self, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter) -> None:
-        """Records of a transaction, or ordinary ones with somebody who waits for them."""
+        """Add records of a transaction, or ordinary ones with their waiter."""
         before, count = len(self._values), len(rows.values)
         self._set_bytes = rows.set_bytes
         if transaction is None:
@@ -179,7 +178,7 @@ class Outbox:
         self.size = self._weight + width(len(self._names), len(self._values))
 
     def fits(self, rows: SendColumns) -> bool:
-        """Whether the records can go into the same send as those before."""
+        """Return whether the records fit into the same send as the earlier ones."""
         if not self._values:
             return True
         if rows.set_bytes != self._set_bytes:
@@ -189,7 +188,7 @@ class Outbox:
         return size <= SEND_BYTES and (len(names) <= MAX_PROPERTIES or len(names) == len(self._names))
 
     def take(self) -> SendInFlight:
-        """All records, as one send."""
+        """Remove all records and return them as one send."""
         properties: dict[str, PropertyColumn] = {}
         if self._properties is not None:
             table = [row or {} for row in self._properties]
@@ -206,7 +205,7 @@ class Outbox:
         return flight
 
     def drop(self) -> list[Waiter]:
-        """Forget all records; who waits for them."""
+        """Remove all records; return their waiters."""
         waiters = self._waiters
         self._clear()
         return waiters
@@ -220,7 +219,7 @@ class Outbox:
                 self._names.update(row)
 
     def _packed(self, records: Batch) -> Batch:
-        """The records in record sets: those of a transaction together, whatever was sent between them."""
+        """Return the records in record sets, the records of each transaction together."""
         if not self._runs:
             return pack_all(records, [BatchSlice(None, 1, len(records))], self._set_bytes)
         rows: dict[OpenTransaction, list[int]] = {}
@@ -230,8 +229,8 @@ class Outbox:
             at += count
         if 1 < len(rows) < len(self._runs):
             records = records.take(np.array([row for chosen in rows.values() for row in chosen], np.intp))
-        stretches = [BatchSlice(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
-        return pack_all(records, stretches, self._set_bytes)
+        slices = [BatchSlice(one.txn, self._seqs[chosen[0]], len(chosen)) for one, chosen in rows.items()]
+        return pack_all(records, slices, self._set_bytes)
 
     def _transaction_columns(self) -> dict[str, PropertyColumn]:
         seen: dict[str, int] = {}
@@ -251,14 +250,14 @@ Properties: TypeAlias = "Mapping[str, str] | None"
 EventTime: TypeAlias = "int | datetime | None"
 
 Batching: TypeAlias = Literal["messages", "records"]
-"""What a record becomes on a cluster: a message, or a member of a record set, which is one message of many."""
+"""How a record is stored on a cluster: as a message, or in a record set, a message of many records."""
 BATCHINGS = ("messages", "records")
 
 PROPERTY_BYTES = 80
-"""The most that the properties which make a record part of a transaction add to it."""
+"""Maximum size of the properties that make a record transactional."""
 RESERVED = "tb."
 ORDERING_KEY = "ordering_key"
-"""The property under which an ordering key is kept."""
+"""The property that stores the ordering key."""
 
 
 def one_row(
@@ -269,7 +268,7 @@ def one_row(
     properties: Properties,
     serializer: Serializer | None,
 ) -> SendColumns:
-    """One record. Raises InvalidMessage, or what the serializer raises."""
+    """Return one record as columns. Raises InvalidMessage, and the errors of the serializer."""
     data = value if type(value) is bytes else value_bytes(value, serializer)
     key = key if key is None or type(key) is bytes else key_bytes(key)
     size = len(data) + (0 if key is None else len(key))
@@ -282,10 +281,10 @@ def one_row(
 
 
 def deletion(key: Key) -> SendColumns:
-    """The record that deletes a key."""
+    """Return the record that deletes a key."""
     data = key_bytes(key)
     if data is None:
-        raise InvalidMessage("a deletion needs the key that it deletes")
+        raise InvalidMessage("a deletion needs a key")
     return SendColumns((data,), (None,), None, None, len(data))
 
 
@@ -296,11 +295,11 @@ def many_rows(
     properties: Sequence[Properties] | None,
     serializer: Serializer | None,
 ) -> SendColumns:
-    """Records as columns of one length. Raises InvalidMessage."""
+    """Return records as columns of one length. Raises InvalidMessage."""
     count = _check_column("values", values)
     for name, column in (("keys", keys), ("event_times", event_times), ("properties", properties)):
         if column is not None and _check_column(name, column) != count:
-            raise InvalidMessage(f"{name} has {len(column)} rows for {count} values")
+            raise InvalidMessage(f"{name} must have {count} items as values has, got {len(column)}")
     data = [value if type(value) is bytes else value_bytes(value, serializer) for value in values]
     size = sum(map(len, data))
     all_keys: list[bytes | None] = [None] * count
@@ -314,14 +313,14 @@ def many_rows(
 
 
 def _check_column(name: str, column: Any) -> int:
-    """The length of a column. Raises InvalidMessage for what is none: a text would pass for one of its characters."""
+    """Return the length of a column. Raises InvalidMessage for anything else, such as text, which has a length, too."""
     if isinstance(column, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(column, Collection):
-        raise InvalidMessage(f"{name} is a list with an item for each record, not {type(column).__name__}")
+        raise InvalidMessage(f"{name} must be a list with an item for each record, got {type(column).__name__}")
     return len(column)
 
 
 def pieces(rows: SendColumns, records: int = sys.maxsize) -> Iterator[SendColumns]:
-    """The rows in pieces that fit into a send each, of at most so many records."""
+    """Cut the rows into slices that each fit into a send, of at most `records` records."""
     count = len(rows.values)
     names = set[str]().union(*filter(None, rows.properties or ()))
     if count <= records and len(names) <= MAX_PROPERTIES and weight(rows) + width(len(names), count) <= SEND_BYTES:
@@ -352,7 +351,7 @@ def _bytes_of(rows: SendColumns, index: int) -> int:
 
 
 def _text_bytes(properties: Mapping[str, str]) -> int:
-    """Bytes of names and texts."""
+    """Return the bytes of names and texts."""
     size = 0
     for name, text in properties.items():
         size += len(name) if name.isascii() else len(name.encode())
@@ -361,7 +360,7 @@ def _text_bytes(properties: Mapping[str, str]) -> int:
 
 
 def pick(rows: SendColumns, which: Sequence[int]) -> SendColumns:
-    """The rows of these numbers."""
+    """Return the rows with these indexes."""
     keys, values = [rows.keys[row] for row in which], [rows.values[row] for row in which]
     properties = None if rows.properties is None else [rows.properties[row] for row in which]
     times = None if rows.times is None else [rows.times[row] for row in which]
@@ -371,7 +370,9 @@ def pick(rows: SendColumns, which: Sequence[int]) -> SendColumns:
 
 
 def check_size(rows: SendColumns, limit: int, extra: int = 0) -> None:
-    """Raises MessageTooLarge for a record that with `extra` bytes is above the limit; 0 is not known yet."""
+    """Raises MessageTooLarge if a record with `extra` bytes is above the limit; 0 means that the limit is not known
+    yet.
+    """
     if rows.set_bytes:
         extra += SET_ROOM + PROPERTY_ROOM * max(map(len, filter(None, rows.properties or ())), default=0)
     if not limit or rows.size + extra <= limit:
@@ -379,7 +380,7 @@ def check_size(rows: SendColumns, limit: int, extra: int = 0) -> None:
     for index in range(len(rows.values)):
         size = _bytes_of(rows, index)
         if size + extra > limit:
-            raise MessageTooLarge(f"a record of {size} bytes is over the limit of {limit - extra}: split it")
+            raise MessageTooLarge(f"a record of {size} bytes exceeds the limit of {limit - extra} bytes: split it")
 
 
 def _row(rows: SendColumns, index: int) -> Mapping[str, str]:
@@ -393,8 +394,8 @@ def value_bytes(value: Any, serializer: Serializer | None) -> bytes:
         return serializer.dumps(value)
     if isinstance(value, str):
         return utf8(value, "a value")
-    hint = "to delete a key call delete" if value is None else "give a serializer to connect"
-    raise InvalidMessage(f"a value is bytes or text, not {type(value).__name__}: {hint}")
+    hint = "call delete to delete a key" if value is None else "pass a serializer to connect"
+    raise InvalidMessage(f"a value must be bytes or text, got {type(value).__name__}: {hint}")
 
 
 def key_bytes(key: Key) -> bytes | None:
@@ -402,53 +403,53 @@ def key_bytes(key: Key) -> bytes | None:
         return key
     if isinstance(key, str):
         return utf8(key, "a key")
-    raise InvalidMessage(f"a key is bytes or text, not {type(key).__name__}")
+    raise InvalidMessage(f"a key must be bytes or text, got {type(key).__name__}")
 
 
 def checked_properties(properties: Properties, ordering_key: str | None) -> dict[str, str]:
     if not isinstance(properties, (Mapping, NoneType)):
-        raise InvalidMessage(f"the properties of a record are a mapping of texts, not {type(properties).__name__}")
+        raise InvalidMessage(f"properties must be a mapping of text to text, got {type(properties).__name__}")
     row = dict(properties or {})
     if ordering_key is not None:
         row[ORDERING_KEY] = ordering_key
     for name, text in row.items():
         if not (isinstance(name, str) and isinstance(text, str)):
-            raise InvalidMessage(f"property {name!r} is {text!r}: names and values of properties are texts")
+            raise InvalidMessage(f"property {name!r} has value {text!r}: names and values must be text")
         utf8(name + text, "a property")
         if name.startswith(RESERVED):
-            raise InvalidMessage(f"property {name!r} is under {RESERVED!r}, which is the log's own: use another name")
+            raise InvalidMessage(f"property {name!r} uses the reserved prefix {RESERVED!r}: use another name")
     return row
 
 
 def utf8(text: str, what: str) -> bytes:
-    """Raises InvalidMessage for half a surrogate pair, the one thing that no UTF-8 can say."""
+    """Encode text. Raises InvalidMessage for an unpaired surrogate, which UTF-8 cannot represent."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"{what} can't be written as UTF-8: {error}") from None
+        raise InvalidMessage(f"{what} cannot be encoded as UTF-8: {error}") from None
 
 
 def milliseconds(time: int | datetime) -> int:
-    """Since 1970. Raises InvalidMessage for a time without a zone: it would mean another one elsewhere."""
+    """Return milliseconds since 1970. Raises InvalidMessage for a datetime without a time zone."""
     if isinstance(time, datetime):
         if time.tzinfo is None:
-            raise InvalidMessage(f"event time {time} has no time zone: give one, such as datetime.UTC")
+            raise InvalidMessage(f"event time {time} has no time zone: set one, such as datetime.UTC")
         time = round(time.timestamp() * 1000)
     if type(time) is not int or not 0 <= time < 2**63:
-        raise InvalidMessage(f"an event time is a datetime, or milliseconds since 1970, not {time!r}")
+        raise InvalidMessage(f"an event time must be a datetime, or milliseconds since 1970, got {time!r}")
     return time
 
 
 def check_batch(records: Batch, limit: int, *, in_sets: bool) -> None:
-    """Raises MessageTooLarge for a record that is above the limit of a message; 0 is not known yet."""
+    """Raises MessageTooLarge if a record is above the limit of a message; 0 means that the limit is not known yet."""
     extra = PROPERTY_BYTES + (SET_ROOM + PROPERTY_ROOM * len(records.properties) if in_sets else 0)
     largest = int(records.sizes().max(initial=0))
     if limit and largest + extra > limit:
-        raise MessageTooLarge(f"a record of {largest} bytes is over the limit of {limit - extra}: split it")
+        raise MessageTooLarge(f"a record of {largest} bytes exceeds the limit of {limit - extra} bytes: split it")
 
 
 def split(records: Batch) -> Iterator[Batch]:
-    """The records in pieces that fit into a send each."""
+    """Cut the records into slices that each fit into a send."""
     ends = np.cumsum(records.sizes() + ROW_BYTES + CELL_BYTES * len(records.properties))
     start = 0
     while start < len(records):
@@ -459,7 +460,7 @@ def split(records: Batch) -> Iterator[Batch]:
 
 
 def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> SendInFlight:
-    """A send of records of a transaction, the next ones that it has there; `set_bytes` as in Rows."""
+    """Return a send of the next records of a transaction on a topic; `set_bytes` as in SendColumns."""
     count = len(records)
     first = transaction.counts.get(topic, 0) + 1
     transaction.counts[topic] = first + count - 1

@@ -1,4 +1,4 @@
-"""The change streams of all partitions of a topic as one; see `stream_partitions`."""
+"""The change streams of all partitions of a topic, merged into one"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.streams.token import ResumeToken
 
 REFRESH = 10.0
-"""Seconds after which it is asked again how many partitions there are."""
+"""Seconds between checks for new partitions."""
 
 Item = ChangeBatch | Rollback
 Tokens = Mapping[str, str | ResumeToken]
@@ -31,20 +31,20 @@ def stream_partitions(
     store: TokenStore | None = None,
     cursor: str | None = None,
 ) -> PartitionedStream:
-    """As `Client.stream`, for a topic with partitions: what committed in any of them.
+    """As `Client.stream`, for a partitioned topic: the committed changes of all its partitions.
 
-    Each batch, token and rollback is of one partition, which its `topic` names; so a store has a token for each, and
-    `from_` may be those of all, by partition. A partition that is not among them, or that the topic gets later,
-    begins at its oldest mutation. A key's mutations are all in one partition and stay in order, unless the topic
-    gets more of them. Raises InvalidRequest when it is first asked for a batch, if there are no partitions.
+    Each batch, token and rollback belongs to one partition, named by its `topic`, so a store keeps one token for each
+    partition. `from_` may map partitions to tokens; partitions that it does not contain, and partitions that are added
+    later, start at their oldest mutation. The mutations of a key are in one partition and stay in order, unless the
+    number of partitions grows. The first request raises InvalidRequest if the topic has no partitions.
     """
     if to not in (None, "now"):
-        raise InvalidRequest(f"streams of partitions can't go to {to!r}, each has its seqnos: give 'now', or None")
+        raise InvalidRequest(f"to must be 'now' or None because each partition has its own seqnos, got {to!r}")
     return PartitionedStream(client, topic, from_, to, store, cursor)
 
 
 class PartitionedStream(ClosedOnExit):
-    """As ChangeStream. `tokens`: by partition, that of the batch handed out last."""
+    """As ChangeStream, for all partitions. `tokens` maps each partition to the token of its last batch."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PartitionedStream(ClosedOnExit):
         return bool(self._streams) and all(stream.caught_up for stream in self._streams.values())
 
     async def next(self, timeout: float | None = None) -> Item | None:
-        """As ChangeStream.next; what a partition's stream raises is raised once, and asking again goes on."""
+        """As ChangeStream.next. An error of one partition's stream is raised once; the next call continues."""
         now = asyncio.get_running_loop().time
         deadline = None if timeout is None else now() + timeout
         await self._find_partitions()
@@ -92,13 +92,13 @@ class PartitionedStream(ClosedOnExit):
             if (item := task.result()) is not None:
                 self.tokens[done] = item.token
                 return item
-            self._again = None  # it has come to its end
+            self._again = None  # it has ended
         return None
 
     async def rolled_back(self, seqno: int) -> None:
-        """As ChangeStream.rolled_back, of the partition whose rollback was just given."""
+        """As ChangeStream.rolled_back, for the partition of the last rollback."""
         if self._again is None:
-            raise InvalidRequest("no rollback was given: there is nothing to go back from")
+            raise InvalidRequest("no rollback was delivered: there is nothing to confirm")
         await self._again.rolled_back(seqno)
 
     async def done(self) -> None:
@@ -107,7 +107,7 @@ class PartitionedStream(ClosedOnExit):
             await self._again.done()
 
     async def close(self) -> None:
-        """As ChangeStream.close, of all partitions."""
+        """As ChangeStream.close, for all partitions."""
         self._closed = True
         for task in self._asked.values():
             task.cancel()
@@ -125,13 +125,13 @@ class PartitionedStream(ClosedOnExit):
         return item
 
     def _ask_again(self) -> None:
-        """What was handed out last is done with; the others are being asked."""
+        """Acknowledge the last batch by requesting the next one of its partition."""
         stream, self._again = self._again, None
         if stream is not None:
             self._asked[stream.topic] = asyncio.ensure_future(stream.next())
 
     async def _find_partitions(self) -> None:
-        """Begin to stream those that are new."""
+        """Start streams of new partitions."""
         now = asyncio.get_running_loop().time()
         if self._closed or (self._streams and (self._to is not None or now < self._look_at)):
             return

@@ -1,8 +1,8 @@
-"""Consume, transform, produce: each record is handled exactly once, as far as what the handler sends goes.
+"""Exactly-once processing by consumer groups
 
-What a handler sends and how far the group has come commit in one transaction. The members of a group share the
-partitions of its topics, and read each that they hold by itself. One that was given up can't commit what others were
-given since, and nobody can commit the same stretch twice.
+The records that a handler sends and the group's new position commit in one transaction. The members of a group share
+the partitions of its topics, and read each assigned partition separately. A member that lost a partition cannot commit
+there any more, and no two members can commit the same range.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WAIT = 1.0
 
 
 class GroupSource(NamedTuple):
-    """What is read: topics, for a group, which begins at `start` on those that it never was on.
+    """What to read: topics, for a group; `start` is the initial position on topics it has not consumed before.
 
-    `batch` records at most are handled in a transaction; nothing for `idle_timeout` seconds is the end.
+    A transaction handles at most `batch` records. Processing ends after `idle_timeout` seconds without a record.
     """
 
     topics: str | Sequence[str]
@@ -45,7 +45,7 @@ class GroupSource(NamedTuple):
 
 
 async def process(client: BaseClient, source: GroupSource, task: HandlerTask) -> Processed:
-    """Be a member of the group and handle what it holds, until cancelled or idle. Raises what a handler does."""
+    """Join the group and handle its records until idle or cancelled. Raises the error of the handler."""
     topics = _check(source, task)
     member = Membership(client, source.group, topics, from_end=source.start == "end")
     work = _Process(client, source, topics, task, member)
@@ -59,16 +59,16 @@ async def process(client: BaseClient, source: GroupSource, task: HandlerTask) ->
 
 
 def _check(source: GroupSource, task: HandlerTask) -> Sequence[str]:
-    """The topics. Raises InvalidRequest, InvalidTopicName of what can't be done."""
+    """Return the topics. Raises InvalidRequest, InvalidTopicName for invalid arguments."""
     if type(task.retries) is not int or task.retries < 0:
-        raise InvalidRequest(f"retries is a number from 0 on, not {task.retries!r}")
+        raise InvalidRequest(f"retries must be an integer of at least 0, got {task.retries!r}")
     if type(source.batch) is not int or source.batch < 1:
-        raise InvalidRequest(f"a batch of {source.batch!r} records can't be: allow at least 1")
+        raise InvalidRequest(f"batch must be at least 1 record, got {source.batch!r}")
     idle = source.idle_timeout
     if idle is not None and (type(idle) not in (int, float) or not 0 < idle <= math.inf):
-        raise InvalidRequest(f"idle_timeout is a number of seconds above 0, or None for no end, not {idle!r}")
+        raise InvalidRequest(f"idle_timeout must be a number of seconds above 0, or None, got {idle!r}")
     if not isinstance(source.start, (str, datetime, Position)):
-        raise InvalidRequest(f"a group starts at 'beginning', 'end', a time or a position, not {source.start!r}")
+        raise InvalidRequest(f"start must be 'beginning', 'end', a datetime or a position, got {source.start!r}")
     topics = _names(source.topics)
     _check_on_error(task.on_error, topics)
     check_callable(task.handler if task.batch_handler is None else task.batch_handler)
@@ -79,7 +79,7 @@ def _names(topics: str | Sequence[str]) -> Sequence[str]:
     names = check_topics(topics)
     for name in names:
         if is_internal(check_topic_name(name)):
-            raise InvalidTopicName(f"{name!r} is the service's own: a group reads topics of records")
+            raise InvalidTopicName(f"{name!r} is an internal topic: a group can only read topics of records")
     return names
 
 
@@ -87,22 +87,24 @@ def _check_on_error(on_error: OnError, topics: Sequence[str]) -> None:
     if isinstance(on_error, DeadLetter):
         aside = check_topic_name(on_error.topic)
         if is_internal(aside):
-            raise InvalidTopicName(f"records can't be put aside into {aside!r}, which is the service's own")
+            raise InvalidTopicName(f"dead letters cannot go to {aside!r}, which is an internal topic")
         if whole_name(aside) in {whole_name(topic) for topic in topics}:
-            raise InvalidRequest(f"records can't be put aside into {aside!r}, which is read: they would come again")
+            raise InvalidRequest(
+                f"dead letters cannot go to {aside!r}, which the group reads: they would be handled again"
+            )
     elif on_error not in ("stop", "skip"):
-        raise InvalidRequest(f"on_error is 'stop', 'skip' or dead_letter(topic), not {on_error!r}")
+        raise InvalidRequest(f"on_error must be 'stop', 'skip' or dead_letter(topic), got {on_error!r}")
 
 
 def behind(end: Position) -> Position:
-    """The first position that can be behind another one."""
+    """Return the first position that can follow `end`."""
     if end.batch >= 0:
         return end._replace(batch=end.batch + 1)
     return Position(end.ledger, end.entry + 1)
 
 
 class _Process:
-    """One task reads and handles each partition that is held."""
+    """One call of `process`; a task reads and handles each assigned partition."""
 
     def __init__(
         self, client: BaseClient, source: GroupSource, topics: Sequence[str], task: HandlerTask, member: Membership
@@ -122,8 +124,8 @@ class _Process:
         self._idle_since = math.inf
 
     async def run(self) -> None:
-        """Until idle. Raises what the first task raises that fails."""
-        self._idle_since = asyncio.get_running_loop().time()  # to join may have taken long
+        """Run until idle. Raises the error of the first task that fails."""
+        self._idle_since = asyncio.get_running_loop().time()  # joining may have taken long
         changed = asyncio.ensure_future(self._member.changed.wait())
         try:
             self._start_missing()
@@ -148,7 +150,7 @@ class _Process:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _left(self) -> float:
-        """Seconds until this is idle for too long; not while there is work, or another member may be gone."""
+        """Seconds until the idle timeout; does not count down while there is work, or assignments may change."""
         if self._source.idle_timeout is None:
             return WAIT
         now = asyncio.get_running_loop().time()
@@ -161,11 +163,11 @@ class _Process:
         for name, share in self._member.shares.items():
             if name not in self._tasks:
                 self._followed[name] = share
-                self._beginning.add(name)  # until its task has a turn, which may take longer than `idle_timeout`
+                self._beginning.add(name)  # until its task runs, which may take longer than `idle_timeout`
                 self._tasks[name] = asyncio.create_task(self._follow(share))
 
     async def _follow(self, share: PartitionAssignment) -> None:
-        """Handle a partition until somebody else has it."""
+        """Handle a partition until it is assigned to another member."""
         pace = self._paces.setdefault(share.partition, AdaptiveBatch())
         handling = HandlerRunner(self._client, self._member, share, self._task, self.done, self._turn, pace)
         try:
@@ -180,36 +182,36 @@ class _Process:
                     if records is not None:
                         with self._working():
                             await handling.handle(records)
-                    # What is there already is no idleness, however long it takes to get it.
+                    # Reading records that already exist is not idle, however long it takes.
                     wait = 0.0 if records is not None else min(WAIT, self._source.idle_timeout or WAIT)
             finally:
-                with self._working():  # an error is on its way, maybe, which being idle would hide
+                with self._working():  # the idle timeout must not hide an error
                     await reader.close()
         except PositionTrimmed as error:
             if share.end == EARLIEST:
                 raise
             group, topic = self._source.group, share.partition
             raise PositionTrimmed(
-                f"group {group!r} has come to {share.end} of {topic!r}, and that is gone: {error}. If it was deleted "
-                f"and made anew, or what is lost may be, forget_group({group!r}, {topic!r}) or `txnbuf groups {group} "
-                f"--forget --topic {topic}` lets the group begin anew there"
+                f"group {group!r} has reached {share.end} of {topic!r}, which was trimmed: {error}. If the topic was "
+                f"re-created, or the lost records do not matter, run forget_group({group!r}, {topic!r}) or "
+                f"`txnbuf groups {group} --forget --topic {topic}` to restart the group there"
             ) from error
         except (StaleGeneration, PositionConflict):
             self._member.doubt(share)
             await asyncio.sleep(PAUSE)
 
     def _start(self, share: PartitionAssignment) -> Start:
-        """Where to read on."""
+        """Return where to continue reading."""
         start = self._source.start
         if share.end != EARLIEST:
             return behind(share.end)
         if isinstance(start, Position) and share.partition not in self._topics:
-            raise InvalidRequest(f"{start} is a position in one partition: name that as the topic to process")
-        return "beginning" if start == "end" else start  # a group that began when there was nothing begins there
+            raise InvalidRequest(f"start {start} is a position in one partition: use the partition's name as the topic")
+        return "beginning" if start == "end" else start  # the topic was empty when the group started
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """This is not idle meanwhile."""
+        """Count as busy inside the block."""
         self._busy += 1
         try:
             yield

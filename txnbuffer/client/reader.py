@@ -1,8 +1,6 @@
-"""Reading what committed, from the snapshot topic and the logs alone, in any process.
+"""Readers of committed records
 
-One topic read as it stands in its log, for a reader that doesn't wait for transactions to end.
-
-A committed reader for asyncio: reading goes on in a thread, one call at a time.
+`CommittedReader` reads the snapshot topic and the logs directly, in any process. `AsyncReader` runs one in a thread.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from txnbuffer.recordset import TOGETHER, rows_within
 
 
 class UncommittedFollower:
-    """Hands out every record as it stands in the log, whatever became of its transaction."""
+    """One topic of a read_uncommitted reader: every record of the log, whatever became of its transaction."""
 
     def __init__(self, broker: Broker, topic: str, beginning: StartPoint) -> None:
         self.topic = topic
         self._beginning = beginning
         self._stopped: Error | None = None
-        # A start within a record set is one within its message.
+        # A start inside a record set is inside its message.
         start = beginning.position
         self._reader = broker.reader(topic, start if start == EARLIEST else start._replace(batch=NO_INDEX))
         self._messages: PlacedBatch | None = None
@@ -83,7 +81,7 @@ class UncommittedFollower:
         return True
 
     def _unpack(self, messages: PlacedBatch) -> None:
-        """Hold the records of some messages, and keep the others."""
+        """Unpack the next messages into records, and keep the remaining messages."""
         count = rows_within(messages, TOGETHER)
         self._messages = messages.take(slice(count, None)) if count < len(messages) else None
         records, self._stopped = unpacked(messages.take(slice(count)))
@@ -100,16 +98,16 @@ class UncommittedFollower:
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
 LOOK = 10.0
-"""Seconds between two looks whether a topic has more partitions."""
+"""Seconds between checks for new partitions of a topic."""
 SLICE = 0.01
-"""Seconds that a reader of several topics waits on one of them before it looks at the next."""
+"""Seconds that a reader of several topics waits on one before it checks the next."""
 
 
 class Lag(NamedTuple):
-    """How far a reader is behind on one topic, in messages of its log, markers included.
+    """How far a reader is behind the end of one topic's log.
 
-    `behind`: between what was handed out and the end; `undecided`: of these, those that nobody may
-    see yet, because a transaction below them is open or because the reader has not come to them.
+    `behind` is the number of messages, markers included, between `next_position` and `end`. `undecided` is the part of
+    them that no reader may see yet, because an earlier transaction is still open, or that this reader has not read yet.
     """
 
     next_position: Position
@@ -120,19 +118,19 @@ class Lag(NamedTuple):
 
 
 class CommittedReader:
-    """Reads the visible records of one topic or several, each topic in log order.
+    """A reader of the committed records of one or more topics, in log order for each topic.
 
         with open_broker("file:DIR") as broker, CommittedReader(broker, "orders") as reader:
             for batch in reader: ...
 
-    A topic with partitions is read as all of these, `T-partition-0` and so on, the later ones from their beginning.
+    - `topics`: one name or several. A partitioned topic stands for all its partitions (`T-partition-0` and so on),
+      including those that are added later, which are read from their beginning.
+    - `start`: "beginning", "end", a Position (of the first record to read) or a datetime (first record published at or
+      after it, local time if it has no time zone). A mapping from topic or partition to these sets each separately.
+    - `isolation`: "read_committed", or "read_uncommitted" for every record in the log.
 
-    `start` is one `Start` for all topics, or a mapping from topic or partition to `Start`; a position is that of
-    the first record wanted; a time, which may be to come, is when the first record wanted was published, local
-    without a zone. `isolation` is "read_committed", or
-    "read_uncommitted" for every record as it stands in the log. Raises TopicNotFound, PositionTrimmed,
-    SnapshotDamaged and its kin, and UsedAfterFork in a child of the process that made it; nothing is handed out before
-    the state of its topic is wholly recovered.
+    Nothing is returned before the transaction state of a topic has been recovered. Raises TopicNotFound,
+    PositionTrimmed, SnapshotDamaged and related errors, and UsedAfterFork in a child process.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class CommittedReader:
         clock: Clock | None = None,
     ) -> None:
         if isolation not in ISOLATIONS:
-            raise InvalidRequest(f"isolation {isolation!r} is none of {', '.join(ISOLATIONS)}")
+            raise InvalidRequest(f"isolation must be one of {', '.join(ISOLATIONS)}, got {isolation!r}")
         self._broker = broker
         self._forked_from = lifecycle.generation()
         self._clock = clock or SystemClock()
@@ -162,7 +160,9 @@ class CommittedReader:
         self._look_at = self._clock.monotonic() + LOOK
 
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
-        """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds."""
+        """Return the next visible records of one topic, at most `limit`; None if there are none within `timeout`
+        seconds.
+        """
         check_limit(limit)
         lifecycle.check(self._forked_from)
         deadline = self._clock.monotonic() + timeout
@@ -178,14 +178,14 @@ class CommittedReader:
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 return None
-            if not self._followers:  # of a topic whose partitions are all to come
+            if not self._followers:  # a topic whose partitions do not exist yet
                 self._clock.sleep(min(left, SLICE))
                 continue
             self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
 
     def _grow(self) -> None:
-        """Read the partitions too that came since; what can't be opened now is tried again at the next look."""
+        """Start reading partitions that were added; one that cannot be opened now is retried at the next check."""
         if not self._asked.partitioned or self._clock.monotonic() < self._look_at:
             return
         self._look_at = self._clock.monotonic() + LOOK
@@ -198,18 +198,18 @@ class CommittedReader:
                 raise
 
     def __iter__(self) -> Iterator[RecordBatch]:
-        """Batches without end; stop by leaving the loop."""
+        """Iterate over batches without end; leave the loop to stop."""
         while True:
             if (batch := self.read(timeout=1.0)) is not None:
                 yield batch
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The epochs of the newest owners that the logs tell of, as far as they were read."""
+        """The newest epoch of each owner whose markers were read so far."""
         return tuple(epoch for follower in self._followers for epoch in follower.epochs)
 
     def lag(self) -> dict[str, Lag]:
-        """How far each topic is behind the end of its log at this moment."""
+        """Return the current lag of each topic."""
         lags = {}
         for follower in self._followers:
             ledgers = self._broker.ledgers(follower.topic)
@@ -221,8 +221,9 @@ class CommittedReader:
         return lags
 
     def close(self) -> None:
+        """Close the reader. In a child process this does nothing: the parent owns what is open."""
         if self._forked_from != lifecycle.generation():
-            return  # what it has open is the parent's
+            return
         for follower in self._followers:
             follower.close()
 
@@ -236,10 +237,12 @@ class CommittedReader:
 
 
 def beginning_of(broker: Broker, topic: str, start: Start) -> StartPoint:
-    """The first record wanted. Raises InvalidRequest, PositionTrimmed."""
+    """Return the first record to read. Raises InvalidRequest, PositionTrimmed."""
     if isinstance(start, Position):
         if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):
-            raise PositionTrimmed(f"topic {topic} begins with ledger {first}: {start} is gone; start at the beginning")
+            raise PositionTrimmed(
+                f"topic {topic} begins at ledger {first}: position {start} was trimmed; start at the beginning"
+            )
         return StartPoint(start)
     if start == "beginning":
         return StartPoint(EARLIEST)
@@ -248,7 +251,7 @@ def beginning_of(broker: Broker, topic: str, start: Start) -> StartPoint:
     if start == "end":
         return StartPoint(end)
     if not isinstance(start, datetime):
-        raise InvalidRequest(f"can't start at {start!r}: give a position, a time, 'beginning' or 'end'")
+        raise InvalidRequest(f"start must be a position, a datetime, 'beginning' or 'end', got {start!r}")
     time = _milliseconds(start)
     found = broker.position_at(topic, time)
     return StartPoint(end, time) if found is None else StartPoint(found)
@@ -258,7 +261,7 @@ def _milliseconds(time: datetime) -> int:
     try:
         return max(round(time.timestamp() * 1000), 0)
     except (OverflowError, ValueError):
-        raise InvalidRequest(f"{time} is no time that a record can have") from None
+        raise InvalidRequest(f"start is out of range: {time}") from None
 
 
 Result = TypeVar("Result")
@@ -268,7 +271,7 @@ POLL = 0.5
 
 
 class AsyncReader(ClosedOnExit):
-    """Hands out batches of visible records, each to one task; a read that was cancelled loses none of them."""
+    """A CommittedReader for asyncio, made by `Client.reader`. Cancelling a read loses no records."""
 
     def __init__(self, reader: CommittedReader, thread: ThreadPoolExecutor) -> None:
         self._reader = reader
@@ -285,7 +288,7 @@ class AsyncReader(ClosedOnExit):
         start: Start | Mapping[str, Start],
         isolation: str,
     ) -> AsyncReader:
-        """Open a reader in a thread of its own. Raises what CommittedReader raises."""
+        """Open a reader in its own thread. Raises as CommittedReader."""
         thread = ThreadPoolExecutor(1, "txnbuffer-reader")
         try:
             reader = await opened(thread, lambda: CommittedReader(broker(), topics, start=start, isolation=isolation))
@@ -295,9 +298,10 @@ class AsyncReader(ClosedOnExit):
         return cls(reader, thread)
 
     async def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
-        """The next visible records of one topic, at most `limit`; None if there were none for `timeout` seconds.
+        """Return the next visible records of one topic, at most `limit`; None if there are none within `timeout`
+        seconds.
 
-        Tasks that read at the same time take turns.
+        Concurrent reads run one after the other.
         """
         check_limit(limit)
         deadline = asyncio.get_running_loop().time() + timeout
@@ -325,7 +329,7 @@ class AsyncReader(ClosedOnExit):
                     self._reading = None
                 raise
             self._reading = None
-            if batch is not None and len(batch) > limit:  # it was read for somebody who wanted more, and was cancelled
+            if batch is not None and len(batch) > limit:  # a cancelled call with a higher limit read it
                 self._reading = loop.create_future()
                 self._reading.set_result(batch.take(slice(limit, None)))
                 batch = batch.take(slice(limit))
@@ -333,24 +337,24 @@ class AsyncReader(ClosedOnExit):
                 return batch
 
     async def __aiter__(self) -> AsyncIterator[RecordBatch]:
-        """Batches without end; stop by leaving the loop."""
+        """Iterate over batches without end; leave the loop to stop."""
         while True:
             if (batch := await self.read(timeout=60.0)) is not None:
                 yield batch
 
     async def lag(self) -> dict[str, Lag]:
-        """How far each topic is behind the end of its log at this moment."""
+        """Return the current lag of each topic."""
         return await self._call(self._reader.lag)
 
     async def close(self) -> None:
-        """End it, behind a read that goes on; who is cancelled meanwhile need not close it again."""
+        """Close the reader after a running read has ended. It completes even if the caller is cancelled."""
         if self._closing is None:
             self._closing = self._call(self._reader.close)
             self._thread.shutdown(wait=False)
         await asyncio.shield(self._closing)
 
     def _call(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Raises InvalidRequest."""
+        """Run a function in the reader's thread. Raises InvalidRequest once the reader is closed."""
         if self._closing is not None:
-            raise InvalidRequest("the reader was closed: open another one")
+            raise InvalidRequest("the reader is closed: open another one")
         return asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -1,4 +1,4 @@
-"""What a reader hands out: columns of visible records, or one record of them."""
+"""Visible records as a reader returns them: columns, or single records"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from txnbuffer.model import Position, TxnId
 from txnbuffer.protocol import TXN
 
 RESERVED = "tb."
-"""Properties under this prefix belong to the log protocol and are not handed out."""
+"""Prefix of the properties of the log protocol, which are not returned."""
 
 
 class Record(NamedTuple):
-    """One visible record. `value` None: the key is deleted. Times are in milliseconds since 1970."""
+    """One visible record. `value` is None if it deletes the key. Times are milliseconds since 1970."""
 
     topic: str
     position: Position
@@ -33,9 +33,9 @@ class Record(NamedTuple):
 class RecordBatch:
     """n visible records of one topic in log order, as columns of length n; iterate it for single records.
 
-    `seqnos` int64[n] counts the visible records of the topic from 1; None where records have no
-    number: the topic has had no transactions yet, or the reader is not read_committed.
-    `publish_times` int64[n] in milliseconds; `txns` the texts `most:least`, or None: no transactions.
+    `seqnos` int64[n] numbers the visible records of the topic from 1. It is None if the topic has had no transactions,
+    or if the reader is not read_committed. `publish_times` int64[n] is in milliseconds since 1970. `txns` holds
+    transaction ids as text `most:least`; it is None if the batch has no transactional records.
     """
 
     topic: str
@@ -59,7 +59,7 @@ class RecordBatch:
         )
 
     def take(self, which: Which) -> RecordBatch:
-        """The records that a mask, an index column or a slice chooses."""
+        """Return the records that a mask, an index array or a slice selects."""
         return RecordBatch(
             self.topic,
             self.positions.take(which),

@@ -1,10 +1,8 @@
-"""Which topics of a cluster have partitions, and which of them a record goes to.
+"""Partitions: where a record goes, and what a reader of a partitioned topic reads
 
-A record with a key goes where Pulsar's clients put that key. Records without one go to one partition after the other:
-all that one call hands over together go to the same, so that they stay together in batches and record sets. Topics
-may get more partitions while they are written to, and keys go to others from then on, as they do for Pulsar's clients.
-
-What a reader is asked for: topics, of which those with partitions are all their partitions.
+A record with a key goes to the partition that Pulsar's clients choose for that key. Records without a key go to the
+partitions in turn; all records of one call go to the same, so that they stay together in batches and record sets. If a
+topic gets more partitions, keys may go to others from then on, as with Pulsar's clients.
 """
 
 from __future__ import annotations
@@ -29,42 +27,45 @@ from txnbuffer.errors import Error, InvalidRequest
 from txnbuffer.model import Position
 
 REFRESH = 10.0
-"""Seconds after which it is asked again how many partitions a topic has."""
+"""Seconds after which the number of partitions of a topic is requested again."""
 
 
 class TopicRoute:
-    """What is known of a topic: `count` partitions, 0 for none; it is asked again at `until`. `turn`: for no key."""
+    """What is known of a topic: `count` partitions, 0 if it is not partitioned, valid until `until`.
+
+    `turn` selects the partition of records without a key.
+    """
 
     __slots__ = ("asking", "count", "turn", "until")
 
     def __init__(self) -> None:
         self.count = 0
         self.until = 0.0
-        self.turn = random.randrange(2**16)  # noqa: S311  clients need not begin with the same partition
+        self.turn = random.randrange(2**16)  # noqa: S311  spreads clients over the partitions
         self.asking: asyncio.Future[None] | None = None
 
 
 class NoRoutes:
-    """Where no topic has partitions."""
+    """Routes of a log without partitioned topics."""
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """Raises InvalidRequest for a `partition`."""
+        """Return the rows by topic. Raises InvalidRequest for a `partition`."""
         _check_none(topic, partition)
         return ((topic, rows),)
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, of columns."""
+        """As `parts`, for a Batch."""
         _check_none(topic, partition)
         return ((topic, records),)
 
 
 def _check_none(topic: str, partition: int | None) -> None:
     if partition is not None:
-        raise InvalidRequest(f"topic {topic!r} has no partitions: it can't take a record for partition {partition}")
+        raise InvalidRequest(f"topic {topic!r} has no partitions: cannot send to partition {partition}")
 
 
 class Routes:
-    """Belongs to one loop."""
+    """The partitions of a cluster's topics. Use it on the loop that created it."""
 
     def __init__(self, broker: PartitionedBroker) -> None:
         self._broker = broker
@@ -72,22 +73,22 @@ class Routes:
         self._known: dict[str, TopicRoute] = {}
 
     async def parts(self, topic: str, rows: SendColumns, partition: int | None) -> Sequence[tuple[str, SendColumns]]:
-        """The same rows by the topics to send them to: one that has no partitions, or partitions.
+        """Return the rows by the topics or partitions to send them to.
 
-        Raises InvalidRequest for a `partition` that there is not, and what asking the cluster raises.
+        Raises InvalidRequest for a `partition` that does not exist, and the errors of the cluster.
         """
         places = await self._places(topic, rows.keys, partition)
         return [(name, rows if which is None else pick(rows, which.tolist())) for name, which in places]
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
-        """As `parts`, of columns."""
+        """As `parts`, for a Batch."""
         places = await self._places(topic, records.keys, partition)
         return [(name, records if which is None else records.take(which)) for name, which in places]
 
     async def _places(
         self, topic: str, keys: Sequence[bytes | None] | Blobs, partition: int | None
     ) -> Sequence[tuple[str, NDArray[np.intp] | None]]:
-        """Topics to send to, each with the rows that go there; None: all of them."""
+        """Return the topics to send to, each with its row indexes; None stands for all rows."""
         known = self._known.get(topic)
         if known is None:
             known = await self._ask(topic)
@@ -108,12 +109,12 @@ class Routes:
 
     async def _named(self, topic: str, known: TopicRoute, partition: int) -> str:
         if type(partition) is not int or partition < 0:
-            raise InvalidRequest(f"partitions are 0, 1, 2 …, not {partition!r}")
+            raise InvalidRequest(f"partition must be 0, 1, 2 …, got {partition!r}")
         if partition >= known.count:
             known = await self._ask(topic)
         if partition >= known.count:
             there = f"{known.count} partitions" if known.count else "no partitions"
-            raise InvalidRequest(f"topic {topic!r} has {there}: it can't take a record for partition {partition}")
+            raise InvalidRequest(f"topic {topic!r} has {there}: cannot send to partition {partition}")
         return partition_name(topic, partition)
 
     async def _ask(self, topic: str) -> TopicRoute:
@@ -123,19 +124,19 @@ class Routes:
         return known
 
     def _ask_beside(self, topic: str, known: TopicRoute) -> None:
-        """Ask again while sends go on as before."""
+        """Request the number of partitions again in the background."""
         if known.asking is None or known.asking.done():
             known.asking = asyncio.ensure_future(self._ask_again(topic))
 
     async def _ask_again(self, topic: str) -> None:
         try:
             await self._ask(topic)
-        except Error:  # the cluster is away: what was known holds until the next time
+        except Error:  # the cluster is unavailable: keep the known number until the next request
             return
 
 
 def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int, turn: int) -> Int64s | int:
-    """The partition of each row, or that of all."""
+    """Return the partition of each row, or one partition for all."""
     if len(keys) == 1:
         return turn if keys[0] is None else int(choose([keys[0]], count, broker.hashing)[0])
     places = [place for place, key in enumerate(keys) if key is not None]
@@ -147,11 +148,13 @@ def _chosen(broker: PartitionedBroker, keys: Sequence[bytes | None], count: int,
 
 
 Start: TypeAlias = "Position | datetime | str"
-"""Where to begin: a position, a time, "beginning" or "end"."""
+"""Where to start: a position, a time, "beginning" or "end"."""
 
 
 class ReadTopics:
-    """`partitioned`: topics with partitions, of which more may come. Raises InvalidRequest, TopicNotFound."""
+    """The topics and partitions that a reader reads; `partitioned` topics may get more. Raises InvalidRequest,
+    TopicNotFound.
+    """
 
     def __init__(self, broker: Broker, topics: str | Iterable[str], start: Start | Mapping[str, Start]) -> None:
         self._broker = broker
@@ -169,25 +172,25 @@ class ReadTopics:
             unread = sorted(start.keys() - {*self._names, *self._read})
             strange = [name for name in unread if not _is_of(name, self.partitioned)]
             if strange:
-                raise InvalidRequest(f"a start is given for {', '.join(strange)}, which is not read")
+                raise InvalidRequest(f"start has {', '.join(strange)}, which this reader does not read")
 
     def first(self) -> list[tuple[str, Start]]:
-        """Each topic and partition that there is, and where to begin with it."""
+        """Return each existing topic and partition, and where to start with it."""
         self._taken = set(self._read)
         return [(name, self._start_of(name, topic)) for name, topic in self._read.items()]
 
     def parts(self) -> list[tuple[str, str]]:
-        """Each topic and partition that there is, and the topic that it is of."""
+        """Return each existing topic and partition, and the topic that it belongs to."""
         return list(self._read.items())
 
     def came(self) -> list[tuple[str, Start]]:
-        """The partitions that were not `taken` yet, and where to begin with them: they came since."""
+        """Return new partitions, and where to start with them; those already `taken` are left out."""
         self._add(set(self._broker.topics()))
         new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in self._taken]
         return [(name, "beginning" if start == "end" else start) for name, start in new]
 
     def taken(self, name: str) -> None:
-        """A partition that came is read."""
+        """A new partition is being read."""
         self._taken.add(name)
 
     def _add(self, known: set[str]) -> None:
@@ -203,7 +206,9 @@ class ReadTopics:
         else:
             found = self._start.get(topic, "beginning")
         if isinstance(found, Position) and name != topic:
-            raise InvalidRequest(f"{found} is a position in one partition of {topic!r}: give a start for each of them")
+            raise InvalidRequest(
+                f"start {found} is a position in one partition of {topic!r}: give a start for each partition"
+            )
         return found
 
 

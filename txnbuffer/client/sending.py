@@ -1,4 +1,4 @@
-"""Records from the application to the service: collected, sent, acknowledged, sent again."""
+"""Records from the application to the service: queued, sent, acknowledged, sent again"""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from txnbuffer.client.outbox import OpenTransaction, Outbox, SendColumns, SendIn
 from txnbuffer.rpc.frames import FRAME_BYTES, Send
 
 MAX_UNDER_WAY = 3
-"""Frames with sends that are not acknowledged, or sends of one topic where topics do not wait for one another: what
-comes meanwhile goes together into the next one."""
+"""Limit of unacknowledged frames with sends, or of sends for each topic if topics are pipelined independently.
+Records that arrive meanwhile go into the next one together.
+"""
 FIRST_CREDITS = 1024 * 1024
 
 
 class SendTopic:
-    """`registered`: transactional records may be sent; `asked`: its registration is under way.
+    """The queue of one topic.
 
-    `under_way` counts sends.
+    `registered`: transactional records may be sent; `asked`: the registration was requested. `under_way` counts sends.
     """
 
     __slots__ = ("asked", "name", "ordinary", "registered", "sealed", "transactional", "under_way")
@@ -34,12 +35,14 @@ class SendTopic:
 
     @property
     def has_transactional(self) -> bool:
-        """Whether records of transactions wait here."""
+        """Whether transactional records wait here."""
         return self.transactional.size > 0 or any(flight.runs for flight in self.sealed)
 
 
 class Sending:
-    """`unacknowledged` counts bytes, queued ones too. `apart`: topics do not wait for one another."""
+    """The sends of a session. `unacknowledged` counts bytes, queued ones included. `apart`: topics do not wait for
+    one another.
+    """
 
     def __init__(self, *, apart: bool) -> None:
         self.topics: dict[str, SendTopic] = {}
@@ -74,7 +77,7 @@ class Sending:
             self._ready[topic.name] = topic
 
     def add_batch(self, topic: SendTopic, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
-        """Records as a send of their own."""
+        """Queue records as a send of their own."""
         if topic.transactional.size:
             topic.sealed.append(topic.transactional.take())
         flight = flight_of(topic.name, records, transaction, set_bytes)
@@ -98,7 +101,7 @@ class Sending:
         return dropped
 
     def take(self) -> tuple[Send, ...]:
-        """The sends of the next frame."""
+        """Return the sends of the next frame."""
         taken: list[Send] = []
         if len(self._frames) >= MAX_UNDER_WAY:
             return ()
@@ -114,17 +117,17 @@ class Sending:
         return tuple(taken)
 
     def failed(self, number: int) -> SendInFlight | None:
-        """The send of this number, if it is under way."""
+        """Return the send of this number, if it is not settled yet."""
         return self._under_way.get(number)
 
     def acknowledged(self, number: int) -> list[SendInFlight]:
-        """All sends up to this number are settled."""
+        """Settle all sends up to this number."""
         while self._frames and self._frames[0] <= number:
             self._frames.popleft()
         return self.settled([one for one in self._under_way if one <= number])
 
     def settled(self, numbers: Iterable[int]) -> list[SendInFlight]:
-        """These sends are settled, whatever became of others."""
+        """Settle these sends, regardless of others."""
         flights = []
         for number in numbers:
             flight = self._under_way.pop(number)
@@ -136,7 +139,9 @@ class Sending:
         return flights
 
     def lost(self) -> list[SendInFlight]:
-        """The connection is gone: transactional sends go again; ordinary ones, which are returned, don't."""
+        """The connection is lost: queue transactional sends again, and return the ordinary ones, which are not sent
+        again.
+        """
         unknown = [flight for flight in self._under_way.values() if not flight.runs]
         again = [flight for flight in self._under_way.values() if flight.runs]
         for flight in self._under_way.values():
@@ -151,7 +156,7 @@ class Sending:
         return unknown
 
     def drop_all(self) -> list[Waiter]:
-        """Give up everything that is not acknowledged; who waits for it."""
+        """Drop everything that is not acknowledged; return the waiters."""
         flights = [*self.lost(), *self._again]
         waiters: list[Waiter] = []
         self._again.clear()
@@ -170,7 +175,7 @@ class Sending:
         while self._ready:
             topic = next(iter(self._ready.values()))
             if self._apart and topic.under_way >= MAX_UNDER_WAY:
-                del self._ready[topic.name]  # it is back as soon as one of its sends is settled
+                del self._ready[topic.name]  # `settled` adds it again
                 continue
             if topic.sealed and (topic.registered or not topic.sealed[0].runs):
                 return topic.sealed.popleft()

@@ -1,12 +1,11 @@
-"""Keeps a session connected: carries frames between its core and the service, and wakes who waits.
+"""Sessions of a client: connected to the service of each shard, and reconnected when a connection is lost
 
-All that tasks ask for in one turn of the loop goes out in one frame.
+A session passes frames between its core and the service, and wakes the callers that wait for answers. All requests made
+in one iteration of the event loop go out in one frame.
 
-The sessions of a client: one with each shard's service that it needs, opened when it does.
-
-Most transactions begin at the shard that the client calls home; where that one is away for long, new ones begin
-elsewhere. A named producer and a consumer group have the shard of their names, wherever their topics are. Each session
-stays connected by itself, so a service that is away stops only what it has to answer.
+Most transactions begin at the client's home shard; while that is unavailable, new ones begin at another shard. A named
+producer and a consumer group belong to the shard of their name. Each shard has its own session, opened when needed, so
+a service that is unavailable delays only its own requests.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ from txnbuffer.rpc.frames import ClientFrame
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""
 TICK = 1.0
+"""Seconds between two ticks of the core."""
 VISIBLE = 120.0
-"""Seconds that the service itself waits until a commit is visible."""
+"""Seconds for which the service waits until a commit is visible."""
 GOODBYE = 5.0
-"""Seconds that a closing client waits for the service to end the connection."""
+"""Seconds that `close` waits for the service to end the connection."""
 
 
 class ClientSession:
-    """`max_unavailable`: seconds without a connection after which whoever waits is told so. `apart` as of its core.
+    """A session with the service of `shard`.
 
-    Where that is so records go to a cluster, which may be away while the service is there; then seconds without an
-    answer or an acknowledgement count as well. `shard`: whose service it is with.
+    Requests fail after `max_unavailable` seconds without a connection. If records go directly to a cluster (`apart`),
+    the cluster may be down while the service is up, so seconds without any answer or acknowledgement count as well.
     """
 
     def __init__(self, dial: Dial, max_unavailable: float, *, apart: bool = False, shard: Shard = ONLY) -> None:
@@ -59,13 +59,13 @@ class ClientSession:
         self._lost_at = 0.0
 
     async def open(self) -> None:
-        """Connect. Raises ServiceUnavailable, or why the service refuses this client."""
+        """Connect. Raises ServiceUnavailable, and the error if the service rejects this client."""
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
         try:
             link = await self._dial()
         except ServiceUnavailable as away:
-            link = None  # it is away, or being started: that is waited for
+            link = None  # it may be starting: wait for it
             self._reason = away
         self._start(link)
         if link is None:
@@ -74,7 +74,7 @@ class ClientSession:
         try:
             await self._first.wait()
         except asyncio.CancelledError:
-            await self.close()  # it would go on connecting for nobody
+            await self.close()  # otherwise it would keep connecting
             raise
         if self._unreachable is not None:
             error = self._unreachable
@@ -82,29 +82,29 @@ class ClientSession:
             raise error
 
     def begin(self) -> None:
-        """Connect in the background; whoever asks for something waits for it, with the session's patience."""
+        """Connect in the background; requests wait for the connection for up to `max_unavailable` seconds."""
         self._loop = asyncio.get_running_loop()
         self._start(None)
 
     def check(self) -> None:
-        """Raises what makes any request vain: UsedAfterFork, Closed, or that no service can be reached."""
+        """Raises UsedAfterFork, and the error while no service can be reached."""
         lifecycle.check(self.forked_from)
         if self._unreachable is not None:
             raise self._unreachable
 
     def away_for(self, seconds: float) -> bool:
-        """Whether there has been no connection for so long."""
+        """Return whether there has been no connection for this many seconds."""
         return not self.core.welcomed and self._loop.time() > self._lost_at + seconds
 
     def poke(self) -> None:
-        """There is something to send."""
+        """Send what is queued."""
         self._news.set()
 
     def future(self) -> asyncio.Future[Any]:
         return self._loop.create_future()
 
     async def result(self, put: Callable[[asyncio.Future[Any]], None]) -> Any:
-        """Ask for something and wait: `put` gets the waiter. Raises the error that is the answer."""
+        """Make a request and wait: `put` gets the waiter. Raises the error in the answer."""
         self.check()
         future: asyncio.Future[Any] = self._loop.create_future()
         put(future)
@@ -116,7 +116,7 @@ class ClientSession:
             raise
 
     async def close(self) -> None:
-        """Send what waits, say goodbye, end."""
+        """Send what is queued, end the session, and disconnect."""
         self._closing = True
         if self._link is not None and self.core.welcomed:
             self._news.set()
@@ -158,7 +158,7 @@ class ClientSession:
             await asyncio.sleep(pause)
 
     async def _talk(self, link: Link) -> None:
-        """Use a connection until it ends. Raises why it did."""
+        """Use a connection until it ends. Raises the error that ended it."""
         self._link = link
         writer = self._loop.create_task(self._write(link))
         writer.add_done_callback(self._writer_ended)
@@ -182,7 +182,7 @@ class ClientSession:
         while True:
             await self._news.wait()
             self._news.clear()
-            # Whatever else happens in this turn of the loop goes into the same frame.
+            # Other requests of this iteration of the event loop go into the same frame.
             await asyncio.sleep(0)
             while (frame := self.core.take_frame()) is not None:
                 await link.send(frame)
@@ -193,10 +193,11 @@ class ClientSession:
                 return
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
-        """Nobody may wait for an answer to what can't be sent; what the connection's end means is told elsewhere."""
+        """Fail all requests if the writer failed unexpectedly; the reader reports a lost connection."""
         if writer.cancelled() or (error := writer.exception()) is None or isinstance(error, Error):
             return
-        self._give_up(ClientBroken(f"this client can't go on: {error!r}; open another one, and report this"))
+        text = f"internal client error: {error!r}; operations in flight may or may not have completed"
+        self._give_up(ClientBroken(f"{text}. Open a new client, and report this"))
         self._tasks[0].cancel()
 
     async def _keep_time(self) -> None:
@@ -220,16 +221,16 @@ class ClientSession:
             self._deliver()
 
     def _standstill(self) -> str:
-        """Why nothing may have moved for so long as patience lasts."""
+        """Return why nothing may have progressed for `max_unavailable` seconds."""
         foreign = next((topic for topic in self.core.unregistered if not self._shard.owns(topic)), None)
         if foreign is None:
             return (
-                f"the cluster acknowledged nothing for {self.max_unavailable:g} s, nor did its service answer: "
-                "check that both are up"
+                f"neither the cluster nor its service answered for {self.max_unavailable:g} s: check that both are "
+                "running"
             )
         return (
-            f"topic {foreign!r} was not registered for {self.max_unavailable:g} s: the service of shard "
-            f"{shard_of(foreign, self._shard.of)}, which owns it, does not answer, or the cluster acknowledges nothing"
+            f"topic {foreign!r} was not registered within {self.max_unavailable:g} s: its owner, the service of shard "
+            f"{shard_of(foreign, self._shard.of)}, does not answer, or the cluster does not"
         )
 
     def _connected(self) -> None:
@@ -242,7 +243,7 @@ class ClientSession:
     def _report_unavailable_later(self, error: Error | None) -> None:
         self._reason = error
         if self._unavailable_timer is None and self._unreachable is None:
-            # The first attempt took a while too: from its beginning on there was no connection.
+            # The time without a connection includes the first attempt.
             left = self._lost_at + self.max_unavailable - self._loop.time()
             self._unavailable_timer = self._loop.call_later(max(left, 0.0), self._report_unavailable)
 
@@ -273,7 +274,7 @@ AWAY = 2.0
 
 
 class ShardSessions:
-    """`home` is the session of shard `number` of `shards`; `make` makes that of another."""
+    """The sessions of a client: `home` with shard `number` of `shards`, and others that `make` creates."""
 
     def __init__(
         self, home: ClientSession, number: int = 0, shards: int = 1, make: Callable[[int], ClientSession] | None = None
@@ -284,7 +285,7 @@ class ShardSessions:
         self._open = {number: home}
 
     def at(self, number: int) -> ClientSession:
-        """The session of a shard; of one that there isn't, home."""
+        """Return the session of a shard, or the home session if the shard does not exist."""
         found = self._open.get(number)
         if found is None:
             if self._make is None or number >= self.shards:
@@ -293,27 +294,27 @@ class ShardSessions:
         return found
 
     def of(self, name: str) -> ClientSession:
-        """The session of a named producer, or a consumer group."""
+        """Return the session of a named producer or a consumer group."""
         return self.at(shard_of(name, self.shards) if self.shards > 1 else self._home)
 
     async def ready(self, name: str | None = None) -> ClientSession:
-        """A session by which a transaction can begin at once: that of a name, or any. Raises ServiceUnavailable."""
+        """Return a session that can begin a transaction now, for a name or any. Raises ServiceUnavailable."""
         while True:
             session = self.any() if name is None else self.of(name)
             session.check()
             if session.core.can_begin:
                 return session
-            with contextlib.suppress(TimeoutError):  # by then another shard may be the one
+            with contextlib.suppress(TimeoutError):  # then try another shard
                 async with asyncio.timeout(AWAY if name is None and self.shards > 1 else None):
                     await session.result(session.core.wait_to_begin)
 
     async def ask(self, name: str, put: Callable[[SessionCore, asyncio.Future[Any]], None]) -> Any:
-        """What the service of a producer or a group answers to what `put` asks. Raises the error that is the answer."""
+        """Make a request to the service of a producer or a group. Raises the error in the answer."""
         session = self.of(name)
         return await session.result(lambda future: put(session.core, future))
 
     def any(self) -> ClientSession:
-        """The session for a transaction that can begin anywhere."""
+        """Return the session for a transaction that can begin at any shard."""
         home = self._open[self._home]
         if self.shards == 1 or not home.away_for(AWAY):
             return home
@@ -324,5 +325,5 @@ class ShardSessions:
         return next((other for other in others if not other.away_for(AWAY)), home)
 
     async def close(self) -> None:
-        """End all."""
+        """Close all sessions."""
         await asyncio.gather(*(session.close() for session in self._open.values()))

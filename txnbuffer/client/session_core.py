@@ -1,18 +1,15 @@
-"""A client's side of a session, without a socket or a clock: what is said goes into frames, frames come in.
+"""The client's side of a session, without I/O: requests become frames, and frames become results
 
-`SessionCore` outlives its connections. Whoever runs it calls `hello` when a connection is there and
-`lost` when it is gone, hands it what the service sent (`receive`), and sends what `take_frame` gives.
-Whoever asks for something gives a *waiter*, and gets it back with the result from `take_results`.
+A `SessionCore` outlives its connections. Its caller calls `hello` for each new connection and `lost` when it is gone,
+passes it what the service sends (`receive`), and sends what `take_frame` returns. A request has a *waiter*, which comes
+back with the result from `take_results`.
 
-- Ids are leased ahead of need, so that `begin` waits for nothing.
-- A topic is registered before its first transactional send; what is for it waits.
-- A commit or abort is sent once all sends of the transaction are settled. A failed send leaves abort as
-  the only end.
-- After a lost connection the open transactions are named, what was not acknowledged is sent again,
-  and so are all requests without an answer. Ordinary sends that were under way are told to be unknown:
-  nothing in them would tell the second from the first.
-
-Transaction ids that the session has leased and not used.
+- Ids are leased in advance, so that `begin` does not wait.
+- A topic is registered before its first transactional send; its records wait until then.
+- A commit or abort is sent once all sends of the transaction are settled. After a failed send only an abort is
+  possible.
+- After a reconnect the open transactions are announced again, and unacknowledged sends and unanswered requests are sent
+  again. Ordinary sends fail as unknown instead: the service could not recognize a duplicate.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ SMALLEST, LARGEST = 16, 8192
 
 
 class Ids:
-    """`want`: how many to ask for; it grows when they run out before the next ones are there."""
+    """Leased transaction ids that are not used yet. `want` is the size of the next lease; it grows when ids run out."""
 
     def __init__(self) -> None:
         self.want = 64
@@ -58,7 +55,7 @@ class Ids:
 
     @property
     def low(self) -> bool:
-        """Whether it is time to ask for more."""
+        """Whether it is time to lease more."""
         return self._left * 2 < self.want
 
     def add(self, first: int, size: int, *, ran_out: bool) -> None:
@@ -68,13 +65,13 @@ class Ids:
             self.want = min(self.want * 2, LARGEST)
 
     def refused(self) -> bool:
-        """A lease was refused: ask for fewer. False: fewer make no sense."""
+        """A lease was rejected: request fewer next time. False if fewer make no sense."""
         smaller = self.want > SMALLEST
         self.want = max(self.want // 4, SMALLEST)
         return smaller
 
     def take(self) -> int:
-        """The next id; there must be one."""
+        """Return the next id; there must be one."""
         block = self._blocks[0]
         least = block[0]
         block[0] += 1
@@ -84,7 +81,7 @@ class Ids:
         return least
 
     def clear(self) -> tuple[IdBlock, ...]:
-        """Give all of them up."""
+        """Return all ids and forget them."""
         blocks = tuple(IdBlock(first, end - first) for first, end in self._blocks)
         self._blocks.clear()
         self._left = 0
@@ -92,14 +89,14 @@ class Ids:
 
 
 IDLE_TICKS = 5
-"""Ticks without a begin after which unused ids are given back."""
+"""Ticks without a new transaction after which unused ids are returned."""
 
 
 class SessionCore:
-    """`broken`: why the connection is of no use any more; open another one.
+    """The state of a session.
 
-    `apart`: topics do not wait for one another; else sends are acknowledged in their order. `progress` grows as answers
-    and acknowledgements come.
+    `broken`: why this connection must be replaced by a new one. `apart`: topics do not wait for one another; otherwise
+    sends are acknowledged in order. `progress` grows with each answer and acknowledgement.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
@@ -124,31 +121,31 @@ class SessionCore:
     # The connection
 
     def hello(self) -> ClientFrame:
-        """The first frame of a new connection."""
+        """Return the first frame of a new connection."""
         self.lost()
         return ClientFrame(hello=SessionHello(SESSION_VERSION, self.session, self._transactions.ids()))
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.welcomed = self.draining = False
         self.broken = None
-        # The service takes back unused ids when the session comes again.
+        # The service reclaims unused ids when the session reconnects.
         self._ids.clear()
         self._returned = ()
         for flight in self._sending.lost():
-            text = f"the connection broke while records for {flight.send.topic!r} were sent: they may be there or not"
+            text = f"the connection was lost while sending to {flight.send.topic!r}: records may or may not be there"
             self._results += [(waiter, SendUnknown(text)) for waiter in flight.waiters]
 
     def receive(self, frame: ServerFrame) -> None:
-        """What the service sent."""
+        """Handle a frame of the service."""
         if frame.welcome is not None:
             self._welcome(frame.welcome)
         if frame.credits is not None:
             self._sending.credits = frame.credits
         self.draining = self.draining or frame.draining
         self.progress += bool(frame.answers or frame.settled or frame.acknowledged)
-        # Answers come first: why a begin was refused says more than why its sends failed then.
-        # Among them refusals do: a frame keeps no order, and why a begin was refused is told by that answer alone.
+        # Answers come first: the error of a begin says more than the errors of its sends.
+        # Among them errors come first: a frame has no order, and only the answer to a begin has its error.
         for number, result in _refusals_first(frame.answers):
             self._answer(number, result)
         for failure in frame.failures:
@@ -164,7 +161,7 @@ class SessionCore:
             self._wake(self._for_room)
 
     def take_frame(self) -> ClientFrame | None:
-        """What is to be sent now; None for nothing."""
+        """Return the next frame to send; None if there is nothing."""
         if not self.welcomed:
             return None
         parts = self._requests.take()
@@ -175,13 +172,13 @@ class SessionCore:
         return ClientFrame(sends=sends, returned=returned, **parts)
 
     def take_results(self) -> list[Answer]:
-        """What is known by now, each once."""
+        """Return the new results, each once."""
         results = self._results[:]
         self._results.clear()
         return results
 
     def give_up(self, error: Error) -> None:
-        """Answer everybody: no service can be reached, or it refuses this client."""
+        """Fail all requests: no service can be reached, or it rejects this client."""
         self._results += [(waiter, error) for waiter in self._sending.drop_all()]
         for request in list(self._requests.unanswered.values()):
             if request.waiter is not None:
@@ -194,12 +191,15 @@ class SessionCore:
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits for anything."""
+        """Whether a caller waits for anything."""
         waiting = bool(self._for_ids or self._for_room)
         return waiting or self._transactions.waited_for or self._requests.waited_for
 
     def stop_waiting(self, error: Error, *, visible: bool) -> None:
-        """Nothing moves: whoever waits is told. What is on its way may still happen; `visible`: be it seen or not."""
+        """Fail the waiting requests because there is no progress; requests in flight may still succeed.
+
+        With `visible`, fail those that wait for visibility, too.
+        """
         for request in self._requests.stop_waiting(visible=visible):
             self._results.append((request.waiter, _unanswered(request, error)))
         self._transactions.stop_waiting(error)
@@ -208,7 +208,7 @@ class SessionCore:
 
     @property
     def unregistered(self) -> list[str]:
-        """Topics whose registration is under way."""
+        """Topics whose registration was requested and is not answered."""
         return [topic.name for topic in self._sending.topics.values() if topic.asked]
 
     # Transactions
@@ -218,7 +218,7 @@ class SessionCore:
         return len(self._ids) > 0 and self.welcomed and not self.draining
 
     def wait_to_begin(self, waiter: Waiter) -> None:
-        """`waiter` comes back when `begin` is worth another try."""
+        """Return `waiter` as a result when `begin` may be possible."""
         self._for_ids.append(waiter)
         self._lease()
 
@@ -232,73 +232,73 @@ class SessionCore:
 
     @property
     def has_room(self) -> bool:
-        """Whether the service takes more records now."""
+        """Whether the service accepts more records now."""
         return self._sending.has_room
 
     def wait_for_room(self, waiter: Waiter) -> None:
-        """`waiter` comes back when the service takes more records."""
+        """Return `waiter` as a result when the service accepts more records."""
         self._for_room.append(waiter)
 
     def send(self, topic: str, rows: SendColumns, transaction: OpenTransaction | None, waiter: Waiter = None) -> None:
-        """Records of a transaction that is open; or ordinary ones, whose waiter gets None once they are durable."""
+        """Send records of an open transaction; or ordinary ones, whose waiter gets None when they are durable."""
         found = self._sending.topic(topic)
         if transaction is not None:
             self._register(found)
         self._sending.add(found, rows, transaction, waiter)
 
     def send_batch(self, topic: str, records: Batch, transaction: OpenTransaction, set_bytes: int) -> None:
-        """Records of a transaction that is open, as columns; `set_bytes` as in Rows."""
+        """Send records of an open transaction as a Batch; `set_bytes` as in SendColumns."""
         found = self._sending.topic(topic)
         self._register(found)
         self._sending.add_batch(found, records, transaction, set_bytes)
 
     def end(self, transaction: OpenTransaction, plan: EndPlan) -> None:
-        """Commit or abort a transaction that is open. The waiter gets the outcome, or why it is none."""
+        """Commit or abort an open transaction. The waiter gets the outcome or an error."""
         self._transactions.end(transaction, plan)
 
     def withdraw_commit(self, transaction: OpenTransaction) -> bool:
-        """Nobody waits for a commit any more. It becomes an abort if it is not on its way; False: it may happen."""
+        """Turn a commit that was not sent yet into an abort; False if it may happen."""
         return self._transactions.withdraw_commit(transaction)
 
     def fail(self, transaction: OpenTransaction, error: Error) -> None:
-        """From now on a transaction can only abort."""
+        """Allow only an abort of the transaction from now on."""
         self._transactions.fail(transaction, error)
 
     def ask(self, field: Field, name: str, waiter: Waiter) -> None:
-        """Open a producer's name, join a group."""
+        """Open a producer name, or join a group."""
         self._requests.ask(field, NamedRequest(self._requests.number(), name), waiter)
 
     def delete_name(self, name: str, over: int, waiter: Waiter) -> None:
-        """Forget a producer's name, but that its numbers up to `over` are over."""
+        """Delete a producer name; its numbers up to `over` count as used."""
         self._requests.ask("delete_names", Deletion(self._requests.number(), name, over), waiter)
 
     def take_part(self, part: GroupHeartbeat, waiter: Waiter) -> None:
-        """Come to a consumer group, be still there, or leave it."""
+        """Send the heartbeat of a group member, or leave the group."""
         self._requests.ask("members", part._replace(request=self._requests.number()), waiter)
 
     def query(self, txn: TxnId, waiter: Waiter) -> None:
-        """How a transaction ended, or how far it has come."""
+        """Request the outcome or the state of a transaction."""
         self._requests.ask("queries", Query(self._requests.number(), txn), waiter)
 
     def abort_foreign(self, txn: TxnId, topics: tuple[str, ...], waiter: Waiter) -> None:
-        """Abort what another session began as one of many for a number. The waiter gets the outcome."""
+        """Abort a branch that another session began. The waiter gets the outcome."""
         subject = OpenTransaction(txn, 0, None, None)
         self._requests.ask("aborts", Abort(self._requests.number(), txn, topics), waiter, subject)
 
     def forget(self, waiter: Waiter) -> None:
-        """Nobody waits any more for ids or room."""
+        """Remove a waiter for ids or room."""
         for waiting in (self._for_ids, self._for_room):
             if waiter in waiting:
                 waiting.remove(waiter)
 
     def tick(self) -> None:
-        """Call about once a second: announces what is open for longer, gives back ids that nobody needs."""
+        """Announce long transactions, and return ids that are not needed. Call it about once a second."""
         self._transactions.tick()
         self._idle += 1
         if self.welcomed and not len(self._transactions) and self._idle > IDLE_TICKS:
             self._returned += self._ids.clear()
 
-    # What the service says
+    # Frames of the service
 
     def _welcome(self, welcome: Welcome) -> None:
         self.session, self._shard = welcome.session, welcome.shard
@@ -370,7 +370,7 @@ class SessionCore:
             self._requests.ask("registers", NamedRequest(self._requests.number(), topic.name), subject=topic)
 
     def _register_anew(self, name: str) -> None:
-        """The topic may have been deleted, and made again: what waits for it waits until it is registered."""
+        """Register a topic again, because it may have been re-created; its records wait until then."""
         topic = self._sending.topic(name)
         topic.registered = False
         if topic.has_transactional:
@@ -403,6 +403,6 @@ def _refusals_first(answers: tuple[tuple[int, Result], ...]) -> Sequence[tuple[i
 
 
 def _unanswered(request: PendingRequest, error: Error) -> Error:
-    """What a request came to that nobody answers."""
+    """Return the error of a request that will not be answered."""
     unknown = request.field == "commits"
     return OutcomeUnknown(request.subject.txn, str(error)) if unknown else error

@@ -1,6 +1,7 @@
-"""All change streams of a client: one connection to the service, made again whenever it is lost.
+"""The connection that carries the change streams of a client
 
-Change streams where several services share the topics: each has a connection of its own, made when it is needed.
+A `StreamSession` reconnects after a connection is lost. With several shards, each service has its own session, created
+when it is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BEGINNINGS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW
 
 
 class StreamParameters(NamedTuple):
-    """What a stream asks for; `start` names the topic."""
+    """The parameters of a stream; `start` names the topic, `end` is the last seqno."""
 
     start: ResumeToken
     flags: RequestFlag
@@ -33,7 +34,7 @@ class StreamParameters(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
-        """The request for the arguments of `Client.stream`, and raises as that does."""
+        """Return the parameters for the arguments of `Client.stream`. Raises as it does."""
         start, flags = beginning(topic, from_)
         end = NO_END
         if to == "now":
@@ -41,20 +42,20 @@ class StreamParameters(NamedTuple):
         elif isinstance(to, int) and not isinstance(to, bool) and to >= 0:
             end = to
         elif to is not None:
-            raise InvalidRequest(f"a stream can't go to {to!r}: give a seqno, 'now', or None to go on for ever")
+            raise InvalidRequest(f"to must be a seqno, 'now' or None, got {to!r}")
         return cls(start, flags, end)
 
     def resumed(self, token: str) -> Self:
-        """The same request, from a stored token on. Raises UnreadableToken, ForeignToken."""
+        """Return the same parameters from a stored token. Raises UnreadableToken, ForeignToken."""
         start, flags = beginning(self.start.topic, token)
         return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
 
 
 class StreamListener(Protocol):
-    """A stream as its connection knows it."""
+    """The interface of a stream for its connection."""
 
     def take(self, event: ClientEvent) -> None:
-        """Something happened to the stream."""
+        """Handle an event of the stream."""
 
     def report_unavailable(self, error: Error | None) -> None:
         """Raise an error in the calls that wait; None: raise none any more."""
@@ -63,7 +64,9 @@ class StreamListener(Protocol):
 
 
 class StreamSession:
-    """Connects with its first stream. `max_unavailable`: seconds without a connection before waiting calls fail."""
+    """The streams of one service. It connects when the first stream opens; waiting calls fail after
+    `max_unavailable` seconds.
+    """
 
     def __init__(self, dial: StreamDial, max_unavailable: float, config: ClientConfig | None = None) -> None:
         self.core = StreamClient(config or ClientConfig())
@@ -78,7 +81,7 @@ class StreamSession:
         """Why nothing comes any more."""
 
     async def close(self) -> None:
-        """End all streams and the connection; one that begins later is told."""
+        """Close all streams and the connection; later streams fail."""
         self.broken = self.broken or ServiceUnavailable("the client was closed")
         for stream in [*self._streams.values()]:
             await stream.close()
@@ -89,14 +92,14 @@ class StreamSession:
     # For streams
 
     def open(self, request: StreamParameters) -> int:
-        """Ask for a stream; its handle."""
+        """Request a stream; return its handle."""
         if self._task is None:
             self._lost_at = time.monotonic()
             self._task = asyncio.get_running_loop().create_task(self._run())
         return self.core.open(request.start, time.monotonic(), end=request.end, flags=request.flags)
 
     def add(self, handle: int, stream: StreamListener) -> None:
-        """Tell a stream from now on what happens to it."""
+        """Pass the events of a stream to its listener from now on."""
         self._streams[handle] = stream
         if self.broken is not None:
             stream.report_unavailable(self.broken)
@@ -133,15 +136,17 @@ class StreamSession:
                 error = refused
             except Exception as unexpected:
                 error = ClientBroken(
-                    f"change streams can't go on: {unexpected!r}; open another client, and report this"
+                    f"internal error in change streams: {unexpected!r}; open a new client, and report this"
                 )
             self.core.disconnected()
             self._deliver()
             waited = time.monotonic() - self._lost_at
             if isinstance(error, CallerError | ClientBroken) or waited >= self._max_unavailable:
-                told = error if not error.retryable else ServiceUnavailable(f"no service for {waited:.0f} s: {error}")
+                reported = (
+                    error if not error.retryable else ServiceUnavailable(f"no service for {waited:.0f} s: {error}")
+                )
                 for stream in self._streams.values():
-                    stream.report_unavailable(told)
+                    stream.report_unavailable(reported)
             if isinstance(error, ClientBroken):
                 self.broken = error
                 return
@@ -149,7 +154,7 @@ class StreamSession:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _talk(self, link: StreamLink) -> Error:
-        """Use a connection until it ends; why it did."""
+        """Use a connection until it ends; return the reason."""
         self._hung_up = None
         self.core.connected(time.monotonic())
         self._deliver()
@@ -201,19 +206,19 @@ class StreamSession:
 
 
 def beginning(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
-    """What a request begins with. Raises UnreadableToken, and ForeignToken for that of another topic."""
+    """Return the start of a request. Raises UnreadableToken, and ForeignToken for the token of another topic."""
     if isinstance(from_, str) and from_ in _BEGINNINGS:
         return ResumeToken(topic), _BEGINNINGS[from_]
     token = ResumeToken.parse(from_) if isinstance(from_, str) else from_
     if not isinstance(token, ResumeToken):
-        raise InvalidRequest(f"a stream can't begin at {from_!r}: give 'beginning', 'now' or a resume token")
+        raise InvalidRequest(f"from_ must be 'beginning', 'now' or a resume token, got {from_!r}")
     if token.topic != topic:
-        raise ForeignToken(f"the resume token is of topic {token.topic!r}, the stream of {topic!r}")
+        raise ForeignToken(f"the resume token belongs to topic {token.topic!r}, not to {topic!r}")
     return token, RequestFlag.NONE
 
 
 class ShardStreams:
-    """`dials` reach the service of each shard; `max_unavailable` as of Streaming."""
+    """The stream sessions of all shards; `dials` connect to the service of each."""
 
     def __init__(self, dials: Sequence[StreamDial], max_unavailable: float) -> None:
         self._dials = dials
@@ -221,7 +226,7 @@ class ShardStreams:
         self._open: dict[int, StreamSession] = {}
 
     def of(self, topic: str) -> StreamSession:
-        """The streams of the service that has a topic."""
+        """Return the session of the service that owns a topic."""
         number = shard_of(topic, len(self._dials))
         found = self._open.get(number)
         if found is None:
@@ -229,6 +234,6 @@ class ShardStreams:
         return found
 
     async def close(self) -> None:
-        """End all streams."""
+        """Close all streams."""
         for streaming in self._open.values():
             await streaming.close()

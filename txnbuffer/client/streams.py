@@ -1,4 +1,4 @@
-"""What an application gets of a change stream: batches with resume tokens, and rollbacks."""
+"""Change streams as applications use them: batches with resume tokens, and rollbacks"""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ NOTHING = MutationBatch.of([])
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """Mutations to apply in order, none where only the token has moved; iterate it for single ones.
+    """Mutations to apply in order; iterate it for single ones. It is empty if only the token has moved.
 
-    A mutation without a value deletes its key. Keep `token` with what you made of the
-    mutations: the stream goes on from there. `complete`: with all up to here your data is what the topic
-    was at `token.seqno`; in between it lacks mutations that newer ones of the same key replace. `caught_up`: and
-    there was nothing newer.
+    A mutation without a value deletes its key. Store `token` together with the result of the mutations: a stream from
+    this token continues after the batch. If `complete`, your data now equals the topic at `token.seqno`; otherwise
+    mutations may be missing whose keys newer mutations replace. If `caught_up`, there was also nothing newer. `bytes`
+    is the size of the mutations.
     """
 
     topic: str
@@ -55,11 +55,11 @@ class ChangeBatch:
 
 
 class ChangeStatistics(NamedTuple):
-    """A stream as its reader sees it; the first five count since it was made.
+    """Counters of a stream; the first five count from its creation.
 
-    `mutations` were delivered, `deletions` of them have no value. `seqno` and the bounds of its snapshot are those of
-    the token of the batch handed out last, `stored_seqno` that of the token kept last. `high_seqno` is the newest
-    mutation that the service told of, and `lag` how many seqnos lie between the two.
+    `mutations` were delivered, `deletions` of them have no value. `seqno`, `snapshot_start` and `snapshot_end` are
+    those of the token of the last batch, `stored_seqno` that of the last stored token. `high_seqno` is the newest
+    mutation that the service reported, and `lag` is its distance in seqnos from `seqno`.
     """
 
     mutations: int
@@ -77,10 +77,10 @@ class ChangeStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """History branched: undo everything behind `seqno`.
+    """History branched: undo all changes after `seqno`.
 
-    Going on means that this was done. Whoever can only go back to a lower seqno at which the data was complete,
-    or has to start over (0), says so with `ChangeStream.rolled_back`.
+    Requesting the next batch confirms that this was done. If your data can only return to a lower seqno at which it was
+    complete, or must start over (0), call `ChangeStream.rolled_back`.
     """
 
     topic: str
@@ -89,10 +89,11 @@ class Rollback:
 
 
 class ChangeStream(ClosedOnExit):
-    """Iterate it with `async for`; made by `Client.stream`. Asking for the next batch means that the last is done with,
-    whichever task it was given to.
+    """A stream of changes, made by `Client.stream`; iterate it with `async for`.
 
-    `problem`: why it was interrupted the last time; it is opened again by itself.
+    Requesting the next batch acknowledges the previous one. The stream reopens after a connection is lost; `problem` is
+    the error of the last interruption, `token` the token of the last batch, and `caught_up` whether there was nothing
+    newer.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ChangeStream(ClosedOnExit):
         store: TokenStore | None,
         hold: CursorLease | None = None,
     ) -> None:
-        """It begins when its first batch is asked for; `hold`: the durable cursor that follows it."""
+        """The stream opens when its first batch is requested. `hold` is the durable cursor that follows it."""
         self.topic = topic
         self.caught_up = False
         self.problem: Error | None = None
@@ -129,8 +130,10 @@ class ChangeStream(ClosedOnExit):
         return self
 
     async def __anext__(self) -> ChangeBatch | Rollback:
-        """The next batch. Raises why the stream can't go on, and ServiceUnavailable after the client's patience:
-        then asking again goes on.
+        """Return the next batch. Raises the error that ended the stream.
+
+        Raises ServiceUnavailable if there is no connection for `max_unavailable` seconds; the next request continues
+        the stream.
         """
         item = await self.next()
         if item is None:
@@ -138,9 +141,9 @@ class ChangeStream(ClosedOnExit):
         return item
 
     async def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
-        """As `__anext__`; None at the end. Raises TimeoutError if nothing comes in `timeout` seconds.
+        """As `__anext__`, with None at the end. Raises TimeoutError if nothing arrives within `timeout` seconds.
 
-        Tasks that ask at the same time take turns.
+        Concurrent calls run one after the other.
         """
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         async with asyncio.timeout_at(deadline):
@@ -180,18 +183,18 @@ class ChangeStream(ClosedOnExit):
             raise self._streaming.broken
 
     async def rolled_back(self, seqno: int) -> None:
-        """The data is what it was at a seqno at which it was complete, at or below that of the rollback just given.
+        """Confirm the last rollback: the data is now that of `seqno`, at which it was complete.
 
-        Raises InvalidRequest if none was.
+        `seqno` is at or below that of the rollback. Raises InvalidRequest if no rollback was delivered.
         """
         self._streaming.rolled_back(self._handle, seqno)
         self._given = None
         await self._keep(self._streaming.core.token(self._handle))
 
     async def done(self) -> None:
-        """What was handed out last is done with: its token is kept, and the durable cursor stands there, now.
+        """Acknowledge the last batch now: store its token, and move the durable cursor there.
 
-        Raises as the store does, UnknownCursor, and ServiceUnavailable after the client's patience.
+        Raises the errors of the store, UnknownCursor, and ServiceUnavailable after `max_unavailable` seconds.
         """
         if self._given is not None and not self._closed:
             async with self._settling:
@@ -200,7 +203,7 @@ class ChangeStream(ClosedOnExit):
             await self._hold.moved()
 
     async def close(self) -> None:
-        """Nothing more comes. What was handed out last counts as not done with, so its token is not stored."""
+        """Close the stream. The last batch counts as not acknowledged, so its token is not stored."""
         if not self._closed:
             self._closed = True
             self._waiting.clear()
@@ -210,6 +213,7 @@ class ChangeStream(ClosedOnExit):
                 await self._hold.close()
 
     def statistics(self) -> ChangeStatistics:
+        """Return the counters of the stream."""
         counts = self._counts
         token = self.token
         place = (0, 0, 0) if token is None else (token.seqno, token.snapshot_start, token.snapshot_end)
@@ -219,7 +223,7 @@ class ChangeStream(ClosedOnExit):
         )
 
     async def _open(self) -> None:
-        """The first time; whoever has no time for it leaves it to the next."""
+        """Open the stream at the first request; if that request times out, the next one opens it."""
         self._check()
         stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
         if self._hold is not None:
@@ -230,7 +234,7 @@ class ChangeStream(ClosedOnExit):
             self._streaming.add(self._handle, self)
 
     async def _settle(self) -> None:
-        """What was handed out is done with."""
+        """Acknowledge the last batch or rollback."""
         given = self._given
         if isinstance(given, Rollback):
             await self.rolled_back(given.seqno)
@@ -248,7 +252,7 @@ class ChangeStream(ClosedOnExit):
             if self._hold is not None:
                 self._hold.move(token)
 
-    # What the connection brings
+    # Events of the connection
 
     def take(self, event: ClientEvent) -> None:
         match event:
@@ -273,16 +277,16 @@ class ChangeStream(ClosedOnExit):
             case StreamEnded():
                 self._ended = event
             case CaughtUp() | EndConnection():
-                pass  # the one is told with what completed before, the other is of the connection
+                pass  # `Completed` says the former, the connection handles the latter
         self._something.set()
 
     def report_unavailable(self, error: Error | None) -> None:
-        """Whoever waits is to be told; None: no more."""
+        """Raise an error in the calls that wait; None: raise none any more."""
         self._unavailable_error = error
         self._something.set()
 
     def _moved(self, token: ResumeToken, high: int) -> None:
-        """The token has moved, while the newest mutation there was had the seqno `high`."""
+        """Move the token; `high` is the seqno of the newest mutation at that time."""
         self._high = max(self._high, high)
         caught_up = token.complete and token.seqno >= high
         last = self._waiting[-1] if self._waiting else None

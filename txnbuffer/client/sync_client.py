@@ -1,8 +1,7 @@
-"""Calls of an asyncio client from threads without a loop: what the client and the transactions for `with` share.
+"""The sync client: the calls of the asyncio client for code without asyncio
 
-The client without asyncio: the same calls, each of which waits; the work is done in a thread.
-
-A transaction of the client without asyncio.
+`Portal` runs the calls on the event loop of a background thread and waits for the results. `SyncTransaction` keeps
+records back until there are many or the transaction ends, so that not every record waits for the other thread.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Result = TypeVar("Result")
 
 
 class Portal:
-    """Runs the calls of a client on the loop of a thread of its own. Any thread but that one may use it."""
+    """Runs calls of a client on the loop of a background thread. Any other thread may use it."""
 
     def __init__(self, client: Client, loop: LoopThread) -> None:
         self._client = client
@@ -70,7 +69,7 @@ class Portal:
 
     @property
     def inherited(self) -> bool:
-        """Whether this is a child of the process that connected, in which nothing can be closed."""
+        """Whether this is a child of the process that connected, where nothing can be closed."""
         return lifecycle.inherited(self._forked_from)
 
     @property
@@ -79,7 +78,7 @@ class Portal:
         return self._closed
 
     def close(self) -> None:
-        """End the session; transactions that are open abort."""
+        """Close the session; open transactions abort."""
         lifecycle.check(self._forked_from)
         self._loop.check_other()
         if not self._closed:
@@ -89,56 +88,57 @@ class Portal:
             self._loop.stop()
 
     def call(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **options: Any) -> Result:
-        """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest once it is closed."""
+        """Run a call of the asyncio client and wait. Raises UsedAfterFork, and InvalidRequest after `close`."""
         self.check()
         return self._loop.call(function(*arguments, **options))
 
     def start(self, function: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Future[Result]:
-        """As `call`, without waiting: `close` cancels it if it has not ended."""
+        """As `call`, without waiting; `close` cancels it if it has not ended."""
         self.check()
         return self._loop.start(function(*arguments))
 
     def check(self) -> None:
-        """Raises UsedAfterFork, and InvalidRequest once it is closed."""
+        """Raises UsedAfterFork, and InvalidRequest after `close`."""
         lifecycle.check(self._forked_from)
         if self._closed:
             raise InvalidRequest("the client was closed: connect again")
 
     @property
     def client(self) -> Client:
-        """The asyncio client that does the work."""
+        """The asyncio client that runs the calls."""
         return self._client
 
 
 HELD_RECORDS = 1000
 HELD_BYTES = 256 * 1024
-"""A plain transaction hands its records over when it has so many, and when it ends."""
+"""A SyncTransaction sends its records when it holds more than this, and when it ends."""
 
 
 Held: TypeAlias = tuple[str, SendColumns, Batching | None, int | None]
 
-ENDED = "the transaction has ended: begin another one"
+ENDED = "the transaction has ended: begin a new one"
 RETURNED = (
-    "the handler that was given this transaction has returned: send in the one that it is given now, and let it wait "
-    "for what it has others do"
+    "the handler of this transaction has returned: send in the transaction of the current call, and wait in the "
+    "handler for work in other threads"
 )
 
 
 class SyncTransaction:
-    """As Transaction. Records are held until there are many, or the transaction ends; no more are taken from then on.
+    """As Transaction, for `with`.
 
-    It begins when its block is entered, or at its first record, without waiting for that: so its time runs from there.
-    It belongs to one thread. Where several use it nonetheless, each record is in it or is refused.
+    Records are kept back until there are more than 1,000 or 256 KiB, or until the transaction ends. The transaction
+    begins, and its timeout starts, when the block is entered. It belongs to one thread; a record of another thread is
+    either in it or rejected.
     """
 
     def __init__(self, plain: Portal, transaction: Transaction, name: str | None) -> None:
         self._plain = plain
         self._transaction = transaction
         self._named = name is not None
-        self._aborted = False  # before it was begun
-        self._closed = ""  # why it takes no more
-        self._lock = threading.RLock()  # of what is held; a signal's handler may send, too
-        self._turn = asyncio.Lock()  # of who hands over
+        self._aborted = False  # before it began
+        self._closed = ""  # why it accepts no more records
+        self._lock = threading.RLock()  # guards the kept records; a signal handler may send, too
+        self._turn = asyncio.Lock()  # one hand-over at a time
         self._started = False
         self._beginning: asyncio.Task[None] | None = None
         self._held: list[Held] = []
@@ -166,7 +166,7 @@ class SyncTransaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send one record. Raises InvalidMessage, MessageTooLarge, or why the transaction can only abort."""
+        """As Transaction.send. An error of the service may be raised by a later send or by the commit."""
         serializer = self._plain.client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
         self._hold(topic, rows, batching, partition)
@@ -183,22 +183,22 @@ class SyncTransaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send records given as columns of one length."""
+        """As Transaction.send_many."""
         serializer = self._plain.client.serializers.of(topic, serializer)
         self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
 
     def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: a record without a value."""
+        """Delete a key: send a record with this key and no value."""
         self._hold(topic, deletion(key))
 
     def commit(self, *, wait_visible: bool = False) -> None:
-        """Commit; returns when that is durable, or visible to every reader."""
+        """As Transaction.commit."""
         self._transaction.check_own()
         self._check()
         self._plain.call(self._commit, wait_visible)
 
     def abort(self) -> None:
-        """Abort; returns when that is durable."""
+        """Abort; return when that is durable."""
         self._transaction.check_own()
         self._plain.call(self._abort)
 
@@ -213,14 +213,14 @@ class SyncTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._aborted or self._transaction.over:
-            return  # the block has ended it by itself
+            return  # commit or abort was called in the block
         if error is None:
             self.commit()
         elif not self._plain.inherited and not self._plain.closed:
             self._plain.call(self._leave, error)
 
     def _start(self) -> None:
-        """Begin without waiting; what then fails is told to who hands records over, and tried again there."""
+        """Begin without waiting. If that fails, the hand-over of the records tries again and raises the error."""
         if not self._started:
             self._started = True
             self._plain.start(self._begin_missing)
@@ -240,7 +240,7 @@ class SyncTransaction:
         item = topic, rows, batching, partition
         with self._lock:
             if self._closed:
-                raise InvalidRequest(self._closed)  # no hand-over follows that would take it
+                raise InvalidRequest(self._closed)  # no hand-over follows that would send it
             self._held.append(item)
             self._bytes += rows.size
             self._count += len(rows.values)
@@ -253,16 +253,16 @@ class SyncTransaction:
                 raise
 
     def _take_back(self, item: Held) -> None:
-        """What its caller is told to have failed is not sent with what comes next."""
+        """Remove a record whose send raised an error, so that it is not sent later."""
         with self._lock:
             self._held = [other for other in self._held if other is not item]
 
     async def hand_over(self, closing: str = "") -> None:
-        """Give what is held to the asyncio client; `closing`: why nothing more is taken from then on."""
+        """Pass the kept records to the asyncio client; `closing`: why no records are accepted after that."""
         async with self._turn:
             await self._begin_missing()
             if self._transaction.over:
-                return  # whoever ended it meanwhile took what was held, or dropped it with all else
+                return  # the call that ended it has sent or dropped the kept records
             with self._lock:
                 held, self._held = self._held, []
                 self._bytes = self._count = 0
@@ -271,11 +271,11 @@ class SyncTransaction:
                 for topic, rows, batching, partition in held:
                     await self._transaction.send_rows(topic, rows, batching, partition)
             except BaseException as error:
-                self._transaction.fail(error)  # those behind it, which were taken before, are not in it
+                self._transaction.fail(error)  # the records after the failing one are lost
                 raise
 
     async def _begin_missing(self) -> None:
-        """Begin it unless that has happened; who comes while it begins is told what becomes of that."""
+        """Begin unless that has happened; callers during the begin share its result."""
         if not self._transaction.begun:
             if self._beginning is None:
                 self._beginning = asyncio.ensure_future(self._begin())
@@ -285,17 +285,17 @@ class SyncTransaction:
     async def _begin(self) -> None:
         self._check()
         await self._transaction.begin()
-        if self._aborted:  # meanwhile, by another thread, or because its block was left
+        if self._aborted:  # by another thread, or because the block was left
             await self._transaction.abort()
             self._check()
 
     def _begin_done(self, beginning: asyncio.Task[None]) -> None:
         self._beginning = None
         if not beginning.cancelled():
-            beginning.exception()  # whoever needs it waits for it; nobody else is to hear of it
+            beginning.exception()  # retrieved, so that asyncio does not log it; waiting callers raise it
 
     async def _leave(self, error: BaseException) -> None:
-        """End it because of an exception in its block, without waiting for that."""
+        """Abort because of an exception in the block, without waiting."""
         if self._transaction.begun:
             await self._transaction.__aexit__(type(error), error, None)
         else:
@@ -319,18 +319,21 @@ class SyncTransaction:
         await self._transaction.commit(wait_visible=wait_visible)
 
     def _check(self) -> None:
-        """Raises InvalidRequest if it was aborted before there was anything to abort."""
+        """Raises InvalidRequest if it was aborted before it began."""
         if self._aborted:
             raise InvalidRequest(ENDED)
 
 
 class SyncClient(Portal):
-    """Made by `with connect(…)`. Threads may share it; a transaction belongs to one of them."""
+    """A client without asyncio, created by `with connect(…)`. Each call waits for its result.
+
+    Threads may share the client; a transaction belongs to one thread.
+    """
 
     def transaction(
         self, *, name: str | None = None, number: int | None = None, timeout: float | None = None
     ) -> SyncTransaction:
-        """As Client.transaction, to be used with `with`."""
+        """As Client.transaction, for `with`."""
         return SyncTransaction(self, self._client.transaction(name=name, number=number, timeout=timeout), name)
 
     def run(
@@ -342,7 +345,7 @@ class SyncClient(Portal):
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
     ) -> Result:
-        """As Client.run: repeats on TransactionAborted only."""
+        """As Client.run: `work(txn)` is called again only after TransactionAborted."""
         check_plain(work)
         pause = FIRST_PAUSE
         for attempt in range(1, attempts + 1):
@@ -356,10 +359,10 @@ class SyncClient(Portal):
                 pause *= 2
             else:
                 return result
-        raise InvalidRequest(f"{attempts} attempts are none: allow at least 1")
+        raise InvalidRequest(f"attempts must be at least 1, got {attempts!r}")
 
     def outcome(self, txn: TxnId | str) -> Outcome | None:
-        """How a transaction ended; None while it has not."""
+        """Return how a transaction ended; None while it is open."""
         return self.call(self._client.outcome, txn)
 
     def committed_number(self, name: str) -> int:
@@ -375,7 +378,7 @@ class SyncClient(Portal):
         self.call(self._client.forget_group, group, topic)
 
     def send(self, topic: str, value: Any, **options: Any) -> None:
-        """As Client.send: one record outside of any transaction."""
+        """As Client.send: send one record outside of a transaction."""
         self.call(self._client.send, topic, value, **options)
 
     def send_many(self, topic: str, values: Sequence[Any], **options: Any) -> None:
@@ -383,7 +386,7 @@ class SyncClient(Portal):
         self.call(self._client.send_many, topic, values, **options)
 
     def delete(self, topic: str, key: Key) -> None:
-        """Delete a key, outside of any transaction."""
+        """Delete a key outside of a transaction."""
         self.call(self._client.delete, topic, key)
 
     def reader(
@@ -393,7 +396,7 @@ class SyncClient(Portal):
         start: Start | Mapping[str, Start] = "beginning",
         isolation: str = "read_committed",
     ) -> CommittedReader:
-        """A reader of what committed."""
+        """Return a CommittedReader; see there for the arguments."""
         lifecycle.check(self._forked_from)
         return CommittedReader(self._client.open_broker(), topics, start=start, isolation=isolation)
 
@@ -406,7 +409,7 @@ class SyncClient(Portal):
         store: TokenStore | None = None,
         cursor: str | None = None,
     ) -> SyncStream:
-        """As Client.stream, to be iterated with `for`."""
+        """As Client.stream; iterate it with `for`."""
 
         async def made() -> ChangeStream:
             return self._client.stream(topic, from_=from_, to=to, store=store, cursor=cursor)
@@ -425,7 +428,7 @@ class SyncClient(Portal):
         handler: Callable[[SyncTransaction, Record], None],
         **options: Any,
     ) -> Processed:
-        """As Client.process; the handler is called in the calling thread."""
+        """As Client.process, with `handler(txn, record)`, which is called in the calling thread."""
         return self._process(self._client.process, source, group, handler, options)
 
     def process_batches(
@@ -435,7 +438,7 @@ class SyncClient(Portal):
         handler: Callable[[SyncTransaction, RecordBatch], None],
         **options: Any,
     ) -> Processed:
-        """As Client.process_batches; the handler is called in the calling thread."""
+        """As Client.process_batches, with `handler(txn, records)`, which is called in the calling thread."""
         return self._process(self._client.process_batches, source, group, handler, options)
 
     def _process(
@@ -461,7 +464,7 @@ class SyncClient(Portal):
 
 
 class SyncStream:
-    """As ChangeStream."""
+    """As ChangeStream, for `for`; made by `SyncClient.stream`."""
 
     def __init__(self, plain: Portal, stream: ChangeStream) -> None:
         self._plain = plain

@@ -1,7 +1,7 @@
-"""Where a reader of change streams keeps its resume tokens: in memory, a file, SQLite, or functions of its own.
+"""Token stores: where a reader of change streams keeps its resume tokens
 
-A store keeps the newest token of each topic, as text. Calls come from threads, one at a time for a stream.
-Whoever keeps its data in a database stores `batch.token` there, with the data, and needs none of these.
+A store keeps the newest token of each topic as text. It is called from threads, one call at a time for each stream. If
+your data is in a database, store `batch.token` there together with the data instead.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from txnbuffer.errors import TokensFailed, UnreadableToken
 
 
 class TokenStore(Protocol):
+    """Interface of a store for the resume tokens of change streams."""
+
     def load(self, topic: str) -> str | None:
-        """The token of a topic, None if there is none."""
+        """Return the token of a topic, None if there is none."""
 
     def save(self, topic: str, token: str) -> None:
-        """Keep a token instead of the one before; it is kept when this returns."""
+        """Replace the token of a topic. The token must be durable when this returns."""
 
 
 class MemoryTokens:
-    """Tokens for as long as the process lives."""
+    """A token store in memory; tokens are lost when the process ends."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, str] = {}
@@ -40,29 +42,29 @@ class MemoryTokens:
 
 
 class FileTokens:
-    """A file with one JSON object: a member for each topic, its token as text. It is replaced whole, and synced.
+    """A token store in a JSON file: an object with a member for each topic. Each save replaces and syncs the file.
 
-    Processes may share it, for a topic each: who saves holds a lock (flock) of the file PATH.lock meanwhile.
+    Several processes may share the file if each uses different topics: saving locks the file PATH.lock (flock).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
     def load(self, topic: str) -> str | None:
-        """Raises TokensFailed, and UnreadableToken if the file holds something else."""
+        """Return the token of a topic. Raises TokensFailed, and UnreadableToken if the file has other content."""
         with _named(self._path):
             return self._read().get(topic)
 
     def save(self, topic: str, token: str) -> None:
-        """Raises as `load`."""
+        """Replace the token of a topic. Raises as `load`."""
         with _named(self._path), self._alone():
             tokens = self._read() | {topic: token}
-            beside = self._path.with_name(self._path.name + ".new")
-            with beside.open("w") as file:
+            new = self._path.with_name(self._path.name + ".new")
+            with new.open("w") as file:
                 json.dump(tokens, file)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(self._path)
+            new.replace(self._path)
             directory = os.open(self._path.parent, os.O_RDONLY)
             try:
                 os.fsync(directory)
@@ -71,7 +73,7 @@ class FileTokens:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else saves meanwhile."""
+        """Hold the lock of the file."""
         with self._path.with_name(self._path.name + ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -84,12 +86,16 @@ class FileTokens:
         except (ValueError, RecursionError):
             tokens = None
         if not isinstance(tokens, dict) or not all(isinstance(token, str) for token in tokens.values()):
-            raise UnreadableToken(f"{self._path} holds no resume tokens: name another file, or remove it to start over")
+            raise UnreadableToken(
+                f"{self._path} is not a file of resume tokens: use another file, or remove this one to start over"
+            )
         return tokens
 
 
 class SQLiteTokens:
-    """Table `stream_tokens (topic, token)` of a database, made if missing. All of it raises TokensFailed."""
+    """A token store in table `stream_tokens (topic, token)` of an SQLite database; created if missing. Raises
+    TokensFailed.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
@@ -107,7 +113,7 @@ class SQLiteTokens:
 
 
 class CallbackTokens:
-    """Functions of your own: `load(topic)` gives a text or None, `save(topic, token)` keeps one."""
+    """A token store of two functions: `load(topic)` returns text or None, `save(topic, token)` stores it."""
 
     def __init__(self, load: Callable[[str], str | None], save: Callable[[str, str], None]) -> None:
         self.load = load
@@ -116,11 +122,11 @@ class CallbackTokens:
 
 @contextmanager
 def _named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file of what the operating system or SQLite runs into."""
+    """Convert errors of the operating system and of SQLite to TokensFailed with the path."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise TokensFailed(
-            f"resume tokens can't be read or kept in {os.fspath(path)} ({why}): mend that, or name another file"
+            f"cannot read or write resume tokens in {os.fspath(path)} ({why}): fix this, or use another file"
         ) from error

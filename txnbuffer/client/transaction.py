@@ -1,4 +1,4 @@
-"""A transaction as an application uses it."""
+"""A transaction of the asyncio client"""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ from txnbuffer.coordinator.messages import Branch, ConsumerPosition, ProducerSeq
 from txnbuffer.errors import Error, Fenced, InvalidRequest, TransactionAborted
 from txnbuffer.model import TxnId
 
-PARTLY = "only a part of what was given to it was sent"
+PARTLY = "only some of the records of a send were sent"
 CHUNK = 4096
-"""Records of a `send_many` that are handed over together."""
+"""Number of records of a `send_many` that are passed to the session together."""
 
 
 class Transaction:
-    """What is sent in it becomes visible all at once when it commits, or never.
+    """A group of sends to any topics that become visible together when it commits, or never.
 
         async with client.transaction() as txn:
             await txn.send("orders", b"...", key="o-1")
 
-    Leaving the block commits; leaving it by an exception aborts. Commit raises TransactionAborted (nothing of
-    it happened: run it again), OutcomeUnknown (ask `client.outcome`), Fenced (another one took over: open anew).
+    Leaving the block commits; leaving it with an exception aborts. Committing raises TransactionAborted (nothing became
+    visible: run the transaction again), OutcomeUnknown (query `client.outcome`) or Fenced (another producer took over
+    the name, or another member the partition).
     """
 
     __slots__ = ("_client", "_home", "_lent", "_naming", "_open", "_positions", "_session", "_timeout")
@@ -54,10 +55,12 @@ class Transaction:
         timeout: float | None = None,
         group: str | None = None,
     ) -> None:
-        """`naming`: the name and number of a producer; `group`: whose positions it is to move."""
+        """`naming`: name and sequence number of a named producer; `group`: the consumer group whose position it
+        moves.
+        """
         self._client = client
         self._session: (
-            ClientSession  # from `begin` on: sessions are opened on the loop, where a transaction need not be made
+            ClientSession  # set by `begin`: sessions open on the loop, but a transaction may be created anywhere
         )
         self._home = naming[0] if naming is not None else group
         self._naming = naming
@@ -68,36 +71,36 @@ class Transaction:
 
     @property
     def id(self) -> TxnId:
-        """The id of the transaction; printed as `most:least`."""
+        """The id of the transaction, printed as `most:least`. Raises InvalidRequest before it has begun."""
         return self._begun().txn
 
     @property
     def begun(self) -> bool:
-        """Whether it was begun, be it over or not."""
+        """Whether the transaction has begun; stays true after it has ended."""
         return self._open is not None
 
     @property
     def over(self) -> bool:
-        """Whether commit or abort was asked for."""
+        """Whether commit or abort was requested."""
         return self._open is not None and self._open.ending
 
     def check(self) -> None:
-        """Raises why nothing can be sent in it."""
+        """Raise the error that prevents sending, if there is one."""
         self._usable()
 
     def fail(self, error: BaseException) -> None:
-        """From now on it can only abort: what its caller believes to be in it is not."""
+        """Allow only an abort from now on, because a send that the caller relies on failed."""
         opened = self._open
         if opened is not None and not opened.ending:
-            told = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY)
-            self._session.core.fail(opened, told)
+            reason = error if isinstance(error, Error) else TransactionAborted(opened.txn, PARTLY)
+            self._session.core.fail(opened, reason)
 
     async def begin(self) -> Self:
-        """Begin; `async with` does it. Raises AlreadyCommitted if the number of its name is."""
+        """Begin the transaction; `async with` calls this. Raises AlreadyCommitted if its number has committed."""
         client = self._client
         client.check()
         if self._open is not None:
-            raise InvalidRequest(f"transaction {self._open.txn} was begun before: make another one")
+            raise InvalidRequest(f"transaction {self._open.txn} has already begun: create another one")
         naming: ProducerSequence | None = None
         if self._naming is not None:
             naming = await client.naming(*self._naming)
@@ -119,11 +122,17 @@ class Transaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send one record; waits only while the service takes no more.
+        """Send one record; waits only while the service accepts no more records.
 
-        `value` is bytes, text, or what the serializer takes. `event_time` is a datetime, or milliseconds since
-        1970. `batching` as in `connect`; `partition` of a partitioned topic, else the key chooses one. Raises
-        InvalidMessage, MessageTooLarge (the transaction goes on), or why it can only abort.
+        - `value`: bytes, text, or a value for the serializer.
+        - `key`: bytes or text. On a partitioned topic the key selects the partition, unless `partition` does.
+        - `ordering_key`: stored as the property of that name.
+        - `event_time`: a datetime with a time zone, or milliseconds since 1970.
+        - `properties`: a mapping of text to text.
+        - `batching`: "messages" or "records", as in `connect`.
+
+        Raises InvalidMessage and MessageTooLarge: the record is not sent, and the transaction can still commit. Any
+        other error means that the transaction can only abort.
         """
         serializer = self._client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
@@ -141,19 +150,19 @@ class Transaction:
         batching: Batching | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send records given as columns of one length."""
+        """Send records given as columns: `values`, `keys`, `event_times` and `properties` have the same length."""
         serializer = self._client.serializers.of(topic, serializer)
         rows = many_rows(values, keys, event_times, properties, serializer)
         await self.send_rows(topic, rows, batching, partition)
 
     async def delete(self, topic: str, key: Key) -> None:
-        """Delete a key: a record without a value."""
+        """Delete a key: send a record with this key and no value."""
         await self.send_rows(topic, deletion(key))
 
     async def send_rows(
         self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
-        """Send records that are checked columns already."""
+        """Send records that are already checked columns."""
         opened = self._usable()
         session = self._session
         self._client.check_topic(topic)
@@ -177,12 +186,12 @@ class Transaction:
             raise
 
     def consumed(self, position: ConsumerPosition) -> None:
-        """The transaction consumed a topic for a group; it commits only if nobody else did."""
+        """Move the position of a consumer group with the commit, which fails if another member moved it before."""
         self._positions += (position,)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Meanwhile it can't be ended: it is a handler's, of a group that moves by it."""
+        """Reject commit and abort inside the block: a handler runs, and the group moves with its transaction."""
         self._lent = True
         try:
             yield
@@ -190,19 +199,21 @@ class Transaction:
             self._lent = False
 
     def check_own(self) -> None:
-        """Raises InvalidRequest while it can't be ended."""
+        """Raise InvalidRequest while a handler runs."""
         if self._lent:
             raise InvalidRequest(
-                "a handler can't end its transaction, which also moves the group and ends when the handler has "
-                "returned: raise an exception to abort it"
+                "a handler cannot end its transaction, which ends after the handler returns: raise an exception to "
+                "abort it"
             )
 
     async def commit(self, *, wait_visible: bool = False, winners: Sequence[Branch] = ()) -> None:
-        """Commit; returns when that is durable, or visible to every reader, for which it waits two minutes at most.
+        """Commit; return when the commit is durable.
 
-        `winners`: what others wrote for it, see `txnbuffer.client.branches`. Cancelling does not undo the commit: it
-        may have happened, and the exception says so. Raises TransactionAborted, OutcomeUnknown, Fenced,
-        AlreadyCommitted, and NotVisible of a transaction that is committed.
+        With `wait_visible`, wait up to two minutes until all readers can see the records. `winners` are the branches of
+        other processes that commit with this transaction, see `txnbuffer.client.branches`. Cancelling this call does
+        not undo a commit that is on its way; a note on the exception says so. Raises TransactionAborted,
+        OutcomeUnknown, Fenced, AlreadyCommitted, and NotVisible, which means that the transaction has committed but is
+        not visible yet.
         """
         self.check_own()
         opened = self._begun()
@@ -217,7 +228,7 @@ class Transaction:
             await future
         except asyncio.CancelledError as cancelled:
             if not session.core.withdraw_commit(opened):
-                text = f"the commit of transaction {opened.txn} may still have happened: ask for its outcome"
+                text = f"transaction {opened.txn} may have committed: query its outcome"
                 cancelled.add_note(text)
             session.poke()
             raise
@@ -228,7 +239,7 @@ class Transaction:
             self._client.names.committed(opened.naming)
 
     async def abort(self) -> None:
-        """Abort; returns when that is durable. After a commit, or another abort, this does nothing."""
+        """Abort; return when that is durable. Does nothing after a commit or another abort."""
         self.check_own()
         opened = self._begun()
         session = self._session
@@ -245,7 +256,7 @@ class Transaction:
         self.check_own()
         opened = self._begun()
         if opened.ending:
-            return  # the block has ended it by itself
+            return  # commit or abort was called in the block
         if error is None:
             await self.commit()
         else:
@@ -254,11 +265,11 @@ class Transaction:
 
     def _begun(self) -> OpenTransaction:
         if self._open is None:
-            raise InvalidRequest("the transaction was not begun: use it in `async with`, or await begin()")
+            raise InvalidRequest("the transaction has not begun: use it with `async with`, or await begin()")
         return self._open
 
     def _usable(self) -> OpenTransaction:
-        """The open transaction. Raises why nothing can be sent in it."""
+        """Return the open transaction. Raises the error that prevents sending."""
         opened = self._begun()
         self._session.check()
         if opened.failure is not None:
@@ -270,9 +281,9 @@ class Transaction:
         return opened
 
     def _lost_name(self) -> None:
-        """The next transaction of the name opens it anew."""
+        """Release the producer name, so that its next transaction opens it again."""
         if self._open is not None and self._open.naming is not None:
             self._client.names.lost(self._open.naming)
 
     def _over(self, opened: OpenTransaction) -> InvalidRequest:
-        return InvalidRequest(f"transaction {opened.txn} has ended: begin another one")
+        return InvalidRequest(f"transaction {opened.txn} has ended: begin a new one")

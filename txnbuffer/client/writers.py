@@ -1,11 +1,11 @@
-"""A client's own writers on a cluster: one a topic, opened when first needed and kept while it lives.
+"""A client's own writers on a cluster, and its ordinary sends
 
-Record sets go to a second one, which batches nothing; whichever is not writing waits until the other is done, so that
-appends of a topic come there in the order in which they came here. Their futures are done in other
-threads; the loop is woken once for many. A writer whose append failed is given up: what it had under way is
-told as failed, and only when all of it is settled does another one go on, so that nothing overtakes.
+Each topic has a writer, opened when first needed and kept until the client closes. Record sets use a second one without
+batching; the two take turns, so that appends reach the topic in order. Their futures complete in other threads, and
+wake the loop once for many. A writer whose append failed is abandoned: its appends in flight fail, and a new writer
+starts only when all of them are settled, so that nothing is reordered.
 
-Ordinary sends straight to a cluster: no service has a part in them, and they go on without one.
+Ordinary sends go straight to the cluster; they need no service.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from txnbuffer.protocol import RECORDS
 from txnbuffer.rpc.discovery import check_creatable
 
 MESSAGES_UNDER_WAY = 3_000
-"""Messages of a topic that its writer holds; the rest waits here, because a writer that is full blocks the loop."""
+"""Messages of a topic that its writer holds; more wait here, because a full writer blocks the loop."""
 SLICE = 500
-"""Messages that are handed to a writer before the loop has another turn."""
+"""Messages that are passed to a writer before the loop runs other tasks."""
 THREADS = 8
-"""Writers that are opened or closed at the same time."""
+"""Number of writers that are opened or closed concurrently."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds before another writer is opened where one failed."""
+"""Seconds before a writer is opened again after a failure."""
 GOODBYE = 5.0
-"""Seconds for which a closing client waits for what is under way."""
+"""Seconds that `close` waits for appends in flight."""
 
 Settled = Callable[[Error | None], None]
 
 
 class TopicAppend:
-    """Messages for one topic. `settled` is called on the loop once: with None when they are durable, else why not."""
+    """Messages for one topic. `settled` is called once on the loop: with None when they are durable, otherwise with
+    the error.
+    """
 
     __slots__ = ("alone", "at", "batch", "creates", "error", "settled", "slices")
 
@@ -56,7 +58,7 @@ class TopicAppend:
         self.error: Error | None = None
 
     def next_slice(self, suspect: int | None) -> Batch:
-        """The next messages that are to be handed over; one of `suspect` bytes or more goes alone."""
+        """Return the next messages for the writer; one of `suspect` bytes or more goes alone."""
         first, self.at = self.at, min(self.at + SLICE, len(self.batch))
         if suspect is not None and self.at - first > 1:
             large = (self.batch.take(slice(first, self.at)).sizes() >= suspect).nonzero()[0]
@@ -65,9 +67,9 @@ class TopicAppend:
         return self.batch if self.at - first == len(self.batch) else self.batch.take(slice(first, self.at))
 
     def failed(self, error: Error) -> None:
-        """Some of it failed. That one message was refused as too large says nothing of the others."""
+        """Record an error. If one message was rejected as too large, that says nothing about the others."""
         if isinstance(error, MessageTooLarge) and len(self.batch) > 1:
-            error = EntryTooLarge(f"one of {len(self.batch)} messages that were sent together was refused ({error})")
+            error = EntryTooLarge(f"one of {len(self.batch)} messages that were sent together was rejected ({error})")
         self.error = self.error or error
 
     @property
@@ -75,17 +77,17 @@ class TopicAppend:
         return self.error is not None or self.at == len(self.batch)
 
     def settle(self) -> None:
-        """Tell how it ended, once nothing of it is under way."""
+        """Report the result once nothing is in flight."""
         if self.handed_over and not self.slices:
             self.settled(self.error)
 
 
 class TopicWriter:
-    """What is to be written to one topic.
+    """The writers and waiting appends of one topic.
 
-    `writer` writes what is `alone` as that says, `other` what is not so. `under_way` counts messages. `given_up`:
-    writers that failed and are to be closed; `not_before`: no other one is opened until then. `scheduled`: more is
-    handed over in the loop's next turn. `suspect`: a message of so many bytes may be too large for the cluster.
+    `writer` writes appends whose `alone` equals this one's, `other` those whose `alone` differs. `under_way` counts
+    messages. `given_up` are failed writers to close; no new writer opens before `not_before`. `scheduled`: the loop's
+    next iteration continues. `suspect`: messages of at least this size may be too large for the cluster.
     """
 
     __slots__ = (
@@ -118,13 +120,13 @@ class TopicWriter:
         self.not_before = 0.0
 
     def turn(self) -> None:
-        """Let the other writer write."""
+        """Switch to the other writer."""
         self.alone = not self.alone
         self.writer, self.other = self.other, self.writer
 
 
 class Writers:
-    """`max_unavailable`: seconds for which a topic that can't be opened is tried again before its appends fail."""
+    """The writers of a client. If a topic cannot be opened for `max_unavailable` seconds, its appends fail."""
 
     def __init__(self, broker: Broker, max_unavailable: float) -> None:
         self._broker = broker
@@ -140,7 +142,9 @@ class Writers:
         self._closed: Error | None = None
 
     def append(self, name: str, batch: Batch, settled: Settled, *, creates: bool = False) -> None:
-        """Append messages; `creates`: a missing topic is made, if that may be. `settled` may be called at once."""
+        """Append messages; `creates`: create a missing topic if allowed. `settled` may be called before this
+        returns.
+        """
         if self._closed is not None:
             settled(self._closed)
             return
@@ -152,7 +156,7 @@ class Writers:
             self._hand_over(topic)
 
     async def close(self, error: Error) -> None:
-        """Wait a while for what is under way, close the writers; whatever comes later fails with `error`."""
+        """Wait a while for appends in flight, and close the writers; later appends fail with `error`."""
         if self._unsettled:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
@@ -183,7 +187,7 @@ class Writers:
     # Handing over
 
     def _hand_over(self, topic: TopicWriter) -> None:
-        """Give the writer what waits, as much as it may hold."""
+        """Pass waiting messages to the writer, as many as it may hold."""
         topic.scheduled = False
         handed = 0
         while topic.waiting and topic.under_way < MESSAGES_UNDER_WAY:
@@ -202,7 +206,7 @@ class Writers:
             batch = append.next_slice(topic.suspect)
             try:
                 future = topic.writer.append(batch)
-            except Exception as error:  # nothing of this slice was written; the writer goes on
+            except Exception as error:  # nothing of this slice was written; the writer is still usable
                 append.failed(as_error(error))
             else:
                 append.slices += 1
@@ -214,11 +218,11 @@ class Writers:
                 append.settle()
 
     def _tell(self, topic: TopicWriter, append: TopicAppend, batch: Batch, future: Future[Positions]) -> None:
-        """In whichever thread the future was done."""
+        """Queue a completed future; called in any thread."""
         self._done.append((topic, append, batch, future))
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._take_done)
 
     def _take_done(self) -> None:
@@ -246,7 +250,7 @@ class Writers:
     # Opening
 
     def _give_up(self, topic: TopicWriter) -> None:
-        """Nothing more goes to its writers: what one has met the other would meet too."""
+        """Abandon both writers of a topic: an error of one would occur on the other as well."""
         if topic.writer is not None:
             topic.given_up += [writer for writer in (topic.writer, topic.other) if writer is not None]
             topic.writer = topic.other = None
@@ -257,7 +261,7 @@ class Writers:
         topic.failures += 1
 
     def _reopen(self, topic: TopicWriter) -> None:
-        """Open another writer, once nothing of the one before is under way."""
+        """Open a new writer once nothing of the previous one is in flight."""
         if not topic.opening and not topic.under_way and topic.waiting and self._closed is None:
             topic.opening = True
             task = self._loop.create_task(self._open(topic))
@@ -307,16 +311,18 @@ def _open(broker: Broker, name: str, given_up: list[Writer], *, creates: bool, a
 
 
 def _close(writer: Writer) -> None:
-    with contextlib.suppress(Error):  # whatever it had under way was told by its appends
+    with contextlib.suppress(Error):  # its appends reported their errors
         writer.close()
 
 
 ROOM = 8 * 1024 * 1024
-"""Bytes of ordinary records that may be unacknowledged."""
+"""Limit of unacknowledged bytes of ordinary records."""
 
 
 class PlainSends:
-    """All that tasks send to a topic in one turn of the loop is appended together."""
+    """Ordinary sends to a cluster: all records that tasks send to a topic in one iteration of the loop are appended
+    together.
+    """
 
     def __init__(self, writers: Writers, broker: Broker) -> None:
         self._writers = writers
@@ -329,13 +335,13 @@ class PlainSends:
 
     @property
     def max_message_bytes(self) -> int:
-        """The cluster's limit of one message, as far as it is known."""
+        """The cluster's size limit of a message, as far as it is known."""
         return self._broker.max_message_bytes
 
     async def send(self, topic: str, rows: SendColumns) -> None:
-        """Return when the records are durable. Raises SendUnknown where they may stand in the log or not."""
+        """Send records; return when they are durable. Raises SendUnknown if they may or may not be in the log."""
         if is_internal(topic):
-            text = f"topic {topic!r}: names that begin with {INTERNAL_PREFIX} are the service's own: use another"
+            text = f"topic {topic!r} is internal: use a name that does not begin with {INTERNAL_PREFIX}"
             raise InvalidTopicName(text)
         while self._unacknowledged >= ROOM:
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -381,9 +387,9 @@ class PlainSends:
 
 
 def _told(topic: str, error: Error) -> Error:
-    """Where sending again can help, it has to be known that the records may then stand there twice."""
+    """Convert a retryable error to SendUnknown: sending again may duplicate the records."""
     if not error.retryable:
         return error
-    unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may be there or not ({error})")
+    unknown = SendUnknown(f"records for {topic!r} were not acknowledged: they may or may not be in the log ({error})")
     unknown.__cause__ = error
     return unknown
