@@ -79,9 +79,9 @@ def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guide]:
     opened.stop()
 
 
-def expect(printed: str, told: str, what: str) -> None:
-    """`...` in what the guide tells stands for anything within a line."""
-    found, wanted = printed.splitlines(), told.splitlines()
+def expect(printed: str, shown: str, what: str) -> None:
+    """Compare what was printed with what the guide shows, in which `...` matches anything within a line."""
+    found, wanted = printed.splitlines(), shown.splitlines()
     assert len(found) == len(wanted), f"{what}\nprinted:\n{printed}"
     for line, pattern in zip(found, wanted, strict=True):
         escaped = re.sub(r"([\[\]?*])", r"[\1]", pattern).replace("...", "*")
@@ -103,11 +103,11 @@ def test_the_guide_is_true(guide: Guide) -> None:
             printed = ""
         else:
             for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
-                line, _, told = part.partition("\n")
-                expect(guide.command(line), told, line)
+                line, _, shown = part.partition("\n")
+                expect(guide.command(line), shown, line)
 
 
-def test_the_guide_names_only_what_there_is() -> None:
+def test_the_guide_names_only_what_exists() -> None:
     import txnbuffer
     from txnbuffer import Client, Transaction
 
