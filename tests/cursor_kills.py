@@ -25,7 +25,7 @@ from service_process import ServiceProcess, kept_port
 from broker_io import open_broker
 from broker_io.port import Broker
 from txnbuffer import SyncClient, connect
-from txnbuffer.cli.asking import ServiceAddress, ask
+from txnbuffer.cli.admin_client import ServiceAddress, call
 
 FLAGS = ("--set", "retention.bytes=1", "--set", "retention.check_seconds=0.3", "--set", "log.segment_bytes=65536")
 MAX_WAIT = 120.0
@@ -81,7 +81,7 @@ class Rig:
 
     def held(self) -> int:
         """Cursors there are."""
-        return len(ask(ServiceAddress(f"127.0.0.1:{self.service.port}"), "Cursors"))
+        return len(call(ServiceAddress(f"127.0.0.1:{self.service.port}"), "Cursors"))
 
     def write(self, client: SyncClient, count: int) -> None:
         for _ in range(count):

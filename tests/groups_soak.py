@@ -27,7 +27,7 @@ from broker_io.position import Position
 from broker_io.testing.standalone import ask as ask_cluster
 from snapshots.shards import shard_of
 from txnbuffer import SyncClient, connect
-from txnbuffer.cli.asking import ServiceAddress, ask
+from txnbuffer.cli.admin_client import ServiceAddress, call
 
 MEMBER = Path(__file__).with_name("group_member.py")
 MOST, FEWEST = 5, 1
@@ -151,14 +151,14 @@ def soak(place: Place, events: int, seed: int, flights: Iterator[Flight], each: 
             report.wrong += members.ended()
         finally:
             members.end()
-        rows = ask(ServiceAddress(place.service), "Groups", group=GROUP)
+        rows = call(ServiceAddress(place.service), "Groups", group=GROUP)
         report.generation = max((row["generation"] for row in rows), default=0)
     return report
 
 
 def joined(place: Place) -> set[int]:
     """The processes that are members now."""
-    rows = ask(ServiceAddress(place.service), "Groups", group=GROUP)
+    rows = call(ServiceAddress(place.service), "Groups", group=GROUP)
     return {int(row["member"].split("-")[-2]) for row in rows if row["member"]}
 
 

@@ -165,7 +165,7 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["tail", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
-        (["tail", "file:{d}", "orders", "--from", "middle"], 2, "neither beginning, end, a position nor a time"),
+        (["tail", "file:{d}", "orders", "--from", "middle"], 2, "give beginning, end, a position or a time"),
         (["tail", "smtp:x", "orders"], 2, "'smtp:x' is no broker address"),
         (["tail", "file:{d}/none", "orders"], 4, "none"),
         (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is no transaction id"),
@@ -174,10 +174,10 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["verify", "file:{d}", "nowhere"], 2, "there is no data topic 'nowhere'"),
         (["inspect", "snapshot", "file:{d}", "nowhere"], 2, "there is no topic 'nowhere'"),
         (["demo", "--dir", "{d}"], 2, "is not empty"),
-        (["demo", "--dir", "{d}/lock/x"], 2, "can't hold the log of the demo"),
-        (["demo", "--broker", "pulsar"], 2, "needs Pulsar's server distribution"),
-        (["demo", "--broker", "pulsar", "--pulsar-home", "{d}"], 2, "it has no bin/pulsar"),
-        (["demo", "--broker", "pulsar", "--dir", "{d}/new"], 2, "--dir is for --broker file"),
+        (["demo", "--dir", "{d}/lock/x"], 2, "the demo cannot use the directory"),
+        (["demo", "--broker", "pulsar"], 2, "needs a Pulsar server distribution"),
+        (["demo", "--broker", "pulsar", "--pulsar-home", "{d}"], 2, "it has no executable bin/pulsar"),
+        (["demo", "--broker", "pulsar", "--dir", "{d}/new"], 2, "--dir works with --broker file"),
         (["nonsense"], 2, "No such command"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(own_copy: Path) -> 
 def test_output_that_cannot_be_written_is_one_clear_error(directory: Path, command: str) -> None:
     done = piped(f"txnbuf {command.format(d=directory)} > /dev/full")
     assert done.returncode == 5
-    assert done.stderr == "txnbuf: the output can't be written: No space left on device; send it somewhere else\n"
+    assert done.stderr == "txnbuf: cannot write to stdout: No space left on device; redirect the output\n"
 
 
 def test_closed_output_changes_nothing_else(directory: Path) -> None:

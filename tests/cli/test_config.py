@@ -136,9 +136,9 @@ CLUSTER = "pulsar://127.0.0.1:2/acme/shop"
     ],
     ids=lambda words: " ".join(words).replace(f" {CLUSTER}", ""),
 )
-def test_whoever_opens_a_cluster_does_it_as_its_configuration_says(tmp_path: Path, command: list[str]) -> None:
+def test_every_command_opens_a_cluster_as_configured(tmp_path: Path, command: list[str]) -> None:
     """Nobody listens at port 1, which only the file names."""
-    path = written(tmp_path, '[pulsar]\nadmin_url = "http://127.0.0.1:1"\npatience = 0.1\n')
+    path = written(tmp_path, '[pulsar]\nadmin_url = "http://127.0.0.1:1"\nmax_unavailable = 0.1\n')
     failure = CliRunner().invoke(app, [*command, "--config", path]).exception
     assert isinstance(failure, ServiceUnavailable)
     assert "no admin interface answers at http://127.0.0.1:1 " in str(failure)

@@ -18,7 +18,7 @@ from commands import txnbuf
 from service_process import ServiceProcess
 
 from txnbuffer import connect
-from txnbuffer.cli.asking import ServiceAddress, ask
+from txnbuffer.cli.admin_client import ServiceAddress, call
 
 MAX_WAIT = 90.0
 
@@ -55,7 +55,7 @@ def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> No
         write(address, a="1", b="2")
         options = ("--to", "now", "--cursor", "table", "--output", "json")
         rows = materialize(address, "orders", f"sqlite:{path}", *options)
-        (cursor,) = ask(ServiceAddress(address), "Cursors")
+        (cursor,) = call(ServiceAddress(address), "Cursors")
         assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == ("orders", "table", 2)
         assert rows == [
             {"topic": "orders", "seqno": 2, "complete": True, "caught_up": True, "mutations": 2, "rollbacks": 0}
@@ -100,7 +100,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
     (tmp_path / "copy").rename(tmp_path / "log")
     assert txnbuf("recover", log, "orders", "--write").returncode == 0
     told = materialize(log, "orders", target, "--binary", "--to", "now")
-    assert "orders: history branched, back at seqno 2" in told
+    assert "orders: history branched, rolled back to seqno 2" in told
     assert query(path, 'SELECT key, value FROM "Kept orders" ORDER BY key') == [(b"a", b"1"), (b"b", b"2")]
     assert "say the same" in materialize(log, "orders", target, "--to", "now", code=2)
     materialize(log, "orders", target, "--anew", "--to", "now")
@@ -110,10 +110,10 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("memory:", "t", "other:f"), 2, "'other:f' is nothing to fill: write sqlite:FILE"),
+        (("memory:", "t", "other:f"), 2, "'other:f' is not a sink: give sqlite:FILE"),
         (("memory:", "t", "sqlite:"), 2, "write sqlite:FILE"),
         (("memory:", "sqlite:f"), 2, "Missing argument"),
-        (("memory:", "t", "sqlite:f", "--to", "never"), 2, "'never' is no end: give a seqno, or now"),
+        (("memory:", "t", "sqlite:f", "--to", "never"), 2, "--to never is invalid: give a seqno or now"),
         (("memory:", "t", "u", "sqlite:f", "--table", "x"), 2, "a table's name for a single one"),
         (("memory:", "t", "sqlite:f"), 2, "no topic 't'"),
         (

@@ -80,12 +80,12 @@ def test_json_lines(log: Log) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 is no JSON"),
-        ("[]", "line 2 is no record"),
-        ('{"value": "v", "valeu": 1}', "line 2 is no record (valeu)"),
-        ("{}", 'needs either "value" or "value_base64"'),
-        ('{"value": "v", "value_base64": ""}', "either"),
-        ('{"value_base64": "?"}', "no base64"),
+        ("{", "line 2 is not JSON"),
+        ("[]", "line 2 is not a record"),
+        ('{"value": "v", "valeu": 1}', "line 2 is not a record (unknown field valeu)"),
+        ("{}", 'needs exactly one of "value" and "value_base64"'),
+        ('{"value": "v", "value_base64": ""}', "exactly one"),
+        ('{"value_base64": "?"}', "not base64"),
         ('{"value": "v", "event_time": "now"}', "milliseconds"),
     ],
 )
@@ -117,8 +117,8 @@ def test_to_a_service(txnbuf_service: ServiceProcess) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ('{"delete": "false", "key": "k"}', "\"delete\" is true or false, not 'false'"),
-        ('{"delete": true, "key": "k", "value": "v"}', "deletes a key, so it can't have value"),
+        ('{"delete": "false", "key": "k"}', "\"delete\" must be true or false, got 'false'"),
+        ('{"delete": true, "key": "k", "value": "v"}', "deletes a key: remove value"),
         ('{"value": "x", "event_time": 9223372036854775808}', "an event time must be"),
         ('{"value": "x", "key": "\\ud800"}', "a key cannot be encoded as UTF-8"),
         ('{"value": "x", "topic": 7}', "a topic is named by text, not 7"),

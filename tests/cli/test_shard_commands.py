@@ -1,4 +1,4 @@
-"""Commands that ask the services of several shards, and make one answer of theirs."""
+"""Commands that call the services of several shards and merge their responses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shard_world import App, shards_on, topics_of
 
 from broker_io.errors import TopicNotFound
 from broker_io.memory import open_memory
-from txnbuffer.cli import asking
+from txnbuffer.cli import admin_client
+from txnbuffer.cli.admin_client import ServiceAddress
 from txnbuffer.cli.app import app
-from txnbuffer.cli.asking import ServiceAddress
 from txnbuffer.errors import Error, ForeignTopic, ForeignTransaction, InvalidRequest, ServiceUnavailable
 from txnbuffer.model import Outcome
 
@@ -46,39 +46,39 @@ ANSWERS: dict[tuple[str, str], Any] = {
 
 @pytest.fixture(autouse=True)
 def _services(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(service: ServiceAddress, method: str, **_: Any) -> Any:
+    def call(service: ServiceAddress, method: str, **_: Any) -> Any:
         answer = ANSWERS.get((service.address, method), ServiceUnavailable(f"no service answers at {service.address}"))
         if isinstance(answer, Error):
             raise answer
         return answer
 
-    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setattr(admin_client, "call", call)
 
 
-def asked(*words: str, service: str = BOTH) -> Any:
+def called(*words: str, service: str = BOTH) -> Any:
     result = CliRunner().invoke(app, [*words, "--service", service, "--output", "json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
 def test_topics_of_all_shards_are_listed_in_order() -> None:
-    assert [found["topic"] for found in asked("list")] == ["a", "b", "c"]
-    assert [found["topic"] for found in asked("list", service="first:1")] == ["a", "c"]
-    assert [found["topic"] for found in asked("list", service="first:1, first:1")] == ["a", "c"]
+    assert [found["topic"] for found in called("list")] == ["a", "b", "c"]
+    assert [found["topic"] for found in called("list", service="first:1")] == ["a", "c"]
+    assert [found["topic"] for found in called("list", service="first:1, first:1")] == ["a", "c"]
 
 
 def test_a_transaction_across_shards_hangs_once() -> None:
-    found = asked("find-hanging")
+    found = called("find-hanging")
     assert [(one["txn"], one["topics"], one["session"], one["open_seconds"]) for one in found] == [
         ("1:7", ["a", "b"], "t", 40.0),
         ("0:1", ["a"], "s", 30.0),
     ]
 
 
-def test_the_shard_that_it_concerns_answers() -> None:
-    assert asked("describe", "b")["topic"] == "b"
-    assert asked("abort", "1:7")["outcome"] == "ABORT"
-    assert asked("groups", "g", "--forget", "--topic", "b") == {"group": "g", "topic": "b"}
+def test_the_owning_shard_responds() -> None:
+    assert called("describe", "b")["topic"] == "b"
+    assert called("abort", "1:7")["outcome"] == "ABORT"
+    assert called("groups", "g", "--forget", "--topic", "b") == {"group": "g", "topic": "b"}
 
 
 @pytest.mark.parametrize("words", [["--forget"], ["g", "--topic", "b"]])
@@ -97,21 +97,23 @@ def test_what_to_forget_is_named(words: list[str]) -> None:
     ],
 )
 @pytest.mark.parametrize("services", ["first:1,third:3", "third:3,first:1"])
-def test_what_the_others_say_is_shown_where_a_shard_is_away(words: tuple[str, ...], shown: Any, services: str) -> None:
+def test_the_other_shards_are_shown_when_one_is_unavailable(words: tuple[str, ...], shown: Any, services: str) -> None:
     result = CliRunner().invoke(app, [*words, "--service", services, "--output", "json"])
     assert json.loads(result.stdout) == shown
     assert isinstance(result.exception, ServiceUnavailable)
-    assert str(result.exception) == ("1 of 2 services told nothing, this is without it: no service answers at third:3")
+    assert str(result.exception) == (
+        "the output is incomplete: 1 of 2 services did not respond: no service answers at third:3"
+    )
 
 
-def test_where_nobody_answers_nothing_is_shown() -> None:
+def test_nothing_is_shown_when_no_shard_responds() -> None:
     result = CliRunner().invoke(app, ["list", "--service", "third:3,fourth:4"])
     assert (result.stdout, str(result.exception)) == ("", "no service answers at third:3")
 
 
-def test_who_is_asked_for_is_found_behind_a_shard_that_is_away() -> None:
-    assert asked("describe", "b", service="third:3,second:2")["topic"] == "b"
-    for services in ("third:3,first:1", "first:1,third:3"):  # it may be the one that is away
+def test_the_owner_is_found_after_a_shard_that_is_unavailable() -> None:
+    assert called("describe", "b", service="third:3,second:2")["topic"] == "b"
+    for services in ("third:3,first:1", "first:1,third:3"):  # the unavailable one may own it
         result = CliRunner().invoke(app, ["describe", "b", "--service", services])
         assert isinstance(result.exception, ServiceUnavailable)
 

@@ -77,7 +77,7 @@ def test_delta_is_a_format_of_the_command(spark: Any, tmp_path: Path) -> None:
     code, shown, told = run_job(spark, *arguments)
     assert (code, [row["topic"] for row in shown]) == (0, ["stock"])
     assert "run 1: " in told
-    assert "nothing is new" in run_job(spark, *arguments)[2]
+    assert "no new records" in run_job(spark, *arguments)[2]
     code, report, _ = run_job(spark, "audit", log, path)
     assert (code, report["same"], report["kind"]) == (0, True, "versions")
     assert shown[0]["records_of_run"] == DeltaTable(path).to_pyarrow_table().num_rows > 0

@@ -101,7 +101,7 @@ def test_jobs_are_commands(spark: Any, tmp_path: Path) -> None:
     code, rows, told = run_job(spark, *export)
     assert (code, [row["topic"] for row in rows]) == (0, ["stock"])
     assert "run 1: " in told
-    assert "nothing is new" in run_job(spark, *export)[2]
+    assert "no new records" in run_job(spark, *export)[2]
     code, report, _ = run_job(spark, "audit", log, table, "--html", str(tmp_path / "audit.html"))
     assert (code, report["same"], report["kind"]) == (0, True, "versions")
     code, found, _ = run_job(spark, "profile", log, "--html", str(tmp_path / "profile.html"))

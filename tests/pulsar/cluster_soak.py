@@ -328,7 +328,7 @@ def wait_until(found: Callable[[], object], failure: str) -> object:
 def ask_outcomes(address: str, options: dict[str, object], transactions: Sequence[Told]) -> list[str]:
     """How the service says that they ended; all have, once the time of their session or their own is up."""
 
-    async def ask_all() -> list[str]:
+    async def call_all() -> list[str]:
         async with connect(address, max_unavailable=SECONDS, broker_options=options) as client:
 
             async def ask(one: Told) -> str:
@@ -339,7 +339,7 @@ def ask_outcomes(address: str, options: dict[str, object], transactions: Sequenc
 
             return await asyncio.gather(*map(ask, transactions))
 
-    return asyncio.run(ask_all())
+    return asyncio.run(call_all())
 
 
 def read_decided(broker: Broker, topic: str) -> list[bytes]:

@@ -62,7 +62,7 @@ class ClusterRig(Rig):
         return self.address
 
     def serve(self) -> ServiceProcess:
-        flags = ("--admin-url", self.broker.admin, "--set", f"pulsar.patience={WAITING:.0f}")
+        flags = ("--admin-url", self.broker.admin, "--set", f"pulsar.max_unavailable={WAITING:.0f}")
         return ServiceProcess(self.address, *RETENTION, *flags).wait_serving()
 
     def connect(self) -> Any:

@@ -17,8 +17,8 @@ from broker_io.pulsar.policies import UNLIMITED
 from broker_io.testing.contract.base import eventually, numbered, put
 from broker_io.testing.standalone import ask
 from txnbuffer import connect
-from txnbuffer.cli.asking import ServiceAddress as Asked
-from txnbuffer.cli.asking import ask as call
+from txnbuffer.cli.admin_client import ServiceAddress as Called
+from txnbuffer.cli.admin_client import call
 
 Opening = Callable[..., Broker]
 SMALL = {"limitSize": 500, "limitTime": -1, "policy": "producer_request_hold"}
@@ -142,7 +142,7 @@ def test_a_service_tells_of_a_time_to_live_within_its_look_at_policies(cluster: 
             return said(service.http, "txnbuffer_topics_endangered 1")
 
         eventually(told)
-        asked = Asked(f"127.0.0.1:{service.port}")
+        asked = Called(f"127.0.0.1:{service.port}")
         (row,) = [row for row in call(asked, "List") if row["topic"] == "orders"]
         assert "a message TTL of 60 s drops what is still needed" in row["problem"]
         eventually(lambda: any("policies of orders" in str(event.get("what")) for event in service.events))

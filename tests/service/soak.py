@@ -137,10 +137,10 @@ class Soak:
 
     def _settle(self) -> None:
         """Wait until every transaction of killed writers was aborted."""
-        from txnbuffer.cli.asking import ServiceAddress, ask
+        from txnbuffer.cli.admin_client import ServiceAddress, call
 
         deadline = time.monotonic() + 60
-        while any(row["open"] for row in ask(ServiceAddress(f"127.0.0.1:{self._port}"), "List")):
+        while any(row["open"] for row in call(ServiceAddress(f"127.0.0.1:{self._port}"), "List")):
             assert time.monotonic() < deadline, "transactions of dead clients stay open"
             time.sleep(0.1)
 

@@ -18,7 +18,7 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import EnvironmentFault, InvalidAddress
 from broker_io.memory import MemoryBroker
 from txnbuffer import connect
-from txnbuffer.cli.asking import ServiceAddress, ask
+from txnbuffer.cli.admin_client import ServiceAddress, call
 from txnbuffer.client import session_core
 from txnbuffer.errors import InvalidConfiguration, InvalidRequest, MalformedFrame, ServiceUnavailable
 from txnbuffer.model import Outcome, TxnId
@@ -300,7 +300,7 @@ def test_a_service_that_is_away_is_told():
 @pytest.mark.parametrize("address", ["pulsar://127.0.0.1:6650/public/default", "here", "here:", ":7711", "a:1/b"])
 def test_an_address_that_is_no_services_is_told(address):
     with pytest.raises(InvalidAddress, match="write HOST:PORT of the service"):
-        ask(ServiceAddress(address), "List")
+        call(ServiceAddress(address), "List")
 
 
 @on_a_loop

@@ -12,7 +12,7 @@ from service_process import ServiceProcess
 
 from broker_io import open_broker
 from txnbuffer import connect
-from txnbuffer.cli.asking import ServiceAddress, ask
+from txnbuffer.cli.admin_client import ServiceAddress, call
 
 
 def test_through_kills_of_both_sides_the_target_is_the_source(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_relay_tells_what_it_did_and_ends_well_on_sigterm(tmp_path: Path) -> N
         with open_broker(address) as broker:
             rows = committed(broker, T)
         assert (told["records"], told["seqno"], told["resumed_behind"]) == (len(rows), len(rows), None)
-        (cursor,) = ask(ServiceAddress(address), "Cursors")
+        (cursor,) = call(ServiceAddress(address), "Cursors")
         assert (cursor["topic"], cursor["cursor"], cursor["seqno"]) == (T, "relay", len(rows))
         going = RelayProcess(tmp_path / "going.txt", address, T, CLEAN, "--to", clean, "--output", "json")
         deadline = time.monotonic() + 60.0

@@ -1,4 +1,4 @@
-"""`txnbuf`, the command line: one module a command."""
+"""The `txnbuf` command line: one module for each command."""
 
 from txnbuffer.cli.app import main
 

@@ -1,10 +1,10 @@
-"""`txnbuf abort`: end a transaction of somebody else."""
+"""`txnbuf abort`: abort a transaction of any client."""
 
 from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import ServiceAddress, ask_owner, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_owner, service_option
 from txnbuffer.cli.output import output_option, show_record
 
 
@@ -13,8 +13,8 @@ from txnbuffer.cli.output import output_option, show_record
 @service_option
 @output_option
 def command(txn: str, service: ServiceAddress, output: str) -> None:
-    """Abort the transaction MOST:LEAST, whoever has it open, and tell its outcome.
+    """Abort the transaction MOST:LEAST of any client, and show its outcome.
 
-    One that has committed stays committed: then the outcome is COMMIT.
+    A committed transaction stays committed; its outcome is then COMMIT.
     """
-    show_record(ask_owner(service, "Abort", txn=txn), output)
+    show_record(call_owner(service, "Abort", txn=txn), output)

@@ -1,11 +1,10 @@
-"""The `txnbuf` command itself: the table of its commands, and how errors end it.
+"""The `txnbuf` command itself: its table of commands and its exit codes
 
-Results go to stdout, narration and progress to stderr. Exit codes: 0 done; 1 done, and something is
-wrong with what was looked at; 2 the request can't be; 3 another process; 4 storage; 5 this machine;
-130 interrupted; 141 whoever read our output left, as `head` does: then nothing is said. An error that is
-no `broker_io.errors.Error` is a defect and shows its traceback.
-
-Errors of the command line alone; the tree's root is `broker_io.errors`.
+Results go to stdout, messages and progress to stderr. Exit codes: 0 success; 1 success, and the command
+found a problem in what it examined; 2 the request is invalid; 3 another process failed or is in the way;
+4 the storage failed; 5 this machine lacks something; 130 interrupted; 141 the reader of the output closed
+it, as `head` does, and nothing more is printed. An exception that is not a `broker_io.errors.Error` is a
+bug and shows its traceback.
 """
 
 from __future__ import annotations
@@ -20,48 +19,51 @@ from typing import Any, NoReturn
 
 import click
 
-from broker_io.errors import EnvironmentFault
+from broker_io.errors import EnvironmentFault, Error
 
 COMMANDS = {
     "serve": "Serve transactions on a log until SIGTERM.",
-    "produce": "Send lines of standard input as records, in transactions.",
+    "produce": "Send lines of standard input as records in transactions.",
     "list": "List the topics of a running service.",
-    "describe": "Tell all about a topic, and what its readers wait for.",
-    "find-hanging": "Find open transactions that hold readers back.",
-    "abort": "Abort a transaction, whoever has it open.",
-    "groups": "Show how far consumer groups have come.",
-    "streams": "Show change streams and how far each has come.",
-    "cursors": "Show, make, move and remove durable cursors of change streams.",
-    "inspect": "Show what is stored: topics and messages, a buffer's state, snapshot entries.",
-    "verify": "Check every buffer snapshot against its log; changes nothing.",
-    "recover": "Rebuild a buffer's state from its log and show how the snapshot differs.",
+    "describe": "Show the state of a topic and which transaction its readers wait for.",
+    "find-hanging": "Find long-open transactions that block readers.",
+    "abort": "Abort an open transaction of any client.",
+    "groups": "Show consumer groups: their members, positions and lag.",
+    "streams": "Show open change streams and their progress.",
+    "cursors": "List, add, advance and remove durable cursors of change streams.",
+    "inspect": "Show what is stored: messages, the transaction state of a topic, snapshots.",
+    "verify": "Check snapshots against their logs without changing anything.",
+    "recover": "Rebuild transaction state from the log and compare it with the snapshot.",
     "tail": "Print records as they become visible.",
-    "relay": "Append what commits in a topic to a clean one, exactly once.",
-    "materialize": "Keep the latest value of each key as a SQLite table.",
-    "pipeline": "Jobs on Spark: export, audit, recover and profile.",
-    "bench": "Measure this machine, one JSON object a line.",
-    "config": "Show the configuration and where each value can be set.",
+    "relay": "Copy the committed records of a topic to another topic, exactly once.",
+    "materialize": "Keep the latest value of each key in a SQLite table.",
+    "pipeline": "Run Spark jobs: export, audit, recover and profile.",
+    "bench": "Run the benchmarks and print one JSON object per line.",
+    "config": "Show the configuration and the environment variable of each setting.",
     "completions": "Print the completion script of a shell.",
     "demo": "Write a year of flights in transactions while processes are killed.",
 }
-"""Command name → its help line. The module of the same name in this package is imported when it runs."""
-
+"""Command name → its help line. The module of the same name in this package is imported when the command runs."""
 
 INTERRUPTED = 130
-READER_LEFT = 141
-"""As a shell tells of a process that a broken pipe ended."""
+OUTPUT_CLOSED = 141
+"""128 + SIGPIPE, as shells report a process that a broken pipe ended."""
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""What a write to stdout can fail with; anything else of the operating system is not about our output."""
+"""The errors that a write to stdout can fail with; any other OSError has another cause."""
+
+
+class OutputFailed(EnvironmentFault):
+    """Writing to stdout failed."""
 
 
 class OutputClosed(Exception):
-    """Nobody reads our output any more."""
+    """The reader of stdout has closed it."""
 
 
 @contextlib.contextmanager
-def output_told() -> Iterator[None]:
-    """Name what keeps our output from being written; click itself would end with 1, which says something else here."""
+def output_errors() -> Iterator[None]:
+    """Turn errors of writing to stdout into our own; click would exit with 1, which has another meaning here."""
     try:
         yield
         sys.stdout.flush()
@@ -71,18 +73,18 @@ def output_told() -> Iterator[None]:
         if error.errno not in OUTPUT_ERRORS or error.filename is not None:
             raise
 
-        raise OutputFailed(f"the output can't be written: {error.strerror}; send it somewhere else") from error
+        raise OutputFailed(f"cannot write to stdout: {error.strerror}; redirect the output") from error
 
 
 class Commands(click.Group):
-    """A group that imports a command only when it runs, so that `txnbuf --help` is immediate."""
+    """A group that imports a command only when it runs, so that `txnbuf --help` is fast."""
 
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
-        with output_told():
+        with output_errors():
             return super().make_context(*arguments, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with output_told():
+        with output_errors():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -104,19 +106,18 @@ class Commands(click.Group):
 def app() -> None:
     """Transactions for Apache Pulsar from Python.
 
-    Where a command takes an ADDRESS, write file:DIR for an embedded log, txnbuf://HOST:PORT for a
-    running service, pulsar://HOST:PORT/TENANT/NAMESPACE for a cluster.
+    An ADDRESS is file:DIR for an embedded log, txnbuf://HOST:PORT for a running service, or
+    pulsar://HOST:PORT/TENANT/NAMESPACE for a Pulsar namespace.
 
-    Exit codes: 0 done; 1 done, and something is wrong with what was looked at; 2 the request can't be;
-    3 another process; 4 storage; 5 this machine; 130 interrupted; 141 the reader of our output left.
+    Exit codes: 0 success; 1 success, but the command found a problem in what it examined; 2 invalid
+    request; 3 another process failed or is in the way; 4 storage failed; 5 this machine lacks something;
+    130 interrupted; 141 the reader of the output closed it.
     """
 
 
 def main() -> NoReturn:
     """Run `txnbuf` and exit with its code."""
-    from broker_io.errors import Error
-
-    if sys.stdout is None:  # closed by whoever started us
+    if sys.stdout is None:  # the parent process closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open to the end
     try:
         code = app.main(prog_name="txnbuf", standalone_mode=False)
@@ -129,14 +130,10 @@ def main() -> NoReturn:
         click.echo(f"txnbuf: {error}", err=True)
         code = error.exit_code
     except OutputClosed:
-        code = READER_LEFT
+        code = OUTPUT_CLOSED
     try:
         sys.stdout.flush()
     except OSError:
-        # That was told; a second failure at exit would only be noise.
+        # The error has been reported; the interpreter must not report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code if isinstance(code, int) else 0)
-
-
-class OutputFailed(EnvironmentFault):
-    """What a command prints could not be written."""

@@ -1,4 +1,4 @@
-"""`txnbuf bench`: the figures of this machine."""
+"""`txnbuf bench`: the benchmarks, run on this machine"""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from broker_io.errors import MissingDependency
 @click.command("bench")
 @click.argument("prefix", default="")
 def command(prefix: str) -> None:
-    """Measure all figures, or those whose names start with PREFIX.
+    """Run all benchmarks, or those whose names start with PREFIX.
 
-    One JSON object a line on stdout: figure, value, unit, goal, and the peer measured in the same run.
-    The benchmarks are part of the source tree, not of the installed package.
+    Prints one JSON object per line: figure, value, unit, goal, and the system that it is compared with,
+    measured in the same run. The benchmarks are part of the source tree, not of the installed package.
     """
     try:
         from bench.harness import main

@@ -1,4 +1,4 @@
-"""`txnbuf config show`: the configuration as a command would see it."""
+"""`txnbuf config show`: the configuration as commands read it"""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import replace
 
 import click
 
-from txnbuffer.cli.opening import with_config
+from txnbuffer.cli.options import with_config
 from txnbuffer.cli.output import output_option, show_record, show_rows
 from txnbuffer.config import PREFIX, Config
 
 HIDDEN = "(given)"
-"""What is shown of a secret."""
+"""Shown instead of a secret."""
 
 
 @click.group("config")
 def command() -> None:
-    """Show the configuration: TOML file, then environment, then flags; the later wins."""
+    """Show the configuration: TOML file, then environment, then --set; the last one wins."""
 
 
 @command.command("show")
 @with_config
 @output_option
 def show(config: Config, output: str) -> None:
-    """Show every setting, its value, and the environment variable that sets it."""
+    """Show every setting with its value and its environment variable."""
     if config.pulsar.token:
         config = replace(config, pulsar=replace(config.pulsar, token=HIDDEN))
     if output == "json":

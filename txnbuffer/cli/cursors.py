@@ -1,21 +1,19 @@
-"""`txnbuf cursors`: durable cursors of change streams."""
+"""`txnbuf cursors`: durable cursors of change streams"""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from txnbuffer.cli.asking import ServiceAddress, ask_all, ask_owner, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, call_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
 @click.group("cursors")
 def command() -> None:
-    """Durable cursors: each keeps in the log what its reader does not have yet, however old that is.
+    """List and change durable cursors: each keeps in the log what its reader has not read yet.
 
-    A cursor is a name at a topic of a running service. What stands behind it is not trimmed by retention, unless that
-    is more than streams.cursor_bytes: then the cursor is dropped.
+    A cursor is a named position on a topic of a running service. Retention does not trim the log after it. A cursor
+    that keeps more than streams.cursor_bytes is dropped.
     """
 
 
@@ -23,25 +21,25 @@ def command() -> None:
 @service_option
 @output_option
 def list_(service: ServiceAddress, output: str) -> None:
-    """Show all cursors, where they stand and what they hold.
+    """Show all cursors, their positions and what they keep in the log.
 
-    `items_remaining`: mutations behind it; `first_ledger`: the first one that it holds.
+    `items_remaining` is the number of mutations after the cursor; `first_ledger` is the first ledger that it keeps.
     """
-    found = ask_all(service, "Cursors")
-    show_rows(found.rows("topic", "cursor"), output, title="durable cursors", empty="none")
-    found.check()
+    responses = call_all(service, "Cursors")
+    show_rows(responses.rows("topic", "cursor"), output, title="durable cursors", empty="none")
+    responses.check()
 
 
 @command.command("add")
 @click.argument("topic")
 @click.argument("cursor")
 @click.option("--at", default="beginning", show_default=True, metavar="PLACE",
-              help="beginning, now, a seqno or a resume token.")  # fmt: skip
+              help="Position: beginning, now, a seqno or a resume token.")  # fmt: skip
 @service_option
 @output_option
 def add(topic: str, cursor: str, at: str, service: ServiceAddress, output: str) -> None:
-    """Make CURSOR at TOPIC; one that is there stays where it is."""
-    _show(ask_owner(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
+    """Add CURSOR to TOPIC. A cursor that exists keeps its position."""
+    show_record(call_owner(service, "AddCursor", topic=topic, cursor=cursor, at=at), output)
 
 
 @command.command("advance")
@@ -51,11 +49,11 @@ def add(topic: str, cursor: str, at: str, service: ServiceAddress, output: str) 
 @service_option
 @output_option
 def advance(topic: str, cursor: str, place: str, service: ServiceAddress, output: str) -> None:
-    """Move CURSOR of TOPIC to PLACE, the seqno or resume token up to which its reader has everything.
+    """Move CURSOR of TOPIC forward to PLACE, the seqno or resume token that its reader has processed.
 
-    It never moves back.
+    A cursor never moves back.
     """
-    _show(ask_owner(service, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
+    show_record(call_owner(service, "AdvanceCursor", topic=topic, cursor=cursor, at=place), output)
 
 
 @command.command("remove")
@@ -64,9 +62,5 @@ def advance(topic: str, cursor: str, place: str, service: ServiceAddress, output
 @service_option
 @output_option
 def remove(topic: str, cursor: str, service: ServiceAddress, output: str) -> None:
-    """Remove CURSOR of TOPIC: what it held may go."""
-    _show(ask_owner(service, "RemoveCursor", topic=topic, cursor=cursor), output)
-
-
-def _show(answer: dict[str, Any], output: str) -> None:
-    show_record(answer, output)
+    """Remove CURSOR of TOPIC, so that retention may trim what it kept."""
+    show_record(call_owner(service, "RemoveCursor", topic=topic, cursor=cursor), output)

@@ -1,4 +1,4 @@
-"""`txnbuf describe`: one topic, and what its readers wait for."""
+"""`txnbuf describe`: the state of one topic"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import click
 
 from broker_io.errors import TopicNotFound
-from txnbuffer.cli.asking import ServiceAddress, ask_owner, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_owner, service_option
 from txnbuffer.cli.output import output_option, show_record, show_rows
 
 
@@ -16,12 +16,12 @@ from txnbuffer.cli.output import output_option, show_record, show_rows
 @service_option
 @output_option
 def command(topic: str, service: ServiceAddress, output: str) -> None:
-    """Tell all about a TOPIC, and in words what its readers wait for.
+    """Show the state of TOPIC and what its readers wait for.
 
-    Says which transaction holds max_read_position back, since when, and whose it is.
+    Names the transaction that blocks max_read_position, its age and its client.
     """
     try:
-        answer = ask_owner(service, "Describe", topic=topic)
+        answer = call_owner(service, "Describe", topic=topic)
     except TopicNotFound as error:
         raise TopicNotFound(f"{error}{hint(topic)}") from None
     if output == "json":
@@ -34,7 +34,7 @@ def command(topic: str, service: ServiceAddress, output: str) -> None:
 
 
 def hint(topic: str) -> str:
-    """What to say to who named a transaction."""
+    """What an error adds where the name of a topic looks like a transaction id."""
     if not re.fullmatch(r"\d+(:\d+)?", topic):
         return ""
-    return ". Is it a transaction? `txnbuf find-hanging` shows those that are open, with their topics"
+    return ". If it is a transaction: `txnbuf find-hanging` shows open transactions with their topics"

@@ -1,4 +1,4 @@
-"""`txnbuf find-hanging`: transactions that hold readers back."""
+"""`txnbuf find-hanging`: open transactions that block readers"""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import ServiceAddress, ask_all, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
 @click.command("find-hanging")
 @click.option("--older-than", "seconds", default=10.0, show_default=True, type=click.FloatRange(0),
-              help="Seconds since the first record.")  # fmt: skip
+              help="Show transactions whose first record is at least this many seconds old.")  # fmt: skip
 @service_option
 @output_option
 def command(seconds: float, service: ServiceAddress, output: str) -> None:
-    """Find open transactions that wrote their first record long ago, the oldest first.
+    """Find transactions that have been open for long, the oldest first.
 
-    Each holds back the readers of all topics it wrote to. It is aborted by itself when its time is up;
-    `txnbuf abort` does it now.
+    Each one blocks the readers of all topics that it wrote to. The service aborts it at its timeout;
+    `txnbuf abort` aborts it now.
     """
-    found = ask_all(service, "FindHanging", seconds=seconds)
-    show_rows(merged(found.each), output, title="open transactions", empty="none hangs")
-    found.check()
+    responses = call_all(service, "FindHanging", seconds=seconds)
+    show_rows(merged(responses.each), output, title="open transactions", empty="none found")
+    responses.check()
 
 
 def merged(answers: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row for each transaction, of what the shards know: its coordinator knows most, each its own topics."""
+    """One row per transaction from the rows of all shards: each knows its own topics, the coordinator the rest."""
     found: dict[str, dict[str, Any]] = {}
     for row in (row for answer in answers for row in answer):
         known = found.setdefault(row["txn"], row)

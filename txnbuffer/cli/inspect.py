@@ -1,4 +1,4 @@
-"""`txnbuf inspect`: what is stored, in three views: log, buffer, snapshot."""
+"""`txnbuf inspect`: stored messages, transaction state and snapshots"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from snapshots.format import decode_end
 from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.scan import TopicEntries, scan
 from snapshots.shard_count import snapshot_topic_of, snapshot_topics
-from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
+from txnbuffer.cli.options import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
 from txnbuffer.client.reader import beginning_of
@@ -32,27 +32,27 @@ SHOWN_OPEN = 20
 
 @click.group("inspect")
 def command() -> None:
-    """Show what is stored; nothing is changed."""
+    """Show stored messages, transaction state and snapshots without changing anything."""
 
 
 @command.command("log")
 @address_argument
 @click.argument("topic", required=False)
 @click.option("--from", "start", default="beginning", show_default=True, help="beginning, end, a position or a time.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Messages to show.")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Number of messages to show.")
 @tls_option
 @with_config
 @output_option
 def inspect_log(
     address: str, topic: str | None, start: str, limit: int, tls_ca: str | None, config: Config, output: str
 ) -> None:
-    """Show the topics of a log, or the messages of one TOPIC: records, record sets and markers as they stand."""
+    """Show the topics of a log, or the stored messages of TOPIC: records, record sets and markers."""
     with open_for_reading(address, config, tls_ca) as broker:
         if topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
             first = beginning_of(broker, topic, parse_start(start)).position
-            show_rows(list(_message_rows(broker, topic, first, limit)), output, empty="no messages there")
+            show_rows(list(_message_rows(broker, topic, first, limit)), output, empty="no messages")
 
 
 def _topic_row(broker: Broker, topic: str) -> Row:
@@ -104,20 +104,20 @@ def _marker_text(value: bytes | None) -> str:
         return f"undecodable: {error}"
     ends = ", ".join(f"{outcome.name} {txn} ({records})" for txn, outcome, records in marker.items)
     how = "decided" if marker.decided else "one-phase"
-    return f"{how}, epoch {marker.epoch}, low-water mark {marker.low_water_mark}: {ends or 'border'}"
+    return f"{how}, epoch {marker.epoch}, low-water mark {marker.low_water_mark}: {ends or 'epoch marker'}"
 
 
 @command.command("buffer")
 @address_argument
 @click.argument("topic")
-@click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Ask about one transaction.")
+@click.option("--txn", "txn_text", metavar="MOST:LEAST", help="Show the state of this transaction only.")
 @tls_option
 @with_config
 @output_option
 def inspect_buffer(
     address: str, topic: str, txn_text: str | None, tls_ca: str | None, config: Config, output: str
 ) -> None:
-    """Show the transactional state of TOPIC: recovered from its snapshot, applied to the end of its log."""
+    """Show the transaction state of TOPIC, restored from its snapshot and advanced to the end of its log."""
     txn = None if txn_text is None else _txn(txn_text)
     with open_for_reading(address, config, tls_ca) as broker:
         loaded = load(broker, topic)
@@ -169,7 +169,7 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         ],
         **buffer.counters._asdict(),
         "damage": [
-            f"{txn} at {position}: {expected} records expected, {accepted} there"
+            f"{txn} at {position}: {expected} records expected, {accepted} found"
             for txn, position, expected, accepted in buffer.damage
         ],
     }
@@ -193,16 +193,16 @@ def _txn_state(loaded: LoadedTopic, txn: TxnId) -> str:
 @with_config
 @output_option
 def inspect_snapshot(address: str, topic: str | None, tls_ca: str | None, config: Config, output: str) -> None:
-    """Show the entries of the snapshot topic, of all data topics or of TOPIC."""
+    """Show the snapshot entries of all data topics, or of TOPIC."""
     with open_for_reading(address, config, tls_ca) as broker:
         try:
             names = snapshot_topics(broker) if topic is None else [snapshot_topic_of(broker, topic)]
             tables = [scan(broker, name, topic) for name in names]
         except TopicNotFound:
-            raise TopicNotFound(f"{address} has no topic {SNAPSHOT_TOPIC}: nothing is registered there") from None
+            raise TopicNotFound(f"{address} has no topic {SNAPSHOT_TOPIC}: no topic is registered there") from None
         found = {name: entries for table in tables for name, entries in table.topics.items()}
         if topic is not None and topic not in {*found, *broker.topics()}:
-            raise TopicNotFound(f"there is no topic {topic!r}")
+            raise TopicNotFound(f"there is no topic {topic!r}: `txnbuf inspect log {address}` lists the topics")
         rows = [row for name in sorted(found) for row in _entry_rows(name, found[name])]
         epochs = ", ".join(str(table.epoch) for table in tables)
         show_rows(rows, output, title=f"owner epoch {epochs}" if output == "table" else "", empty="no entries")
@@ -220,7 +220,7 @@ def _entry_rows(topic: str, entries: TopicEntries) -> Iterator[Row]:
                 parts = f"parts {end.first_part} to {end.next_part - 1}" if end.parts else "no parts"
                 detail = f"snapshot {end.snapshot_id}, {parts}, {len(end.spills)} spills"
                 if end.deleted:
-                    detail = f"snapshot {end.snapshot_id}: deleted on purpose"
+                    detail = f"snapshot {end.snapshot_id}: topic deleted by request"
             except SnapshotError as error:
                 detail = str(error)
         yield {

@@ -1,10 +1,10 @@
-"""`txnbuf list`: the topics of a running service."""
+"""`txnbuf list`: the topics of a running service"""
 
 from __future__ import annotations
 
 import click
 
-from txnbuffer.cli.asking import ServiceAddress, ask_all, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, service_option
 from txnbuffer.cli.output import output_option, show_rows
 
 
@@ -14,9 +14,9 @@ from txnbuffer.cli.output import output_option, show_rows
 def command(service: ServiceAddress, output: str) -> None:
     """List the topics that a running service has open.
 
-    `max_read_position`: readers of committed records see all up to it; `open`: transactions with
-    records behind it.
+    `max_read_position` is the last position that readers of committed records can see; `open` counts the
+    open transactions of the topic.
     """
-    found = ask_all(service, "List")
-    show_rows(found.rows("topic"), output, title="topics")
-    found.check()
+    responses = call_all(service, "List")
+    show_rows(responses.rows("topic"), output, title="topics")
+    responses.check()

@@ -1,4 +1,4 @@
-"""`txnbuf materialize`: topics as tables of a SQLite file, kept up to date."""
+"""`txnbuf materialize`: topics as tables of a SQLite file"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker_io.errors import InvalidAddress
-from txnbuffer.cli.opening import address_argument, connect_options, tls_option, with_config
+from txnbuffer.cli.options import address_argument, connect_options, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 SCHEME = "sqlite:"
 
-TELL_EVERY = 5.0
-"""Seconds between two lines about how far a topic has come."""
+PROGRESS_INTERVAL = 5.0
+"""Seconds between two lines about the progress of a topic."""
 
 
 @click.command("materialize")
 @address_argument
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.argument("target", metavar="sqlite:FILE")
-@click.option("--to", metavar="SEQNO|now", help="Stop there; without it go on until SIGTERM.")
-@click.option("--table", metavar="NAME", help="Name of a single topic's table; else it has that of the topic.")
-@click.option("--binary", is_flag=True, help="Keep all keys and values as blobs, also those that are text.")
-@click.option("--anew", is_flag=True, help="Replace the tables of these topics by new ones.")
-@click.option("--cursor", metavar="NAME", help="Keep in the log what is not in FILE yet, with a durable cursor.")
+@click.option("--to", metavar="SEQNO|now", help="Stop at this seqno, or at the present end. Default: never.")
+@click.option("--table", metavar="NAME", help="Table for a single topic; by default named after the topic.")
+@click.option("--binary", is_flag=True, help="Store all keys and values as BLOB, also those that are text.")
+@click.option("--anew", is_flag=True, help="Drop the tables of these topics and build them again.")
+@click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that the log keeps what is not in FILE yet.")
 @click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
-              help="Give up after so long without a service.")  # fmt: skip
+              help="Give up after this many seconds without a service.")  # fmt: skip
 @tls_option
 @with_config
 @output_option
@@ -46,30 +46,31 @@ def command(
     output: str,
     **wanted: Any,
 ) -> None:
-    """Keep the latest value of each key of topics as tables of a SQLite file, each mutation exactly once.
+    """Keep the latest value of each key of topics in tables of a SQLite file; each mutation is applied exactly once.
 
-    A table is named after its topic and has the columns key, value, properties, event_time, publish_time, seqno
-    and position; NAME_keyless has the records without a key. Whatever reads SQLite may read, at any time. In table
-    txnbuffer_topics stands how far each topic has come, and whether its table is complete: what the topic was there.
+    A table has the name of its topic and the columns key, value, properties, event_time, publish_time, seqno and
+    position; NAME_keyless has the records without a key. Any program can read the file at any time. The table
+    txnbuffer_topics shows the position of each topic, and whether its table is complete, that is equal to the topic
+    at that position.
 
-    It goes on until the first SIGTERM or SIGINT. Killed and begun again it goes on where it stood. Where the topic's
-    history branched, the table goes back to what both branches have, and on from there.
+    Runs until the first SIGTERM or SIGINT. After a restart it continues where it stopped, also after a kill. If the
+    history of a topic branched, the table rolls back to what both branches share and continues from there.
     """
     import asyncio
 
     if not target.startswith(SCHEME) or target == SCHEME:
-        raise InvalidAddress(f"{target!r} is nothing to fill: write sqlite:FILE")
-    wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "tell": ProgressPrinter().tell}
+        raise InvalidAddress(f"{target!r} is not a sink: give sqlite:FILE")
+    wanted |= {"path": target.removeprefix(SCHEME), "to": _end(to), "on_progress": ProgressPrinter().show}
     options = connect_options(address, config, tls_ca, max_unavailable)
-    filled = asyncio.run(_run(address, options, wanted))
-    show_rows([_row(one) for one in filled], output, empty="stopped before anything was read")
+    progress = asyncio.run(_run(address, options, wanted))
+    show_rows([_row(one) for one in progress], output, empty="stopped before anything was read")
 
 
 def _end(to: str | None) -> int | str | None:
     if to is None or to == "now":
         return to
     if not to.isdecimal():
-        raise InvalidRequest(f"{to!r} is no end: give a seqno, or now")
+        raise InvalidRequest(f"--to {to} is invalid: give a seqno or now")
     return int(to)
 
 
@@ -100,36 +101,36 @@ async def _run(address: str, options: dict[str, Any], wanted: dict[str, Any]) ->
 
 
 class ProgressPrinter:
-    """Says how far each topic has come: when it has caught up, at a rollback, and now and then."""
+    """Prints the progress of each topic: when it has caught up, at a rollback, and at intervals."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._told: dict[str, tuple[float, bool, int]] = {}
+        self._shown: dict[str, tuple[float, bool, int]] = {}
 
-    def tell(self, filled: SinkProgress) -> None:
-        """Of every write."""
-        if filled.token is None:
+    def show(self, progress: SinkProgress) -> None:
+        """Called after every write."""
+        if progress.token is None:
             return
-        at, caught_up, rollbacks = self._told.get(filled.topic, (self._began, False, 0))
-        topic, seqno, now = filled.topic, filled.token.seqno, time.monotonic()
-        if filled.rollbacks > rollbacks:
-            narrate(f"{topic}: history branched, back at seqno {seqno:,}")
-        elif filled.caught_up and not caught_up:
+        at, caught_up, rollbacks = self._shown.get(progress.topic, (self._began, False, 0))
+        topic, seqno, now = progress.topic, progress.token.seqno, time.monotonic()
+        if progress.rollbacks > rollbacks:
+            narrate(f"{topic}: history branched, rolled back to seqno {seqno:,}")
+        elif progress.caught_up and not caught_up:
             narrate(f"{topic}: caught up at seqno {seqno:,}")
-        elif now - at > TELL_EVERY:
+        elif now - at > PROGRESS_INTERVAL:
             narrate(f"{topic}: at seqno {seqno:,}")
         else:
             return
-        self._told[topic] = now, caught_up or filled.caught_up, filled.rollbacks
+        self._shown[topic] = now, caught_up or progress.caught_up, progress.rollbacks
 
 
-def _row(filled: SinkProgress) -> dict[str, Any]:
-    token = filled.token
+def _row(progress: SinkProgress) -> dict[str, Any]:
+    token = progress.token
     return {
-        "topic": filled.topic,
+        "topic": progress.topic,
         "seqno": 0 if token is None else token.seqno,
         "complete": token is None or token.complete,
-        "caught_up": filled.caught_up,
-        "mutations": filled.mutations,
-        "rollbacks": filled.rollbacks,
+        "caught_up": progress.caught_up,
+        "mutations": progress.mutations,
+        "rollbacks": progress.rollbacks,
     }

@@ -1,4 +1,4 @@
-"""How results are printed: a table for people, or JSON that stays the same."""
+"""Output of commands: tables for people, or JSON with stable names"""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import click
 Row: TypeAlias = Mapping[str, Any]
 
 CELL_WIDTH = 200
-"""Characters of a table's cell; JSON has all of them."""
+"""Maximum characters of a table cell; JSON is never cut."""
 SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 LONE_BYTES = 0xDC00
-"""Where Python puts a byte that is no UTF-8 when it decodes with surrogateescape."""
+"""The code point of byte 0 when Python decodes bytes that are not UTF-8 with surrogateescape."""
 UNFOLDED_WIDTH = 1_000_000
-"""Characters of a line that no terminal shows: a row stays on one line, for grep and its kin."""
+"""Width of tables outside a terminal: each row stays on one line, for grep and similar tools."""
 
 output_option = click.option(
     "--output",
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="A table for people, or JSON for programs.",
+    help="Output format.",
 )
 
 
-def show_rows(rows: Sequence[Row], output: str, *, title: str = "", empty: str = "nothing there") -> None:
-    """Print rows that share their keys: as a table, or as a JSON array."""
+def show_rows(rows: Sequence[Row], output: str, *, title: str = "", empty: str = "nothing found") -> None:
+    """Print rows with the same keys, as a table or a JSON array."""
     if output == "json":
         click.echo(json.dumps([plain(row) for row in rows]))
     elif not rows:
@@ -41,7 +41,7 @@ def show_rows(rows: Sequence[Row], output: str, *, title: str = "", empty: str =
 
 
 def show_record(record: Row, output: str, *, title: str = "") -> None:
-    """Print one thing: its fields below one another, or as a JSON object."""
+    """Print one record, one field per line or as a JSON object."""
     if output == "json":
         click.echo(json.dumps(plain(record)))
         return
@@ -53,15 +53,15 @@ def show_record(record: Row, output: str, *, title: str = "") -> None:
 
 
 def show_line(record: Row) -> None:
-    """Print one JSON object on a line of its own, at once."""
+    """Print one JSON object on one line and flush it."""
     click.echo(json.dumps(plain(record)))
     sys.stdout.flush()
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: ids and positions as text, bytes as text.
+    """A value for JSON: ids, positions and bytes become text.
 
-    A field of bytes that are no text has another name, `<field>_base64`, as `txnbuf produce --json` takes it.
+    A field of bytes that are not UTF-8 becomes `<field>_base64`, as `txnbuf produce --json` accepts it.
     """
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
@@ -84,17 +84,17 @@ def _field(name: str, value: Any) -> tuple[str, Any]:
 
 
 def escaped(data: bytes, taken: str = "") -> str:
-    r"""Bytes for a table: one printable line, which no other bytes have.
+    r"""Bytes as one printable line for a table; different bytes give different lines.
 
-    Printable UTF-8 stands for itself, all else as `\n`, `\t`, `\r`, `\xff` (a byte) or `\u0085` (a character),
-    and the backslash is doubled. `taken` is a text that means something else in this place.
+    Printable UTF-8 stays as it is, all else becomes `\n`, `\t`, `\r`, `\xff` (a byte) or `\u0085` (a character),
+    and the backslash is doubled. `taken` is a text with another meaning in this place; equal bytes are escaped.
     """
     line = printable(data.decode(errors="surrogateescape").replace("\\", "\\\\"))
     return f"\\x{ord(line[0]):02x}{line[1:]}" if line and line == taken else line
 
 
 def printable(line: str) -> str:
-    """A text with everything escaped that is not printable; the backslash stays as it is."""
+    """A text whose unprintable characters are escaped; the backslash stays as it is."""
     return line if line.isprintable() else "".join(map(_printable, line))
 
 
@@ -117,7 +117,7 @@ def instant(time_ms: int) -> str:
 
 
 def narrate(line: str) -> None:
-    """Say something to the person who watches."""
+    """Print a message to stderr, for the person at the terminal."""
     click.echo(line, err=True)
 
 

@@ -1,4 +1,4 @@
-"""`txnbuf pipeline`: jobs on Spark over committed records."""
+"""`txnbuf pipeline`: Spark jobs over committed records"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from txnbuffer.cli.opening import address_argument, tls_option
+from txnbuffer.cli.options import address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.delta import DELTA, PARQUET, check_apart, find
@@ -22,15 +22,15 @@ from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportRun
 
 @click.group("pipeline")
 def command() -> None:
-    """Jobs on Spark: what outgrows one process.
+    """Run Spark jobs on logs that are too big for one process.
 
-    They run on all cores of this machine, on a cluster with --master, or under spark-submit. They need
+    Jobs run on all cores of this machine, on a Spark cluster with --master, or under spark-submit. They need
     txnbuffer[spark] and Java 17.
     """
 
 
 class Job(NamedTuple):
-    """How a job runs: Spark's master and settings, and the options by which its data source opens the broker."""
+    """How a job runs: the master and settings of Spark, and the options of the data source."""
 
     master: str | None
     settings: dict[str, str]
@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that every job has, as one argument `job`."""
+    """The options of every job, as one argument `job`."""
 
     @functools.wraps(function)
     def with_job(
@@ -47,8 +47,8 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         settings = dict(_pair("--conf", text) for text in conf)
         source = dict(_pair("--set", text) for text in flags)
-        if strange := sorted(name for name in source if not name.startswith("pulsar.")):
-            raise InvalidRequest(f"--set {strange[0]}: jobs take settings of the section pulsar only")
+        if unknown := sorted(name for name in source if not name.startswith("pulsar.")):
+            raise InvalidRequest(f"--set {unknown[0]} is invalid: jobs accept settings of the section pulsar only")
         if config_path is not None:
             source["config"] = config_path
         if tls_ca is not None and named["address"].startswith("txnbuf:"):
@@ -57,24 +57,32 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         tls_option,
-        click.option("--set", "flags", multiple=True, metavar="pulsar.KEY=VALUE", help="One setting of the cluster."),
-        click.option("--config", "config_path", metavar="FILE", help="Settings as TOML."),
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="One setting of Spark's."),
-        click.option("--master", metavar="URL", help="Spark's master; without it local[*], or spark-submit's."),
+        click.option(
+            "--set",
+            "flags",
+            multiple=True,
+            metavar="pulsar.KEY=VALUE",
+            help="One setting; repeatable.",
+        ),
+        click.option("--config", "config_path", metavar="FILE", help="Configuration file (TOML)."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="One setting of Spark; repeatable."),
+        click.option("--master", metavar="URL", help="Spark master; by default local[*], or that of spark-submit."),
     ):
         with_job = option(with_job)
     return with_job
 
 
 def topics_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--pattern", metavar="REGEX", help="Topics whose whole name matches.")(function)
-    return click.option("--topic", "topics", multiple=True, metavar="NAME", help="One topic; without it all.")(function)
+    function = click.option("--pattern", metavar="REGEX", help="Only topics whose whole name matches.")(function)
+    return click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic; repeatable.")(
+        function
+    )
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise InvalidRequest(f"{option} {text}: write KEY=VALUE")
+        raise InvalidRequest(f"{option} {text} is invalid: write KEY=VALUE")
     return name, value
 
 
@@ -82,27 +90,33 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 @address_argument
 @click.argument("directory", metavar="DIR")
 @topics_options
-@click.option("--latest", is_flag=True, help="The latest value of each key, instead of all records.")
-@click.option("--columns", metavar="NAMES", help="Columns with commas between them; topic and position always.")
-@click.option("--messages", type=click.IntRange(1), metavar="N", help="Messages of the log that one run reads at most.")
-@click.option("--continuous", is_flag=True, help="Go on until SIGTERM or SIGINT.")
+@click.option("--latest", is_flag=True, help="Export the latest value of each key instead of all records.")
+@click.option(
+    "--columns", metavar="NAMES", help="Columns, separated by commas; topic and position are always exported."
+)
+@click.option("--messages", type=click.IntRange(1), metavar="N", help="Maximum number of log messages per run.")
+@click.option("--continuous", is_flag=True, help="Export again and again until SIGTERM or SIGINT.")
 @click.option("--every", type=click.FloatRange(0.1), default=60.0, show_default=True, metavar="SECONDS",
-              help="With --continuous: so long from one run to the next.")  # fmt: skip
+              help="With --continuous: time from the start of one run to the next.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice([PARQUET, DELTA]), default=PARQUET, show_default=True,
-              help="Delta is one table, and needs txnbuffer[delta].")  # fmt: skip
-@click.option("--go-on", is_flag=True, help="Go on behind what is gone from the log, instead of ending with an error.")
+              help="File format; delta needs txnbuffer[delta].")  # fmt: skip
+@click.option(
+    "--go-on",
+    is_flag=True,
+    help="Skip records that were trimmed before they were exported, instead of failing.",
+)
 @job_options
 @output_option
 def export(
     address: str, directory: str, topics: tuple[str, ...], pattern: str | None, latest: bool, columns: str | None,
     messages: int | None, continuous: bool, every: float, form: str, go_on: bool, job: Job, output: str,
 ) -> None:  # fmt: skip
-    """Write committed records of ADDRESS to DIR, each once.
+    """Write committed records of ADDRESS to DIR, each exactly once.
 
-    A run goes on where the last one ended and counts as a whole: killed, it has never been. Without --latest DIR is a
-    table of Parquet files that grows by a directory each run; with it DIR/latest is the table, replaced each run. With
-    --format delta DIR is a Delta table, and each run one commit. Keys that were deleted, and records without a key, are
-    not among the latest values.
+    Each run continues where the last one ended, and is atomic: a killed run leaves nothing. By default DIR is a table
+    of Parquet files to which each run adds a directory. With --latest the table is DIR/latest, and each run replaces
+    it; it has neither deleted keys nor records without a key. With --format delta DIR is a Delta table, and each run
+    is one commit.
     """
     from txnbuffer.pipeline.jobs.export import COLUMNS, Export, columns_of
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
@@ -117,14 +131,14 @@ def export(
         check_reading(options)
     stop = threading.Event()
     with target.locked(), session(job.master, job.settings) as spark:
-        if continuous:  # behind Spark, which takes SIGINT for itself when it starts
+        if continuous:  # after Spark's start, which installs its own SIGINT handler
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
         work = Export(spark, options, target, columns=wanted, messages=messages, tell=narrate)
         run = work.follow(stop, every) if continuous else work.run()
     if run is None:
-        narrate("nothing is new")
-    show_rows(_reached(run or target.last()), output, title=target.table, empty="nothing is exported")
+        narrate("no new records")
+    show_rows(_reached(run or target.last()), output, title=target.table, empty="nothing exported")
 
 
 def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
@@ -139,14 +153,14 @@ def _reached(run: ExportRun | None) -> list[dict[str, Any]]:
 @command.command("audit")
 @address_argument
 @click.argument("directory", metavar="DIR")
-@click.option("--html", metavar="FILE", help="Write the report as a page with plots.")
+@click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
 @job_options
 @output_option
 def audit(address: str, directory: str, html: str | None, job: Job, output: str) -> None:
-    """Compare what the export in DIR says of every key with what the log of ADDRESS says, up to where it goes.
+    """Compare every key of the export in DIR with the log of ADDRESS, up to the end of the export.
 
-    Exit code 1 if they differ: then the first keys are named; also if exported topics were deleted since. What is
-    trimmed from the log is not compared.
+    Exit code 1 if keys differ; the first of them are shown. Also if an exported topic was deleted since. Records that
+    were trimmed from the log are not compared.
     """
     from txnbuffer.pipeline.jobs.audit import as_json, as_page
     from txnbuffer.pipeline.jobs.audit import audit as compare
@@ -171,13 +185,13 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
 
 
 def _check_page(path: str | None) -> None:
-    """Raises InvalidRequest, at once and not behind a long job, where the report can't be written."""
+    """Raises InvalidRequest before a long job starts if its report cannot be written."""
     if path is None:
         return
     place = path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path))
     if os.path.isdir(path) or not os.access(place, os.W_OK):
         raise InvalidRequest(
-            f"the report can't be written to {path}: name a file that can be, in a directory that is there"
+            f"cannot write the report to {path}: give a file that is writable, in a directory that exists"
         )
 
 
@@ -188,29 +202,29 @@ def _write(path: str | None, page: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             file.write(page)
     except OSError as error:
-        raise InvalidRequest(f"the report can't be written to {path}: {error.strerror}") from None
+        raise InvalidRequest(f"cannot write the report to {path}: {error.strerror}") from None
     narrate(f"report: {path}")
 
 
 @command.command("profile")
 @address_argument
 @topics_options
-@click.option("--html", metavar="FILE", help="Write the report as a page with plots.")
+@click.option("--html", metavar="FILE", help="Also write the report as an HTML page with plots.")
 @job_options
 @output_option
 def profile(
     address: str, topics: tuple[str, ...], pattern: str | None, html: str | None, job: Job, output: str
 ) -> None:
-    """Show where the bytes of ADDRESS are, its aborts, late records, long transactions and hot keys."""
+    """Show the sizes, aborts, late records, long transactions and hot keys of ADDRESS."""
     from txnbuffer.pipeline.jobs.profile import as_json, as_page
-    from txnbuffer.pipeline.jobs.profile import profile as look
+    from txnbuffer.pipeline.jobs.profile import profile as run_profile
     from txnbuffer.pipeline.jobs.running import check_reading, reading_options, session
 
     _check_page(html)
     options = reading_options(address, topics, pattern, job.source)
     check_reading(options)
     with session(job.master, job.settings) as spark:
-        found = look(spark, options, tell=narrate)
+        found = run_profile(spark, options, tell=narrate)
     _write(html, as_page(found, address))
     report = as_json(found)
     if output == "json":
@@ -223,19 +237,19 @@ def profile(
 @command.command("recover")
 @address_argument
 @topics_options
-@click.option("--write", "wanted", is_flag=True, help="Write what is lost or differs (needs the log to itself).")
-@click.option("--all", "everything", is_flag=True, help="With --write: also what is equal to its log.")
+@click.option("--write", "wanted", is_flag=True, help="Write lost or differing snapshots; no service may be running.")
+@click.option("--all", "everything", is_flag=True, help="With --write: also rewrite snapshots that are correct.")
 @job_options
 @output_option
 def recover(
     address: str, topics: tuple[str, ...], pattern: str | None, wanted: bool, everything: bool, job: Job, output: str
 ) -> None:
-    """Rebuild the buffer snapshots of many topics from their logs, side by side.
+    """Rebuild the buffer snapshots of many topics from their logs in parallel.
 
-    Each log is folded from its first ledger to its end, and compared with the topic's snapshot. With --write what is
-    lost or differs is replaced; where ledgers were trimmed, what only they told is then given up, and a snapshot
-    that knows it is left alone unless it is wrong. Without --write exit code 1 if anything would be replaced. No
-    service may own the log meanwhile.
+    Rebuilds the state of each topic from its whole log and compares it with the topic's snapshot. --write replaces
+    snapshots that are lost or differ; without it, exit code 1 if any would be replaced. If ledgers were trimmed, a
+    snapshot that knows them is kept unless it is wrong; if it is lost or wrong, their information is lost. No
+    service may own the log at the same time.
     """
     from txnbuffer.pipeline.jobs.recover import TRIMMED
     from txnbuffer.pipeline.jobs.recover import recover as rebuild

@@ -1,4 +1,4 @@
-"""`txnbuf produce`: records from standard input, in transactions."""
+"""`txnbuf produce`: records from standard input, in transactions"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from txnbuffer.cli.opening import connect_options, tls_option, with_config
+from txnbuffer.cli.options import connect_options, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -24,12 +24,12 @@ FIELDS = {"key", "value", "value_base64", "properties", "event_time", "ordering_
 @click.command("produce")
 @click.argument("address", metavar="ADDRESS")
 @click.argument("topic")
-@click.option("--json", "as_json", is_flag=True, help="Lines are JSON objects; see below.")
-@click.option("--key-separator", metavar="TEXT", help="Lines are KEY, this text, VALUE.")
+@click.option("--json", "as_json", is_flag=True, help="Each line is a JSON object, as described above.")
+@click.option("--key-separator", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
 @click.option("--per-transaction", "size", type=click.IntRange(1), default=1000, show_default=True,
-              help="Lines in one transaction.")  # fmt: skip
+              help="Number of lines in one transaction.")  # fmt: skip
 @click.option(
-    "--name", metavar="NAME", help="Produce under this name: begun again with the same input, nothing doubles."
+    "--name", metavar="NAME", help="Producer name: running the command again with the same input sends nothing twice."
 )
 @tls_option
 @with_config
@@ -45,14 +45,14 @@ def command(
     config: Config,
     output: str,
 ) -> None:
-    """Send each line of standard input as a record to TOPIC; transactions commit as they fill, and at the end.
+    """Send each line of standard input as a record to TOPIC; transactions commit when full, the last one at the end.
 
-    ADDRESS is txnbuf://HOST:PORT, pulsar://HOST:PORT/TENANT/NAMESPACE, or file:DIR for a log that nobody else owns.
+    ADDRESS is txnbuf://HOST:PORT, pulsar://HOST:PORT/TENANT/NAMESPACE, or file:DIR if no other process has it open.
 
-    With --json a line is an object with "value" (text, or any JSON, which is then written as JSON) or
-    "value_base64", and where wanted "key", "properties", "event_time" (milliseconds), "ordering_key",
-    "topic" (instead of TOPIC) and "delete": true (delete the key). A line that can't be a record ends the
-    command; the transaction that it stands in is aborted, those before it stay.
+    With --json a line is an object with "value" (text, or any other JSON, which is sent as JSON) or
+    "value_base64", and optionally "key", "properties", "event_time" (milliseconds), "ordering_key",
+    "topic" (instead of TOPIC) and "delete": true (delete the key). An invalid line ends the command: its
+    transaction is aborted, earlier transactions stay committed.
     """
     from txnbuffer.client.connection import connect
 
@@ -69,12 +69,12 @@ def command(
             records += len(lines)
             transactions += 1
     if skipped:
-        narrate(f"{skipped} lines were committed before and are not sent again")
+        narrate(f"{skipped} lines were already committed and are not sent again")
     show_record({"records": records, "transactions": transactions}, output)
 
 
 def _groups(source: IO[bytes], size: int) -> Iterator[list[tuple[bytes, int]]]:
-    """Lines with their numbers, so many at a time."""
+    """Lines with their line numbers, in groups of `size`."""
     group: list[tuple[bytes, int]] = []
     for at, line in enumerate(source, 1):
         group.append((line.rstrip(b"\r\n"), at))
@@ -93,7 +93,7 @@ def _send(txn: SyncTransaction, topic: str, line: bytes, at: int, as_json: bool,
     else:
         key, found, value = line.partition(key_separator.encode())
         if not found:
-            raise InvalidRequest(f"line {at} holds no {key_separator!r} behind its key")
+            raise InvalidRequest(f"line {at} has no {key_separator!r} after its key: write KEY{key_separator}VALUE")
         txn.send(topic, value, key=key)
 
 
@@ -101,17 +101,19 @@ def _send_json(txn: SyncTransaction, topic: str, line: bytes, at: int) -> None:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise InvalidRequest(f"line {at} is no JSON: {error}") from None
+        raise InvalidRequest(f"line {at} is not JSON: {error}") from None
     if not isinstance(row, dict) or row.keys() - FIELDS:
-        strange = ", ".join(sorted(row.keys() - FIELDS)) if isinstance(row, dict) else "no object"
-        raise InvalidRequest(f"line {at} is no record ({strange}): its fields are {', '.join(sorted(FIELDS))}")
+        problem = (
+            f"unknown field {', '.join(sorted(row.keys() - FIELDS))}" if isinstance(row, dict) else "not an object"
+        )
+        raise InvalidRequest(f"line {at} is not a record ({problem}): use the fields {', '.join(sorted(FIELDS))}")
     topic = row.get("topic", topic)
     deletes = row.get("delete", False)
     if not isinstance(deletes, bool):
-        raise InvalidRequest(f'line {at}: "delete" is true or false, not {deletes!r}')
+        raise InvalidRequest(f'line {at}: "delete" must be true or false, got {deletes!r}')
     if deletes:
-        if vain := sorted(row.keys() - {"delete", "key", "topic"}):
-            raise InvalidRequest(f"line {at} deletes a key, so it can't have {', '.join(vain)}")
+        if excess := sorted(row.keys() - {"delete", "key", "topic"}):
+            raise InvalidRequest(f"line {at} deletes a key: remove {', '.join(excess)}")
         txn.delete(topic, row.get("key"))
         return
     txn.send(
@@ -126,11 +128,11 @@ def _send_json(txn: SyncTransaction, topic: str, line: bytes, at: int) -> None:
 
 def _value(row: dict[str, Any], at: int) -> bytes:
     if ("value" in row) == ("value_base64" in row):
-        raise InvalidRequest(f'line {at} needs either "value" or "value_base64"')
+        raise InvalidRequest(f'line {at} needs exactly one of "value" and "value_base64"')
     if "value_base64" in row:
         try:
             return base64.b64decode(row["value_base64"], validate=True)
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"line {at}: value_base64 is no base64 ({error})") from None
+            raise InvalidRequest(f"line {at}: value_base64 is not base64 ({error})") from None
     value = row["value"]
     return value.encode() if isinstance(value, str) else json.dumps(value, separators=(",", ":")).encode()

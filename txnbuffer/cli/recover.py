@@ -1,4 +1,4 @@
-"""`txnbuf recover`: a buffer's state from its log alone, beside what the snapshot says; a decision log begun anew."""
+"""`txnbuf recover`: state rebuilt from the log, compared with the snapshot; repair of a lost decision log"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker_io.port import Broker
 from snapshots.keys import check_data_topic
 from snapshots.shard_count import owner_of, shards_of, snapshot_topic_of
 from snapshots.shards import Shard
-from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
+from txnbuffer.cli.options import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
 from txnbuffer.recovery.decision_log import Decisions, begin_anew, hold, look
@@ -22,9 +22,9 @@ OWNER = "txnbuf recover"
 @click.command("recover")
 @address_argument
 @click.argument("topic", required=False)
-@click.option("--decisions", is_flag=True, help="Look at the decision log, not at a topic.")
+@click.option("--decisions", is_flag=True, help="Check the decision log instead of a topic.")
 @click.option(
-    "--write", is_flag=True, help="Write what was rebuilt, or begin the decision log anew (needs the log to itself)."
+    "--write", is_flag=True, help="Write the rebuilt state, or repair the decision log; no service may be running."
 )
 @tls_option
 @with_config
@@ -34,19 +34,21 @@ def command(
 ) -> None:
     """Rebuild the state of TOPIC from its log and show how it differs from the snapshot.
 
-    The log is folded from its first ledger to its end; the snapshot is restored and the log behind it
-    applied. Exit code 1 if the two differ or the snapshot can't be used. With --write the rebuilt state
-    takes the snapshot's place. Where the first ledgers were trimmed the snapshot knows more than the log: it
-    is wrong only if it shows a record that the log hides. One that is not wrong is left alone; for one that is
-    wrong or lost, what only those ledgers told is given up, and records are numbered anew.
+    The rebuilt state comes from the whole log, from its first ledger to its end; the other from the snapshot and
+    the log after it. Exit code 1 if the two differ or the snapshot is unusable. --write replaces the snapshot by
+    the rebuilt state.
 
-    With --decisions, and no TOPIC: whether topics tell of more than the decision log holds, as after it was
-    deleted or truncated; exit code 1 if so. With --write such a log goes on above all that topics know. What
-    was open then aborts, and so does what was decided and had no marker yet; producers' numbers and groups'
-    positions that the log no longer holds are forgotten.
+    If the first ledgers were trimmed, the snapshot knows more than the log. It is then wrong only if it shows a
+    record that the log hides. --write keeps a snapshot that is not wrong; if it is wrong or lost, the information
+    of the trimmed ledgers is lost, and records get new seqnos.
+
+    With --decisions, without TOPIC: check whether the topics know more than the decision log, as after it was
+    deleted or truncated; exit code 1 if so. --write then makes the decision log continue after everything that
+    the topics know. Transactions that were open, or decided without a marker, abort. Producer sequences and group
+    positions that the log no longer holds are lost.
     """
     if decisions == (topic is not None):
-        raise click.UsageError("give a TOPIC, or --decisions")
+        raise click.UsageError("give either TOPIC or --decisions")
     if topic is None:
         _recover_decisions(address, config, tls_ca, output, write=write)
     else:
@@ -72,23 +74,23 @@ def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None,
     )
     if trimmed and not differences:
         narrate(
-            f"the first ledgers of {topic} are gone: its snapshot knows what they told, and nothing that is left of "
-            f"the log speaks against it{'; nothing was written' if write else ''}"
+            f"the first ledgers of {topic} were trimmed; its snapshot knows their content, and agrees with the rest "
+            f"of the log{'; nothing was written' if write else ''}"
         )
         return
     if not write:
         sys.exit(1 if differences else 0)
     with open_for_writing(address, config) as broker, hold(broker, owner_of(broker, topic)):
         _write(broker, topic)
-    narrate(f"the rebuilt state is now the snapshot of {topic}")
+    narrate(f"wrote the rebuilt state as the snapshot of {topic}")
 
 
 def _write(broker: Broker, topic: str) -> None:
     from txnbuffer.recovery.manager import SnapshotManager
 
-    with SnapshotManager(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as keeper:
-        keeper.recover()
-        keeper.rebuild(topic)
+    with SnapshotManager(broker, snapshot_topic=snapshot_topic_of(broker, topic)) as manager:
+        manager.recover()
+        manager.rebuild(topic)
 
 
 def _recover_decisions(address: str, config: Config, tls_ca: str | None, output: str, *, write: bool) -> None:
@@ -101,7 +103,7 @@ def _recover_decisions(address: str, config: Config, tls_ca: str | None, output:
     show_rows(rows, output)
     lost = [one for one in found if one.lost is not None]
     if write:
-        narrate("\n".join(f"{one.topic} begins anew" for one in lost) or "nothing was lost, nothing was written")
+        narrate("\n".join(f"repaired {one.topic}" for one in lost) or "nothing was lost; nothing was written")
     sys.exit(1 if lost and not write else 0)
 
 

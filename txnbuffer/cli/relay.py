@@ -1,4 +1,4 @@
-"""`txnbuf relay`: what committed in a topic, in a clean topic for readers of any kind."""
+"""`txnbuf relay`: copy of the committed records of a topic for readers of any kind"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import click
 from broker_io import check_address, is_cluster
 from broker_io.errors import InvalidAddress
 from broker_io.port import Broker
-from txnbuffer.cli.asking import ServiceAddress, ask
-from txnbuffer.cli.opening import address_argument, open_for_reading, open_for_writing, tls_option, with_config
+from txnbuffer.cli.admin_client import ServiceAddress, call
+from txnbuffer.cli.options import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
@@ -24,27 +24,27 @@ from txnbuffer.errors import InvalidRequest
 if TYPE_CHECKING:
     from txnbuffer.sinks.relay import Relay, RelayCursor, Relayed, Target
 
-TOLD = 10_000
+PROGRESS_RECORDS = 10_000
 """Records between two lines of progress."""
 POLL = 0.25
 LAST_WAIT = 15.0
-"""Seconds in which a relay that is told to end does so by itself: it waits less for what is under way."""
-ASKING = 5.0
-"""Seconds for one question about the cursor."""
+"""Seconds in which a stopped relay must have ended; it waits less for its unacknowledged appends."""
+CURSOR_TIMEOUT = 5.0
+"""Seconds for one call about the cursor."""
 
 
 @click.command("relay")
 @address_argument
 @click.argument("source")
 @click.argument("target")
-@click.option("--to", "destination", metavar="ADDRESS", help="Where TARGET is, if not at ADDRESS: file:DIR, "
+@click.option("--to", "destination", metavar="ADDRESS", help="Address of TARGET, if it is not ADDRESS: file:DIR, "
               "txnbuf://HOST:PORT or pulsar://HOST:PORT/TENANT/NAMESPACE.")  # fmt: skip
-@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more at the end.")
-@click.option("--resend", is_flag=True, help="After the source's history branched: append the new history.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more records at the end.")
+@click.option("--resend", is_flag=True, help="If the history of SOURCE branched: append the new history.")
 @click.option("--max-unavailable", default=60.0, show_default=True, type=click.FloatRange(0),
-              help="Seconds without progress after which an error ends it that may pass.")  # fmt: skip
-@click.option("--cursor", metavar="NAME", help="A durable cursor keeps in SOURCE's log what is not in TARGET yet.")
-@click.option("--service", metavar="HOST:PORT", help="The one that keeps it, if that is not ADDRESS, or of a cluster.")
+              help="Give up after this many seconds of transient errors without progress.")  # fmt: skip
+@click.option("--cursor", metavar="NAME", help="Use a durable cursor, so that SOURCE keeps what is not in TARGET yet.")
+@click.option("--service", metavar="HOST:PORT", help="Service that keeps the cursor, if ADDRESS is a log directory.")
 @tls_option
 @with_config
 @output_option
@@ -62,53 +62,51 @@ def command(
     config: Config,
     output: str,
 ) -> None:
-    """Append what commits in topic SOURCE to topic TARGET: each record once, in order, as a plain message.
+    """Copy the committed records of topic SOURCE to topic TARGET: each once, in order, as an ordinary message.
 
-    Any client of the target reads it, with no knowledge of transactions. TARGET belongs to the relay alone:
-    another relay to it fences this one. Killed and begun again it goes on where it stopped: the target's last
-    message tells how far it was. On a cluster the target keeps what its retention and subscriptions hold.
+    Any client can read TARGET without knowing about transactions. Only the relay may write to TARGET; another relay
+    to it fences this one. After a restart, also after a kill, the relay resumes after the last message of TARGET. On
+    a cluster, retention and subscriptions decide what TARGET keeps.
 
-    It goes on until the first SIGTERM or SIGINT, then waits up to 10 seconds for what is under way: `unacknowledged`
-    records may stand in the target or not, which the next relay finds out.
+    Runs until the first SIGTERM or SIGINT, then waits up to 10 seconds for unacknowledged records. Records still
+    `unacknowledged` may be in TARGET or not; the next relay checks.
 
-    Where the source's history branched, as after a repair, what was relayed can't be taken back: then it ends
-    with an error, unless --resend says to append the new history from the branch on.
+    If the history of SOURCE branched, as after a repair, relayed records cannot be withdrawn: the relay ends with an
+    error, or with --resend appends the new history from the branch on.
     """
     from txnbuffer.sinks.relay import Relay
 
     where = destination or address
     _check_target(where)
-    stopping = _stopping()
+    stop = _stop_event()
     relay = Relay(
         lambda: open_for_reading(address, config, tls_ca),
         source,
         _target(where, target, config, max_unavailable, tls_ca),
         resend=resend,
         max_unavailable=max_unavailable,
-        tell=_progress(),
+        on_progress=_progress(),
         cursor=None if cursor is None else _cursor(address, source, cursor, service, tls_ca),
     )
     narrate(f"relaying {source} to {target} at {where}")
-    _run_and_tell(relay, follow, stopping, output)
+    _run_and_show(relay, follow, stop, output)
 
 
-def _run_and_tell(relay: Relay, follow: bool, stopping: threading.Event, output: str) -> None:
-    ended = _run(relay, follow, stopping)
-    show_record(_told(relay), output)
+def _run_and_show(relay: Relay, follow: bool, stop: threading.Event, output: str) -> None:
+    ended = _run(relay, follow, stop)
+    show_record(_summary(relay), output)
     if not ended:
         sys.stdout.flush()
-        os._exit(0)  # as after a kill, which loses nothing: a thread that hangs would hold the end of the process
+        os._exit(0)  # loses nothing, as after a kill; a hanging thread would keep the process from ending
 
 
 def _check_target(address: str) -> None:
     check_address(address)
     if address.startswith("memory:"):
-        raise InvalidAddress(
-            f"{address!r} ends with the relay, and so would what it relays: give --to an address that stays"
-        )
+        raise InvalidAddress(f"{address!r} exists in the memory of this process only: give --to an address that stays")
 
 
-def _told(relay: Relay) -> dict[str, Any]:
+def _summary(relay: Relay) -> dict[str, Any]:
     done = relay.relayed
     return {
         "records": done.records,
@@ -119,33 +117,33 @@ def _told(relay: Relay) -> dict[str, Any]:
     }
 
 
-def _stopping() -> threading.Event:
-    """What the first SIGTERM or SIGINT sets; a second one ends the process at once, which loses nothing either."""
-    stopping = threading.Event()
+def _stop_event() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once, which loses nothing."""
+    stop = threading.Event()
 
     def end(number: int, _: object) -> None:
-        stopping.set()
+        stop.set()
         signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    return stopping
+    return stop
 
 
-def _run(relay: Relay, follow: bool, stopping: threading.Event) -> bool:
-    """Relay; False where it was told to end and hangs. Raises what it raises."""
+def _run(relay: Relay, follow: bool, stop: threading.Event) -> bool:
+    """Run the relay; False if it hangs after it was stopped. Raises what the relay raises."""
     outcome: Future[Relayed] = Future()
 
     def work() -> None:
         try:
-            outcome.set_result(relay.run(follow=follow, stop=stopping.is_set))
+            outcome.set_result(relay.run(follow=follow, stop=stop.is_set))
         except BaseException as error:
             outcome.set_exception(error)
 
     threading.Thread(target=work, name="relay", daemon=True).start()
     while not wait([outcome], POLL).done:
-        if stopping.is_set() and not wait([outcome], LAST_WAIT).done:
-            narrate(f"it waits in vain, so it is cut off after {LAST_WAIT:.0f} s; the next one goes on from here")
+        if stop.is_set() and not wait([outcome], LAST_WAIT).done:
+            narrate(f"the relay did not stop within {LAST_WAIT:.0f} s and was cut off; the next one resumes")
             return False
     outcome.result()
     return True
@@ -158,13 +156,13 @@ def _cursor(address: str, topic: str, name: str, service: str | None, tls_ca: st
     if address.startswith("txnbuf://"):
         service = service or address
     elif service is None and not is_cluster(address):
-        raise InvalidRequest(f"only a service keeps durable cursors: say with --service which one owns {address}")
+        raise InvalidRequest(f"only a service keeps durable cursors: name the service of {address} with --service")
 
-    def ask_owner(broker: Broker, method: str, question: dict[str, Any]) -> Any:
+    def call_owner(broker: Broker, method: str, request: dict[str, Any]) -> Any:
         owner = service or owner_address_of(broker, address, topic)
-        return ask(ServiceAddress(owner, tls_ca), method, timeout=ASKING, **question)
+        return call(ServiceAddress(owner, tls_ca), method, timeout=CURSOR_TIMEOUT, **request)
 
-    return RelayCursor(ask_owner, topic, name)
+    return RelayCursor(call_owner, topic, name)
 
 
 def _target(address: str, topic: str, config: Config, max_unavailable: float, tls_ca: str | None) -> Target:
@@ -178,12 +176,12 @@ def _target(address: str, topic: str, config: Config, max_unavailable: float, tl
 
 
 def _progress() -> Callable[[Relayed], None]:
-    told = 0
+    shown = 0
 
-    def tell(relayed: Relayed) -> None:
-        nonlocal told
-        if relayed.records - told >= TOLD:
-            told = relayed.records
+    def show(relayed: Relayed) -> None:
+        nonlocal shown
+        if relayed.records - shown >= PROGRESS_RECORDS:
+            shown = relayed.records
             narrate(f"{relayed.records:,} records, up to {relayed.position}")
 
-    return tell
+    return show

@@ -1,4 +1,4 @@
-"""`txnbuf serve`: the service."""
+"""`txnbuf serve`: the transaction service"""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.opening import open_for_writing, with_config
+from txnbuffer.cli.options import open_for_writing, with_config
 from txnbuffer.config import Config
 
-LEAVING = 30.0
-"""Seconds beyond those for open transactions in which a service beside a cluster has to end."""
-LEFT = 3
-"""The exit code of one that did not."""
+SHUTDOWN_SECONDS = 30.0
+"""Seconds after the drain time in which a service in cluster mode must have shut down."""
+SHUTDOWN_TIMED_OUT = 3
+"""The exit code of a service that did not."""
 
 
 @click.command("serve")
 @click.argument("address", metavar="[ADDRESS]", required=False)
 @click.option("--broker", metavar="ADDRESS", help="The same as ADDRESS.")
-@click.option("--listen", metavar="HOST:PORT", help="Where to serve gRPC (127.0.0.1:7711); port 0 takes a free one.")
-@click.option("--http", metavar="HOST:PORT", help='Where to serve metrics and health (127.0.0.1:7712); "" for nowhere.')
-@click.option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
-@click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
-@click.option("--insecure", is_flag=True, help="Listen on any address without TLS.")
-@click.option("--shard", type=int, metavar="K", help="Beside a cluster: which shard to serve, 0 to N - 1.")
+@click.option("--listen", metavar="HOST:PORT", help="Address for gRPC (127.0.0.1:7711); port 0 takes a free port.")
+@click.option("--http", metavar="HOST:PORT", help='Address for metrics and health (127.0.0.1:7712); "" for none.')
+@click.option("--tls-cert", metavar="FILE", help="Certificate chain of the service (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM).")
+@click.option("--insecure", is_flag=True, help="Allow listening on any address without TLS.")
+@click.option("--shard", type=int, metavar="K", help="On a cluster: the shard to serve, 0 to N - 1.")
 @click.option(
-    "--shards", type=int, metavar="N", help="How many share the namespace, fixed when it is first served (1)."
+    "--shards",
+    type=int,
+    metavar="N",
+    help="On a cluster: number of shards, fixed at the first start (1).",
 )
-@click.option("--standby", is_flag=True, help="Beside a cluster: serve once whoever serves is gone.")
-@click.option("--fence", is_flag=True, help="Beside a cluster: take the log from whoever serves.")
-@click.option("--advertise", metavar="HOST:PORT", help="Where clients of a cluster find this service.")
-@click.option("--admin-url", metavar="URL", help="REST interface of the cluster.")
-@click.option("--token-file", metavar="FILE", help="Token for the cluster.")
-@click.option("--tls-trust", metavar="FILE", help="Certificates to trust of the cluster, PEM.")
-@click.option("--no-create", is_flag=True, help="Don't make topics on first use.")
+@click.option("--standby", is_flag=True, help="On a cluster: wait as a standby until the active service is gone.")
+@click.option("--fence", is_flag=True, help="On a cluster: take over from the active service.")
+@click.option("--advertise", metavar="HOST:PORT", help="On a cluster: the address at which clients reach this service.")
+@click.option("--admin-url", metavar="URL", help="REST (admin) URL of the cluster.")
+@click.option("--token-file", metavar="FILE", help="File with the token for the cluster.")
+@click.option("--tls-trust", metavar="FILE", help="CA certificates of the cluster (PEM).")
+@click.option("--no-create", is_flag=True, help="Do not create topics on first use.")
 @with_config
 def command(
     address: str | None,
@@ -49,16 +52,16 @@ def command(
 ) -> int:
     """Serve transactions on the log at ADDRESS until SIGTERM.
 
-    On file:DIR the service owns the log, and all data goes through it. On pulsar://HOST:PORT/TENANT/NAMESPACE
-    it stands beside the cluster: applications write to that straight, and ask the service for transactions.
-    How it gets into the cluster stands in the section [pulsar] of the configuration.
+    On file:DIR the service owns the log, and all records go through it. On pulsar://HOST:PORT/TENANT/NAMESPACE
+    applications write records straight to the cluster, and the service coordinates their transactions. The section
+    [pulsar] of the configuration says how to authenticate at the cluster.
 
-    The first SIGTERM or SIGINT drains: no new sessions, and open transactions get some seconds to end.
-    A second one ends the process at once; nothing acknowledged is lost by that. What happens is told
-    on stderr, one JSON object a line; the line with event "serving" has the ports.
+    The first SIGTERM or SIGINT drains: the service accepts no new sessions, and open transactions get
+    service.drain_seconds to end. A second one ends the process at once, without losing anything acknowledged.
+    Events are logged to stderr, one JSON object per line; the event "serving" has the ports.
     """
     if (address is None) == (broker is None):
-        raise click.UsageError("say once which log to serve: ADDRESS, or --broker ADDRESS")
+        raise click.UsageError("give the log to serve exactly once: as ADDRESS, or as --broker ADDRESS")
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     of_cluster = {name: changes.pop(name) for name in ("admin_url", "token_file", "tls_trust") if name in changes}
     if insecure:
@@ -85,28 +88,28 @@ def run(address: str, config: Config) -> int:
     check_address(address)
     shared = is_cluster(address)
     check(config, shared=shared)
-    gc.set_threshold(50_000, 20, 100)  # many objects live shortly and few are cycles
+    gc.set_threshold(50_000, 20, 100)  # most objects are short-lived, and few are in cycles
     owner = f"{socket.gethostname()}:{address}"
     log = _log()
-    leaving = Shutdown(config.service.drain_seconds + LEAVING, lambda: _leave(log)) if shared else None
-    serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, shutdown=leaving)
+    shutdown = Shutdown(config.service.drain_seconds + SHUTDOWN_SECONDS, lambda: _exit(log)) if shared else None
+    serving = serve(lambda: open_for_writing(address, config), config, owner, log, shared=shared, shutdown=shutdown)
     try:
         error = asyncio.run(serving)
     finally:
-        if leaving is not None:
-            leaving.done()
+        if shutdown is not None:
+            shutdown.done()
     if error is not None:
         click.echo(f"txnbuf: {error}", err=True)
         return error.exit_code
     return 0
 
 
-def _leave(log: Any) -> None:
-    """End at once, from any thread: what is left undone is for the next owner, as after a kill."""
+def _exit(log: Any) -> None:
+    """End the process from any thread; as after a kill, the next owner completes the work."""
     import os
 
-    log("left", error="the cluster did not let this service end in time: what it left undone its successor does")
-    os._exit(LEFT)
+    log("left", error="the cluster did not respond in time for a clean shutdown; the next service completes the work")
+    os._exit(SHUTDOWN_TIMED_OUT)
 
 
 def _log() -> Any:
@@ -114,7 +117,7 @@ def _log() -> Any:
 
     import structlog
 
-    waits = logging.getLogger("txnbuffer.waits")  # the service tells of them in its own log
+    waits = logging.getLogger("txnbuffer.waits")  # the service logs waits itself
     waits.propagate = False
     waits.addHandler(logging.NullHandler())
     structlog.configure(

@@ -1,4 +1,4 @@
-"""`txnbuf streams`: change streams."""
+"""`txnbuf streams`: open change streams"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.asking import ServiceAddress, ask_all, service_option
+from txnbuffer.cli.admin_client import ServiceAddress, call_all, service_option
 from txnbuffer.cli.output import output_option, show_line, show_rows
 
 SHOWN = (
@@ -19,26 +19,26 @@ SHOWN = (
 @service_option
 @output_option
 def command(service: ServiceAddress, output: str) -> None:
-    """Show the change streams that are open, and how far each has come.
+    """Show the open change streams and their progress.
 
-    In JSON it is one object: connections with their streams, for each topic its mutation manager with its cursors,
-    and the memory of all; with shards one such object of each. `items_remaining` is at most what is still to be sent.
+    With --output json: one object per shard with the connections and their streams, the mutation manager and cursors
+    of each topic, and the memory in use. `items_remaining` is an upper bound of the items still to be sent.
     """
-    found = ask_all(service, "Streams")
+    responses = call_all(service, "Streams")
     if output == "json":
-        for answer in found.each:
-            show_line(answer)
+        for response in responses.each:
+            show_line(response)
     else:
-        _show_table(found.each)
-    found.check()
+        _show_table(responses.each)
+    responses.check()
 
 
-def _show_table(answers: list[dict[str, Any]]) -> None:
+def _show_table(responses: list[dict[str, Any]]) -> None:
     rows = [
         {"peer": connection["peer"], **{name: stream[name] for name in SHOWN}}
-        for answer in answers
-        for connection in answer["connections"]
+        for response in responses
+        for connection in response["connections"]
         for stream in connection["streams"]
     ]
-    used, budget = (sum(answer["memory"][name] for answer in answers) for name in ("bytes", "budget"))
+    used, budget = (sum(response["memory"][name] for response in responses) for name in ("bytes", "budget"))
     show_rows(rows, "table", title=f"change streams; {used:,} of {budget:,} bytes of memory")

@@ -1,4 +1,4 @@
-"""The script for spark-submit: `spark-submit … submit.py export ADDRESS DIR` does what `txnbuf pipeline` does."""
+"""Script for spark-submit: `spark-submit … submit.py export ADDRESS DIR` runs `txnbuf pipeline export …`"""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 
 def main() -> None:
-    """The command line after the script's name is that of `txnbuf pipeline`."""
-    # Spark puts the script's directory first, where our modules would hide others of the same name.
+    """Run `txnbuf pipeline` with the arguments after the name of the script."""
+    # Spark puts the directory of the script first on the path; its modules would hide others of the same name.
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
     from txnbuffer.cli import main as txnbuf
 

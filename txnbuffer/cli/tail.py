@@ -1,7 +1,4 @@
-"""`txnbuf tail`: records as they become visible.
-
-What `txnbuf tail --stream` does: a change stream, printed.
-"""
+"""`txnbuf tail`: records as they become visible, or with `--stream` a change stream"""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 
 import click
 
-from txnbuffer.cli.opening import address_argument, connect_options, open_for_reading, tls_option, with_config
+from txnbuffer.cli.options import address_argument, connect_options, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import escaped, narrate, output_option, plain, show_line
 from txnbuffer.client.connection import connect
 from txnbuffer.client.reader import ISOLATIONS, CommittedReader
@@ -26,7 +23,7 @@ NO_KEY = "-"
 DELETED = "(deleted)"
 
 POLL = 0.5
-"""Seconds of one wait, so that an interrupt is heard at once."""
+"""Seconds of one wait, so that an interrupt is noticed soon."""
 
 
 @click.command("tail")
@@ -34,11 +31,12 @@ POLL = 0.5
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC…")
 @click.option("--from", "start", default="beginning", show_default=True, metavar="START",
               help="beginning, end, a position ledger:entry, or a time such as 2026-01-31T12:00:00+00:00.")  # fmt: skip
-@click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True)
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many records; not with --tokens.")
-@click.option("--follow/--no-follow", default=False, help="Wait for more at the end.")
-@click.option("--stream", is_flag=True, help="Print a change stream: of each key the newest, and deletions.")
-@click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token there, and go on from it.")
+@click.option("--isolation", type=click.Choice(ISOLATIONS), default="read_committed", show_default=True,
+              help="read_uncommitted also prints records of open and aborted transactions.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many records; not with --tokens.")
+@click.option("--follow/--no-follow", default=False, help="Wait for more records at the end.")
+@click.option("--stream", is_flag=True, help="Print a change stream: the newest record of each key, and deletions.")
+@click.option("--tokens", metavar="FILE", help="With --stream: keep the resume token in this file, and resume from it.")
 @tls_option
 @with_config
 @output_option
@@ -57,12 +55,12 @@ def command(
 ) -> None:
     r"""Print the visible records of topics in log order, one a line.
 
-    Columns, with a tab between: topic, position, seqno, transaction, key, value. What is not printable is
-    escaped (\n, \t, \xff, \\); in JSON, bytes that are no text stand as value_base64 and key_base64. Only what
-    committed is printed, and only up to the oldest open transaction, unless --isolation says otherwise.
+    The columns are topic, position, seqno, transaction, key and value, separated by tabs. Unprintable characters
+    are escaped (\n, \t, \xff, \\); in JSON, bytes that are not UTF-8 become value_base64 and key_base64. Prints
+    committed records up to the oldest open transaction, unless --isolation is read_uncommitted.
 
-    With --stream the records come from the service, each key once a snapshot, and --from is beginning, now or a
-    resume token.
+    With --stream the service sends the newest record of each key in each snapshot, and --from is beginning, now or
+    a resume token.
     """
     if stream:
         check(topics, isolation, limit, tokens)
@@ -74,7 +72,7 @@ def command(
         batches.close()
         return
     if tokens is not None:
-        raise click.BadParameter("only a change stream has resume tokens: give --stream", param_hint="--tokens")
+        raise click.BadParameter("only change streams have resume tokens: add --stream", param_hint="--tokens")
     with (
         open_for_reading(address, config, tls_ca) as broker,
         CommittedReader(broker, topics, start=parse_start(start), isolation=isolation) as reader,
@@ -96,7 +94,7 @@ def _read(reader: CommittedReader, limit: int | None, follow: bool, output: str)
 
 
 def parse_start(text: str) -> Start:
-    """A start as people write it. Raises a usage error that quotes it."""
+    """Parse a start position. Raises a usage error."""
     if text in ("beginning", "end"):
         return text
     for read in (Position.parse, datetime.fromisoformat):
@@ -104,7 +102,7 @@ def parse_start(text: str) -> Start:
             return read(text)
         except ValueError:
             continue
-    raise click.BadParameter(f"{text!r} is neither beginning, end, a position nor a time", param_hint="--from")
+    raise click.BadParameter(f"{text!r} is not a start: give beginning, end, a position or a time", param_hint="--from")
 
 
 def _show(record: Record, output: str) -> None:
@@ -119,10 +117,9 @@ def _show(record: Record, output: str) -> None:
 def records(
     address: str, options: dict[str, Any], topic: str, start: str, tokens: str | None, *, follow: bool, json: bool
 ) -> Any:
-    """Lists of records as they come, without end if `follow`; asking for the next says that one is done with.
+    """Lists of records as they arrive, without end if `follow`; requesting the next list acknowledges the last one.
 
-    `options` are those of `connect`.
-    A rollback is told on stderr, and in JSON on stdout.
+    `options` are those of `connect`. A rollback is reported on stderr, and with `json` on stdout too.
     """
     from_ = "now" if start == "end" else start
     store = None if tokens is None else FileTokens(tokens)
@@ -133,7 +130,7 @@ def records(
     ):
         for item in stream:
             if isinstance(item, Rollback):
-                narrate(f"history branched: what was printed of {topic} behind seqno {item.seqno} is void")
+                narrate(f"history branched: records of {topic} printed after seqno {item.seqno} are no longer valid")
                 if json:
                     show_line({"topic": topic, "rollback": item.seqno})
                 continue
@@ -154,11 +151,11 @@ def records(
 
 
 def check(topics: tuple[str, ...], isolation: str, limit: int | None, tokens: str | None) -> None:
-    """Raises a usage error for what a change stream can't be."""
+    """Raises a usage error for options that a change stream does not have."""
     if len(topics) != 1:
-        raise click.BadParameter("a change stream is of one topic; run one command for each", param_hint="TOPIC…")
+        raise click.BadParameter("a change stream has one topic: run one command per topic", param_hint="TOPIC…")
     if isolation != "read_committed":
-        raise click.BadParameter("a change stream has what committed", param_hint="--isolation")
+        raise click.BadParameter("change streams have committed records only: remove it", param_hint="--isolation")
     if limit is not None and tokens is not None:
-        text = "it would cut a batch, and resume tokens stand between batches: give one of --limit and --tokens"
+        text = "--limit may cut a batch, and resume tokens are valid between batches only: give one of them"
         raise click.BadParameter(text, param_hint="--limit")

@@ -1,4 +1,4 @@
-"""`txnbuf verify`: every buffer snapshot in itself and against its log."""
+"""`txnbuf verify`: check of all buffer snapshots against their logs"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from txnbuffer.cli.opening import address_argument, open_for_reading, tls_option, with_config
+from txnbuffer.cli.options import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_rows
 from txnbuffer.config import Config
 from txnbuffer.recovery.verify import Level, verify
@@ -21,9 +21,9 @@ from txnbuffer.recovery.verify import Level, verify
 def command(address: str, topic: str | None, tls_ca: str | None, config: Config, output: str) -> None:
     """Check the buffer snapshots of all topics, or of TOPIC, without changing anything.
 
-    Each entry is checked in itself, the chain of parts as a whole, and the state against one that is
-    folded from the log anew. Files and decisions are looked at as whoever serves the log next would. Exit code 1
-    if anything is wrong.
+    Checks each snapshot entry, the chain of segments, and the state against the state rebuilt from the log.
+    Also checks the files and the decision log as the service does at its start. Exit code 1 if anything is
+    wrong.
     """
     with open_for_reading(address, config, tls_ca) as broker:
         findings = verify(broker, topic)

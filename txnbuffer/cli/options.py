@@ -1,4 +1,4 @@
-"""How commands open a broker: the ADDRESS argument and the configuration options."""
+"""The arguments and options that many commands share, and the brokers that they open"""
 
 from __future__ import annotations
 
@@ -17,28 +17,34 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def address_argument(function: Function) -> Function:
-    """The broker that a command works on."""
+    """The `ADDRESS` argument."""
     return click.argument("address", metavar="ADDRESS")(function)
 
 
 def tls_option(function: Function) -> Function:
-    """`--tls-ca FILE`, also from the environment, as argument `tls_ca`."""
+    """`--tls-ca FILE`, or its environment variable, as argument `tls_ca`."""
     return click.option(
         "--tls-ca",
         metavar="FILE",
         envvar="TXNBUFFER_TLS_CA",
-        help="Talk TLS to a service, and trust certificates signed by these (PEM). Environment: TXNBUFFER_TLS_CA.",
+        help="Connect to the service with TLS and this CA certificate (PEM). Environment: TXNBUFFER_TLS_CA.",
     )(function)
 
 
 def config_options(function: Function) -> Function:
     """`--config FILE` and `--set KEY=VALUE`."""
-    function = click.option("--set", "flags", multiple=True, metavar="SECTION.KEY=VALUE", help="One setting.")(function)
-    return click.option("--config", "config_path", metavar="FILE", help="Settings as TOML.")(function)
+    function = click.option(
+        "--set",
+        "flags",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="One setting; repeatable.",
+    )(function)
+    return click.option("--config", "config_path", metavar="FILE", help="Configuration file (TOML).")(function)
 
 
 def with_config(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--config FILE` and `--set KEY=VALUE`, and what they and the environment say as one argument `config`."""
+    """`--config FILE` and `--set KEY=VALUE`; they and the environment give one argument `config`."""
 
     @functools.wraps(function)
     def with_it(*arguments: Any, config_path: str | None, flags: tuple[str, ...], **named: Any) -> Any:
@@ -52,7 +58,7 @@ def configuration(config_path: str | None, flags: tuple[str, ...]) -> Config:
 
 
 def open_for_reading(address: str, config: Config, tls_ca: str | None = None) -> Broker:
-    """Open a broker beside whatever process owns it."""
+    """Open a broker that another process may own."""
     if address.startswith("file:"):
         return open_broker(address, read_only=True)
     if is_cluster(address):
@@ -67,9 +73,10 @@ def open_for_reading(address: str, config: Config, tls_ca: str | None = None) ->
 def connect_options(
     address: str, config: Config, tls_ca: str | None, max_unavailable: float | None = None
 ) -> dict[str, Any]:
-    """What `connect` takes besides the address; `tls_ca`: the file that says whom to trust as a service.
+    """The arguments of `connect` besides the address; `tls_ca` is the file with the CA certificate of the service.
 
-    `max_unavailable`: seconds to wait without a connection; None: as configured for clusters, else as for `connect`.
+    `max_unavailable`: seconds to wait without a connection; None means the configured value for clusters, and the
+    default of `connect` elsewhere.
     """
     given = {} if max_unavailable is None else {"max_unavailable": max_unavailable}
     cluster = {"broker_options": config.pulsar.options() | given} if is_cluster(address) else {}

@@ -1,0 +1,138 @@
+"""Admin client: calls of commands to a running service"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+
+from broker_io.errors import Error, InvalidAddress, ServiceUnavailable, TopicNotFound
+from txnbuffer.cli.options import tls_option
+from txnbuffer.errors import ForeignTopic, ForeignTransaction
+from txnbuffer.rpc.discovery import read_ca_file
+
+TIMEOUT = 30.0
+DEFAULT = "127.0.0.1:7711"
+
+
+class ServiceAddress(NamedTuple):
+    """The address of a running service, or the addresses of all shards, separated by commas.
+
+    `tls_ca` is the file with the CA certificate of the service, or None without TLS.
+    """
+
+    address: str
+    tls_ca: str | None = None
+
+    @property
+    def each(self) -> list[ServiceAddress]:
+        """Each address once, also if it is given twice."""
+        addresses = [address.strip() for address in self.address.split(",")]
+        return [
+            ServiceAddress(one, self.tls_ca) for one in {at.removeprefix("txnbuf://"): at for at in addresses}.values()
+        ]
+
+
+def service_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--service HOST:PORT` and `--tls-ca FILE`, or their environment variables, as one argument `service`."""
+
+    @functools.wraps(function)
+    def with_service(*arguments: Any, service: str, tls_ca: str | None, **named: Any) -> Any:
+        return function(*arguments, service=ServiceAddress(service, tls_ca), **named)
+
+    decorated = tls_option(with_service)
+    return click.option(
+        "--service",
+        default=DEFAULT,
+        show_default=True,
+        metavar="HOST:PORT,…",
+        envvar="TXNBUFFER_SERVICE",
+        help="Address of the running service; of a sharded service, the addresses of all shards, separated by "
+        "commas. Environment: TXNBUFFER_SERVICE.",
+    )(decorated)
+
+
+class ServiceResponses(NamedTuple):
+    """The responses of the services, and the error of each service that gave none, by its address."""
+
+    each: list[Any]
+    missing: dict[str, Error]
+
+    def rows(self, *order: str) -> list[dict[str, Any]]:
+        """The rows of all responses; those of several services are sorted by the columns `order`."""
+        rows = [row for response in self.each for row in response]
+        if len(self.each) + len(self.missing) == 1:
+            return rows
+        return sorted(rows, key=lambda row: [str(row[name]) for name in order])
+
+    def check(self) -> None:
+        """Raises ServiceUnavailable if a service did not respond, so that the output is incomplete."""
+        if self.missing:
+            errors = "; ".join(str(error) for error in self.missing.values())
+            called = len(self.each) + len(self.missing)
+            raise ServiceUnavailable(
+                f"the output is incomplete: {len(self.missing)} of {called} services did not respond: {errors}"
+            )
+
+
+def call_owner(service: ServiceAddress, method: str, **request: Any) -> Any:
+    """The response of the shard that owns the topic or transaction of the request.
+
+    Raises the error of that shard; or ServiceUnavailable if no other shard owns it and one did not respond.
+    """
+    refused: Error | None = None
+    unavailable: Error | None = None
+    for one in service.each:
+        try:
+            return call(one, method, **request)
+        except (ForeignTopic, ForeignTransaction) as error:
+            refused = refused or error
+        except TopicNotFound as error:
+            refused = error
+        except ServiceUnavailable as error:
+            unavailable = unavailable or error
+    raise unavailable or refused or AssertionError("a service has at least one address")
+
+
+def call_all(service: ServiceAddress, method: str, **request: Any) -> ServiceResponses:
+    """The responses of all shards; show them, then `check` them. Raises ServiceUnavailable if no shard responds."""
+    responses = ServiceResponses([], {})
+    for one in service.each:
+        try:
+            responses.each.append(call(one, method, **request))
+        except ServiceUnavailable as error:
+            responses.missing[one.address] = error
+    if not responses.each:
+        raise next(iter(responses.missing.values()))
+    return responses
+
+
+def call(service: ServiceAddress, method: str, *, timeout: float = TIMEOUT, **request: Any) -> Any:
+    """The response of a service to one admin call. Raises the error that it returns, or ServiceUnavailable."""
+    import grpc
+
+    from txnbuffer.client.links import named
+    from txnbuffer.rpc.frames import ADMIN_SERVICE
+
+    target = service.address.removeprefix("txnbuf://")
+    host, _, port = target.rpartition(":")
+    if not host or not port.isdecimal() or "/" in target:
+        kind = "the address of a cluster" if "pulsar" in target.partition("://")[0] else "not a service address"
+        raise InvalidAddress(f"{service.address!r} is {kind}: give HOST:PORT of the service")
+    with _channel(target, service.tls_ca) as channel:
+        rpc = channel.unary_unary(f"/{ADMIN_SERVICE}/{method}")
+        try:
+            return json.loads(rpc(json.dumps(request).encode(), timeout=timeout))
+        except grpc.RpcError as error:
+            raise named(error, target) from None
+
+
+def _channel(target: str, tls_ca: str | None) -> Any:
+    import grpc
+
+    if tls_ca is None:
+        return grpc.insecure_channel(target)
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(read_ca_file(tls_ca)))
