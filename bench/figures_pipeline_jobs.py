@@ -180,7 +180,7 @@ def export(spark: SparkSession, address: str, directory: str, form: str = PARQUE
     to = target(directory, VERSIONS, form)
     start = time.perf_counter()
     with to.locked():
-        Export(spark, reading_options(address), to, columns=COLUMNS, tell=lambda _: None).run()
+        Export(spark, reading_options(address), to, columns=COLUMNS, on_progress=lambda _: None).run()
     return time.perf_counter() - start
 
 

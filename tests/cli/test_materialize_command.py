@@ -75,7 +75,7 @@ def test_a_table_follows_a_service_until_it_is_told_to_end(tmp_path: Path) -> No
                 assert time.monotonic() < deadline
                 assert following.poll() is None
                 time.sleep(0.02)
-            assert "written by another process" in materialize(address, "orders", f"sqlite:{path}", code=5)
+            assert "another process writes to" in materialize(address, "orders", f"sqlite:{path}", code=5)
             following.send_signal(signal.SIGTERM)
             out, told = following.communicate(timeout=MAX_WAIT)
         finally:
@@ -102,7 +102,7 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
     told = materialize(log, "orders", target, "--binary", "--to", "now")
     assert "orders: history branched, rolled back to seqno 2" in told
     assert query(path, 'SELECT key, value FROM "Kept orders" ORDER BY key') == [(b"a", b"1"), (b"b", b"2")]
-    assert "say the same" in materialize(log, "orders", target, "--to", "now", code=2)
+    assert "use the same options" in materialize(log, "orders", target, "--to", "now", code=2)
     materialize(log, "orders", target, "--anew", "--to", "now")
     assert query(path, "SELECT key, value FROM orders ORDER BY key") == [("a", "1"), ("b", "2")]
 
@@ -111,17 +111,17 @@ def test_the_table_of_a_log_that_was_set_back_goes_back(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (("memory:", "t", "other:f"), 2, "'other:f' is not a sink: give sqlite:FILE"),
-        (("memory:", "t", "sqlite:"), 2, "write sqlite:FILE"),
+        (("memory:", "t", "sqlite:"), 2, "give sqlite:FILE"),
         (("memory:", "sqlite:f"), 2, "Missing argument"),
         (("memory:", "t", "sqlite:f", "--to", "never"), 2, "--to never is invalid: give a seqno or now"),
-        (("memory:", "t", "u", "sqlite:f", "--table", "x"), 2, "a table's name for a single one"),
+        (("memory:", "t", "u", "sqlite:f", "--table", "x"), 2, "a table only for a single topic"),
         (("memory:", "t", "sqlite:f"), 2, "no topic 't'"),
         (
             ("txnbuf://127.0.0.1:1", "t", "sqlite:f", "--max-unavailable", "1"),
             3,
             "no service for 1 s: no service answers",
         ),
-        (("memory:", "t", "sqlite:no/where"), 4, "can't be written: No such file or directory"),
+        (("memory:", "t", "sqlite:no/where"), 4, "cannot write to no/where: No such file or directory"),
     ],
 )
 def test_what_can_not_be_is_one_clear_error(

@@ -39,7 +39,7 @@ def test_a_delta_table_goes_on_where_it_ended(
     spark: Any, broker: Broker, lives: list[Life], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "table")
-    job = Export(spark, options_of(tmp_path), DeltaDirectory(path, kind), columns=COLUMNS, tell=lambda _: None)
+    job = Export(spark, options_of(tmp_path), DeltaDirectory(path, kind), columns=COLUMNS, on_progress=lambda _: None)
     with DeltaDirectory(path, kind).locked():
         first = job.run()
         assert first is not None
@@ -60,7 +60,7 @@ def test_a_delta_table_goes_on_where_it_ended(
         assert job.run() is None
     if kind == VERSIONS:  # a table that others changed can be audited, and no more
         write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
-    found = audit(spark, {"broker": address_of(tmp_path)}, DeltaDirectory(path, kind), tell=lambda _: None)
+    found = audit(spark, {"broker": address_of(tmp_path)}, DeltaDirectory(path, kind), on_progress=lambda _: None)
     if kind == LATEST:
         assert (found.same, found.differences, found.unproven) == (True, (), 0)
         assert sum(one.export.records for one in found.ranges) == second.rows

@@ -36,7 +36,7 @@ class Exports:
     def run(self, *, go_on: bool = False, topics: tuple[str, ...] = ()) -> ExportRun | None:
         options = reading_options(self.address, topics) | {"fail_on_data_loss": "false" if go_on else "true"}
         with self.directory.locked():
-            return Export(None, options, self.directory, tell=lambda _: None).run()  # type: ignore[arg-type]  # not used
+            return Export(None, options, self.directory, on_progress=lambda _: None).run()  # type: ignore[arg-type]  # not used
 
     def send(self, *topics: str) -> None:
         with open_broker(self.address) as broker:

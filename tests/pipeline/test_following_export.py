@@ -21,7 +21,7 @@ def test_it_goes_on_until_it_is_told_to_stop_or_nothing_can_help(
 ) -> None:
     said: list[str] = []
     directory = ExportDirectory(str(tmp_path), VERSIONS)
-    job = Export(None, reading_options("file:log"), directory, tell=said.append)  # type: ignore[arg-type]  # not used
+    job = Export(None, reading_options("file:log"), directory, on_progress=said.append)  # type: ignore[arg-type]  # not used
     stop = threading.Event()
     ways: list[Any] = ["run", None, ServiceUnavailable("away"), "last run"]
 
@@ -65,7 +65,7 @@ def test_it_goes_on_at_once_while_there_is_more(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(stop, "wait", wait)
     options = reading_options(f"file:{tmp_path}/log")
     with directory.locked():
-        job = Export(None, options, directory, messages=2, tell=said.append)  # type: ignore[arg-type]  # not used
+        job = Export(None, options, directory, messages=2, on_progress=said.append)  # type: ignore[arg-type]  # not used
         run = job.follow(stop, 60.0)
     assert run is not None
     assert (run.number, waits) == (3, [0.0, 0.0, 60.0])

@@ -26,7 +26,7 @@ from txnbuffer.pipeline.jobs import export as reading
 from txnbuffer.pipeline.jobs.audit import MASK, as_json, as_page, audit, key_digests
 from txnbuffer.pipeline.jobs.export import Export, latest_of
 from txnbuffer.pipeline.jobs.latest import latest
-from txnbuffer.pipeline.jobs.running import JobFailed, source, told
+from txnbuffer.pipeline.jobs.running import JobFailed, report_progress, source
 
 
 def expected(broker: Broker, kind: str) -> list[tuple[Any, ...]]:
@@ -49,7 +49,7 @@ def test_an_export_goes_on_where_it_ended(
 ) -> None:
     directory = ExportDirectory(str(tmp_path / "export"), kind)
     said: list[str] = []
-    job = Export(spark, options_of(tmp_path), directory, tell=said.append)
+    job = Export(spark, options_of(tmp_path), directory, on_progress=said.append)
     with directory.locked():
         first = job.run()
         assert first is not None
@@ -67,7 +67,7 @@ def test_an_export_goes_on_where_it_ended(
         assert second.number == 2
         assert exported(spark, directory) == expected(broker, kind)
         assert job.run() is None
-    found = audit(spark, options_of_audit(tmp_path), directory, tell=said.append)
+    found = audit(spark, options_of_audit(tmp_path), directory, on_progress=said.append)
     assert (found.same, found.differences, found.unproven) == (True, (), 0)
     assert sum(one.export.records for one in found.ranges) == len(expected(broker, kind))
 
@@ -120,7 +120,7 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
                 shutil.copytree(os.path.realpath(directory.table), directory.writing)
                 directory.publish(exports.ExportRun(number, LATEST, run.columns, run.offset, run.records))
 
-    found = audit(spark, options_of_audit(tmp_path), directory, tell=export_meanwhile)
+    found = audit(spark, options_of_audit(tmp_path), directory, on_progress=export_meanwhile)
     there = {(row[0], row[2]) for row in expected(broker, LATEST)}
     lost = [("orders", b"a", "different"), ("orders", b"\xff", "different"), ("stock", b"a", "different")]
     lost += [("stock", b"b", "in the log only"), ("stock", b"\xff", "different")]
@@ -135,7 +135,7 @@ def test_an_audit_names_what_differs(spark: Any, broker: Broker, lives: list[Lif
     assert "<svg" in shown
     broker.delete_topic("stock")
     said: list[str] = []
-    found = audit(spark, options_of_audit(tmp_path), directory, tell=said.append)
+    found = audit(spark, options_of_audit(tmp_path), directory, on_progress=said.append)
     assert "topic stock is not the one that was exported" in said[0]
     assert (found.gone, found.same) == (("stock",), False)
     assert [one.key for one in found.differences] == [key for topic, key, _ in lost[:2] if (topic, key) in there]
@@ -193,7 +193,7 @@ def test_a_log_that_is_trimmed_while_it_is_audited_is_told(
             life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
 
     with pytest.raises(JobFailed, match=r"^topic orders.* was trimmed, deleted or made anew while") as failed:
-        audit(spark, options_of_audit(tmp_path), directory, tell=trim)
+        audit(spark, options_of_audit(tmp_path), directory, on_progress=trim)
     assert failed.value.retryable
 
 
@@ -225,7 +225,10 @@ def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list
             broker.create_topic(life.topic)
         with pytest.raises(TopicNotFound, match="was deleted and made anew"):
             Export(spark, options_of(tmp_path), directory, columns=("key",)).run()
-    with pytest.raises(JobFailed, match="there is no topic 'missing' to read") as failed, told(spark, "", print):
+    with (
+        pytest.raises(JobFailed, match="there is no topic 'missing' to read") as failed,
+        report_progress(spark, "", print),
+    ):
         source(spark, {**options_of_audit(tmp_path), "topics": "missing"}).count()
     assert failed.value.exit_code == 2
     assert os.listdir(tmp_path / "export" / "run=1")

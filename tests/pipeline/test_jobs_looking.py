@@ -26,7 +26,7 @@ def write(path: Path, steps: int = 60) -> dict[str, str]:
 
 
 def test_a_profile_tells_where_everything_is(spark: Any, tmp_path: Path) -> None:
-    found = profile(spark, write(tmp_path), tell=lambda _: None)
+    found = profile(spark, write(tmp_path), on_progress=lambda _: None)
     with open_broker(address_of(tmp_path), read_only=True) as broker:
         visible = {topic: records_of(broker, topic) for topic in TOPICS}
         last = {topic: visible[topic][-1].position for topic in TOPICS}
@@ -56,7 +56,7 @@ def test_a_profile_tells_where_everything_is(spark: Any, tmp_path: Path) -> None
 
 
 def test_the_profile_of_nothing_is_a_page_too(spark: Any, tmp_path: Path) -> None:
-    found = profile(spark, write(tmp_path, 0), tell=lambda _: None)
+    found = profile(spark, write(tmp_path, 0), on_progress=lambda _: None)
     assert (found.topics, found.over_time, found.hot_keys) == ([], [], [])
     assert "0 records" in as_page(found, "log")
 
@@ -69,11 +69,11 @@ def test_slices_are_round_and_few() -> None:
 def test_lost_snapshots_are_made_anew(spark: Any, tmp_path: Path) -> None:
     options = write(tmp_path)
     said: list[str] = []
-    assert [row["snapshot"] for row in recover(spark, options, tell=said.append)] == ["equal", "equal"]
+    assert [row["snapshot"] for row in recover(spark, options, on_progress=said.append)] == ["equal", "equal"]
     with open_broker(address_of(tmp_path)) as broker:
         before = {topic: records_of(broker, topic) for topic in TOPICS}
         broker.delete_topic(SNAPSHOT_TOPIC)
-    rows = recover(spark, options, wanted=True, tell=said.append)
+    rows = recover(spark, options, wanted=True, on_progress=said.append)
     assert [(row["topic"], row["written"]) for row in rows] == [(topic, True) for topic in TOPICS]
     assert said[-1] == "2 of 2: the snapshot of stock is what its log tells"
     with open_broker(address_of(tmp_path), read_only=True) as broker:

@@ -12,7 +12,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException
 
-from txnbuffer.pipeline.jobs.running import JobFailed, session, told
+from txnbuffer.pipeline.jobs.running import JobFailed, report_progress, session
 from txnbuffer.pipeline.spark import session as sessions
 
 
@@ -103,7 +103,7 @@ def test_what_the_way_to_the_jvm_raises_is_one_sentence(
         fail()
     assert told_so.value.exit_code == 5
     spark_told.sparkContext.statusTracker = fail  # as whoever tells of progress meets it
-    with pytest.raises(JobFailed, match=f"^Spark failed: {said}"), told(spark_told, "exporting", print):  # type: ignore[arg-type]  # as much as it needs
+    with pytest.raises(JobFailed, match=f"^Spark failed: {said}"), report_progress(spark_told, "exporting", print):  # type: ignore[arg-type]  # as much as it needs
         fail()
     monkeypatch.setattr(sessions, "open_session", fail)
     with pytest.raises(JobFailed, match=f"^Spark does not start: {said}"), session():

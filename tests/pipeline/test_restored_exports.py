@@ -44,7 +44,7 @@ class Exported:
     def run(self, *, go_on: bool = False) -> None:
         options = reading_options(self.address) | {"fail_on_data_loss": "false" if go_on else "true"}
         with self.directory.locked():
-            Export(self.spark, options, self.directory, tell=lambda _: None).run()
+            Export(self.spark, options, self.directory, on_progress=lambda _: None).run()
 
     def files(self) -> list[str]:
         run = self.directory.last()

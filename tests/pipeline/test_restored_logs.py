@@ -155,7 +155,7 @@ def test_an_export_refuses_it_as_well(log: Log, tmp_path: Path, monkeypatch: pyt
 
     def run(**more: str) -> Any:
         options = reading_options(log.address, ("orders",)) | more
-        return Export(None, options, directory, tell=lambda _: None).run()  # type: ignore[arg-type]  # not used
+        return Export(None, options, directory, on_progress=lambda _: None).run()  # type: ignore[arg-type]  # not used
 
     log.send(3)
     run()

@@ -251,7 +251,7 @@ def test_queries_and_jobs_say_who_they_are_in_their_tasks_too(place: Place, spar
     options = reading_options(place.tls_address, ("orders",), None, reader)
     table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
     with table.locked():
-        assert Export(spark, options, table, tell=lambda _: None).run() is not None
+        assert Export(spark, options, table, on_progress=lambda _: None).run() is not None
     found = spark.read.parquet(table.table).where("CAST(value AS STRING) = 'by query'")
     assertDataFrameEqual(found.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)"), first)
 

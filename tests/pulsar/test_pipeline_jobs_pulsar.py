@@ -27,7 +27,7 @@ def test_jobs_on_a_cluster(
     address = f"{cluster.url}/{namespace}"
     options = reading_options(address, ("orders",), None, cluster_options)
     table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
-    job = Export(spark, options, table, tell=lambda _: None)
+    job = Export(spark, options, table, on_progress=lambda _: None)
     with SnapshotManager(broker, part_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 5)
@@ -42,8 +42,8 @@ def test_jobs_on_a_cluster(
             plain = [(Position(*row[0]), *(None if item is None else bytes(item) for item in row[1:])) for row in found]
             assert plain == [(record.position, record.key, record.value) for record in records]
         life.snapshot()
-    assert audit(spark, {"broker": address, **cluster_options}, table, tell=lambda _: None).same
-    rows = recover(spark, options, everything=True, wanted=True, tell=lambda _: None)
+    assert audit(spark, {"broker": address, **cluster_options}, table, on_progress=lambda _: None).same
+    rows = recover(spark, options, everything=True, wanted=True, on_progress=lambda _: None)
     assert [(row["snapshot"], row["written"]) for row in rows] == [("equal", True)]
     again = opening()
     assert [record.value for record in records_of(again, "orders")] == [record.value for record in records]

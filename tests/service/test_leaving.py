@@ -22,7 +22,7 @@ class Away(MemoryBroker):
 
 broker_io.is_cluster = lambda address: True
 serve.open_for_writing = lambda address, config: Away()
-serve.LEAVING = 0.2
+serve.SHUTDOWN_SECONDS = 0.2
 service = ServiceConfig(listen="127.0.0.1:0", http="", drain_seconds=0.1)
 sys.exit(serve.run("memory:", Config(service=service)))
 """

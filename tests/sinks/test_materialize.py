@@ -54,8 +54,8 @@ async def test_topics_become_tables_and_go_on(path):
         assert standing(path) == [("t", 4, 1), ("u", 1, 1)]
         (none,) = await materialize(client, "t", path, to=2)
         assert (none.mutations, standing(path)[0]) == (0, ("t", 4, 1))
-        (anew,) = await materialize(client, "t", path, to="now", anew=True)
-        assert (anew.caught_up, table(path)) == (True, {"b": "2", "c": "3"})
+        (again,) = await materialize(client, "t", path, to="now", replace=True)
+        assert (again.caught_up, table(path)) == (True, {"b": "2", "c": "3"})
 
 
 @on_a_loop
@@ -70,7 +70,7 @@ async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(
             await write(client, "t", rows)
             truth |= rows
         client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(window_items=16))
-        (part,) = await materialize(client, "t", path, stop=stop, tell=lambda now: stop_inside(now, stop))
+        (part,) = await materialize(client, "t", path, stop=stop, on_progress=lambda now: stop_inside(now, stop))
         assert standing(path) == [("t", part.token.seqno, 0)]
         assert 0 < len(table(path)) < len(truth)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
@@ -87,7 +87,7 @@ def stop_inside(filled: SinkProgress, stop: asyncio.Event) -> None:
 
 
 @on_a_loop
-async def test_a_topic_made_anew_begins_anew(path):
+async def test_a_recreated_topic_starts_over(path):
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"old": "1", "both": "1"})
@@ -124,7 +124,7 @@ async def test_a_history_that_branched_is_followed_from_where_it_did(path, tmp_p
 
 
 @on_a_loop
-async def test_what_is_gone_from_the_log_is_told_and_can_be_begun_anew(path):
+async def test_trimmed_mutations_are_reported_and_the_table_can_be_replaced(path):
     broker = MemoryBroker(ledger_entries=8)
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"first": "x"})
@@ -134,10 +134,12 @@ async def test_what_is_gone_from_the_log_is_told_and_can_be_begun_anew(path):
         await engine.snapshots.snapshot(["t"])
         await engine.snapshots.snapshot(["t"])
         broker.trim("t", engine.topics.get("t").followed.floor())
-        with pytest.raises(StreamTrimmed, match=r"table 't' of .*tables\.db lacks what is gone .*: fill it anew"):
+        with pytest.raises(
+            StreamTrimmed, match=r"the next mutations of table \'t\' of .*tables\.db .*: build it again"
+        ):
             await materialize(client, "t", path, to="now")
         assert table(path) == {"first": "x"}
-        (done,) = await materialize(client, "t", path, to="now", anew=True)
+        (done,) = await materialize(client, "t", path, to="now", replace=True)
         assert done.caught_up
         assert 0 < len(table(path)) < 40
 
@@ -157,13 +159,13 @@ async def test_what_can_not_be_filled_is_refused_and_changes_nothing(path):
             await materialize(client, "t", path)
     async with engine_on(other) as engine, client_of(engine, other) as client:
         with pytest.raises(TopicNotFound):
-            await materialize(client, "t", path, anew=True)
+            await materialize(client, "t", path, replace=True)
         assert table(path) == {"a": "1"}
         await write(client, "t", {"b": "1"})
-        with pytest.raises(ForeignSink, match=r"tables\.db was filled from elsewhere \(topic t is of cluster "):
+        with pytest.raises(ForeignSink, match=r"tables\.db has data of another log \(topic t is of cluster "):
             await materialize(client, "t", path)
         assert (table(path), standing(path)) == ({"a": "1"}, [("t", 1, 1)])
-        await materialize(client, "t", path, to="now", table="other", anew=True)
+        await materialize(client, "t", path, to="now", table="other", replace=True)
     assert (table(path, "other"), standing(path)) == ({"b": "1"}, [("t", 1, 1)])
     with pytest.raises(sqlite3.OperationalError, match="no such table: t"):
         table(path)

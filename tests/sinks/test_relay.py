@@ -23,8 +23,8 @@ from txnbuffer.errors import MutationsTrimmed, RelayBranched, RelayTargetTaken, 
 from txnbuffer.recordset import pack
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.sinks import relay as relaying
-from txnbuffer.sinks.relay import Relay, Relayed
-from txnbuffer.sinks.relay_targets import MARKS, OwnedTarget, RelayMark, ServiceTarget
+from txnbuffer.sinks.relay import Relay, RelayProgress
+from txnbuffer.sinks.relay_targets import MARK_PROPERTIES, OwnedTarget, RelayMark, ServiceTarget
 
 T, CLEAN = "orders", "clean"
 
@@ -98,7 +98,7 @@ def test_what_committed_stands_there_once_as_plain_messages(source: Source, far:
         (b"k", None),
         (None, b"ordinary"),
     ]
-    assert all(set(one.properties) <= set(MARKS) for one in found)
+    assert all(set(one.properties) <= set(MARK_PROPERTIES) for one in found)
     assert [one.properties["relay.seqno"] for one in found] == ["1", "2", "3", "4"]
     assert json.loads(found[0].properties["relay.source"])["topic"] == T
 
@@ -111,9 +111,9 @@ def test_properties_and_times_are_kept_and_marks_of_an_earlier_relay_replaced(fa
     done = source.relay(owned(far)).run(follow=False)
     (found,) = messages(far)
     assert found.event_time == 1234
-    assert {name: text for name, text in found.properties.items() if name not in MARKS} == {"colour": "red"}
+    assert {name: text for name, text in found.properties.items() if name not in MARK_PROPERTIES} == {"colour": "red"}
     assert ("relay.seqno" in found.properties, "relay.rollback" in found.properties) == (False, False)
-    assert done == Relayed(1, None, done.position, None)
+    assert done == RelayProgress(1, None, done.position, None)
 
 
 def test_another_run_goes_on_behind_the_last(source: Source, far: MemoryBroker) -> None:
@@ -206,7 +206,7 @@ def test_of_two_relays_the_later_one_goes_on(source: Source, far: MemoryBroker) 
 
     def stop() -> bool:
         """Let another relay come while this one waits for more."""
-        seen.append(older.relayed.records)
+        seen.append(older.progress.records)
         if len(seen) == 3:
             source.relay(owned(far)).run(follow=False)
             source.commit("b")
@@ -222,7 +222,7 @@ def test_of_two_relays_the_later_one_goes_on(source: Source, far: MemoryBroker) 
 def test_a_relay_stops_when_told_to_with_all_acknowledged(source: Source, far: MemoryBroker) -> None:
     source.commit("a", "b")
     told: list[int] = []
-    relay = source.relay(owned(far), tell=lambda relayed: told.append(relayed.records))
+    relay = source.relay(owned(far), on_progress=lambda relayed: told.append(relayed.records))
     done = relay.run(stop=lambda: CLEAN in far.topics() and far.last_position(CLEAN) is not None)
     assert (done.records, told, values(far)) == (2, [2], [b"a", b"b"])
 
@@ -231,7 +231,7 @@ def test_a_target_that_holds_something_else_is_left_alone(source: Source, far: M
     source.commit("a")
     with TopicWriter(far, CLEAN)._writer as writer:
         writer.append(Batch.of([Message(None, b"mine")])).result(120)
-    with pytest.raises(RelayTargetTaken, match="no relay"):
+    with pytest.raises(RelayTargetTaken, match="not written by a relay"):
         source.relay(owned(far)).run(follow=False)
     assert values(far) == [b"mine"]
     far.delete_topic(CLEAN)
@@ -247,7 +247,7 @@ def test_a_last_message_that_is_gone_tells_nothing(source: Source, far: MemoryBr
     source.relay(owned(far)).run(follow=False)
     far.roll(CLEAN)
     far.trim(CLEAN, far.ledgers(CLEAN)[-1].ledger)
-    with pytest.raises(RelayTargetTaken, match="is gone"):
+    with pytest.raises(RelayTargetTaken, match="no longer has its last message"):
         source.relay(owned(far)).run(follow=False)
 
 
@@ -281,7 +281,7 @@ def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, f
     source.keeper.recover()
     source.keeper.register(T)
     source.commit("other")
-    with pytest.raises(RelayBranched, match="behind seqno 0"):
+    with pytest.raises(RelayBranched, match="after seqno 0"):
         source.relay(owned(far)).run(follow=False)
     assert values(far) == [b"a", b"b"]
     source.relay(owned(far), resend=True).run(follow=False)
@@ -309,13 +309,13 @@ def test_a_branch_is_sent_again_to_a_service_too(source: Source) -> None:
     assert found == [b"a", b"b", b"c", b"other", b"more"]
 
 
-def test_a_topic_without_transactions_that_was_made_anew_is_a_branch(far: MemoryBroker) -> None:
+def test_a_recreated_topic_without_transactions_is_a_branch(far: MemoryBroker) -> None:
     source = Source(registered=False)
     source.log.plain("a")
     source.relay(owned(far)).run(follow=False)
     source.cluster.delete_topic(T)
     TopicWriter(source.cluster, T).plain("b", "c", "d")
-    with pytest.raises(RelayBranched, match="behind seqno 0"):
+    with pytest.raises(RelayBranched, match="after seqno 0"):
         source.relay(owned(far)).run(follow=False)
     source.relay(owned(far), resend=True).run(follow=False)
     assert values(far) == [b"a", b"b", b"c", b"d"]
@@ -329,7 +329,7 @@ def test_a_log_that_became_shorter_is_a_branch(source: Source, far: MemoryBroker
     beyond = str(at._replace(entry=at.entry + 100))
     with far.writer(CLEAN) as writer:
         writer.append(Batch.of([last._replace(properties={**last.properties, "relay.position": beyond})])).result(120)
-    with pytest.raises(RelayBranched, match="behind seqno 0"):
+    with pytest.raises(RelayBranched, match="after seqno 0"):
         source.relay(owned(far)).run(follow=False)
 
 
@@ -340,5 +340,5 @@ def test_numbers_that_do_not_follow_are_told(source: Source, far: MemoryBroker) 
     with far.writer(CLEAN) as writer:
         writer.append(Batch.of([last._replace(properties={**last.properties, "relay.seqno": "7"})])).result(120)
     source.commit("c")
-    with pytest.raises(SeqnoGap, match="seqno 3 comes behind 7"):
+    with pytest.raises(SeqnoGap, match="seqno 3 follows seqno 7"):
         source.relay(owned(far)).run(follow=False)

@@ -85,7 +85,7 @@ def test_a_target_that_never_answers_does_not_hold_the_end(monkeypatch: pytest.M
     ending = Ending(relay)
     ending.until(lambda: relay.unacknowledged > 0)
     ending.end()
-    assert (relay.relayed.records, relay.unacknowledged) == (0, 5)
+    assert (relay.progress.records, relay.unacknowledged) == (0, 5)
 
 
 def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubled(
@@ -107,7 +107,7 @@ def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubl
         first = relay()
         ending = Ending(first)
         try:
-            ending.until(lambda: first.relayed.records > 0)
+            ending.until(lambda: first.progress.records > 0)
             os.kill(service.process.pid, signal.SIGSTOP)
             write(client, 10, 10)
             ending.until(lambda: first.unacknowledged > 0)

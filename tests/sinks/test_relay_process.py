@@ -57,8 +57,8 @@ def test_what_can_be_no_relay_is_refused(tmp_path: Path) -> None:
             write(client, 0, 1)
         for source, target, words in (
             ("missing", "new", "no topic 'missing'"),
-            ("plain", "new", "no numbers"),
-            (T, CLEAN, "no relay"),
+            ("plain", "new", "no seqnos"),
+            (T, CLEAN, "not written by a relay"),
         ):
             relay = RelayProcess(tmp_path / f"{source}.txt", address, source, target)
             assert relay.finish()[0] == 2

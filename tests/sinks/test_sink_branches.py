@@ -23,7 +23,7 @@ from txnbuffer.client.streams import ChangeStream
 from txnbuffer.rpc.stream_client_frames import decode_stream_client_frame, encode_stream_client_frame
 from txnbuffer.rpc.stream_server_frames import decode_stream_server_frame, encode_stream_server_frame
 from txnbuffer.sinks import runner, sqlite
-from txnbuffer.sinks.runner import SinkProgress, fill
+from txnbuffer.sinks.runner import SinkProgress, run_sink
 from txnbuffer.sinks.sqlite import SQLiteFile
 from txnbuffer.streams.client import ClientConfig
 from txnbuffer.streams.failover import FailoverLog
@@ -64,7 +64,7 @@ class Owners:
         self.topics["t"] = self.named(Branch(log, old.rows[:seqno], 0, old.incarnation))
         self.cut()
 
-    def make_anew(self) -> None:
+    def recreate(self) -> None:
         branch = Branch(FailoverLog.initial(self.uuid()), [], 0, f"i-{self.uuids}")
         self.topics["t"] = self.named(branch)
         self.older = [branch.copy()]
@@ -144,7 +144,7 @@ class Follower:
         with SQLiteFile(self.path) as file:
             file._database.execute("PRAGMA synchronous = OFF")
             try:
-                await fill(Streams(streaming), "t", file.table("t"), tell=self.tell)  # type: ignore[arg-type]  # a part of one
+                await run_sink(Streams(streaming), "t", file.table("t"), on_progress=self.tell)  # type: ignore[arg-type]  # a part of one
             finally:
                 await streaming.close()
 
@@ -204,7 +204,7 @@ async def history(seed: int, path: Path) -> Counter[str]:
             elif step < 0.7:
                 owners.fail_over(chance.choice(owners.older), chance.randint(0, 3))
             elif step < 0.74:
-                owners.make_anew()
+                owners.recreate()
             elif step < 0.85:
                 owners.cut()
             elif step < 0.95:

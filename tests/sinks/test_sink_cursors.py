@@ -21,7 +21,7 @@ from txnbuffer.sinks import relay as relay_module
 from txnbuffer.sinks import relay as relaying
 from txnbuffer.sinks.relay import Relay, RelayCursor
 from txnbuffer.sinks.relay_targets import OwnedTarget
-from txnbuffer.sinks.runner import fill
+from txnbuffer.sinks.runner import run_sink
 
 
 class Cursors:
@@ -59,13 +59,13 @@ async def test_a_sink_moves_its_cursor_behind_what_it_has_written(monkeypatch: p
     client, sink = Script(items), Slow(token(2))
     cursors = client.cursors = Cursors(sink)  # type: ignore[attr-defined]  # a client has some
     with pytest.raises(SinkFull):
-        await fill(client, "t", sink, cursor="table")  # type: ignore[arg-type]  # it stands for a client
+        await run_sink(client, "t", sink, cursor="table")  # type: ignore[arg-type]  # it stands for a client
     assert cursors.begun == [token(2)]
     assert cursors.moves[-1] == (4, 4)
     assert all(moved <= held for moved, held in cursors.moves)
-    anew = Script([None])
-    cursors = anew.cursors = Cursors(ListSink())  # type: ignore[attr-defined]  # a client has some
-    await fill(anew, "t", ListSink(), cursor="table")  # type: ignore[arg-type]  # it stands for a client
+    again = Script([None])
+    cursors = again.cursors = Cursors(ListSink())  # type: ignore[attr-defined]  # a client has some
+    await run_sink(again, "t", ListSink(), cursor="table")  # type: ignore[arg-type]  # it stands for a client
     assert (cursors.begun, cursors.moves) == (["beginning"], [])
 
 
@@ -123,7 +123,7 @@ def test_a_relay_moves_its_cursor_behind_what_its_target_has(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
-    monkeypatch.setattr(relay_module, "REST", 0.0)
+    monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 0.0)
     far = MemoryBroker()
     service = Service(far)
     with pytest.raises(AppendUnknown):
@@ -139,7 +139,7 @@ def test_a_relay_moves_its_cursor_behind_what_its_target_has(
 
 def test_a_relay_asks_rarely_and_once_more_at_its_end(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
-    monkeypatch.setattr(relay_module, "REST", 3600.0)
+    monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 3600.0)
     far = MemoryBroker()
     service = Service(far)
     service.raised = {"AdvanceCursor": [ServiceUnavailable("away")]}
@@ -151,7 +151,7 @@ def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relaying, "RECORDS", 1)
-    monkeypatch.setattr(relay_module, "REST", 0.3)
+    monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 0.3)
     service = Service(MemoryBroker())
     polls: list[bool] = []
 
@@ -164,7 +164,7 @@ def test_a_relay_that_has_caught_up_moves_its_cursor_all_the_way(
 
 
 def test_a_relay_whose_cursor_is_gone_ends(source: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "REST", 0.0)
+    monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 0.0)
     far = MemoryBroker()
     service = Service(far)
     service.raised = {"AdvanceCursor": [UnknownCursor("it was dropped")]}
@@ -185,18 +185,18 @@ def test_where_the_service_is_behind_the_relay_all_is_held(source: MemoryBroker)
 def test_a_relay_without_news_says_again_where_its_cursor_stands(
     source: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_module, "REST", 0.0)
+    monkeypatch.setattr(relay_module, "MOVE_INTERVAL", 0.0)
     service = Service(MemoryBroker())
     cursor = RelayCursor(service, "t", "relay")
     cursor.begin(source, None)
-    cursor.follow()
+    cursor.move_if_due()
     assert service.moves() == []
     cursor.begin(source, 4)
     for _ in range(3):
-        cursor.follow()
+        cursor.move_if_due()
     assert service.moves() == [(4, 0)]  # a cursor that was there may stand before it
-    monkeypatch.setattr(relay_module, "AGAIN", 0.0)
-    cursor.follow()
+    monkeypatch.setattr(relay_module, "REPEAT_INTERVAL", 0.0)
+    cursor.move_if_due()
     assert service.moves() == [(4, 0)] * 2
 
 

@@ -21,27 +21,12 @@ if TYPE_CHECKING:
 
 
 @click.command("demo")
-@click.option(
-    "--broker",
-    default="file",
-    show_default=True,
-    type=click.Choice(["file", "pulsar"]),
-    help="Backend to run the demo on.",
-)
-@click.option(
-    "--pulsar-home",
-    envvar="TXNBUFFER_PULSAR_HOME",
-    metavar="DIR",
-    help="Directory of the Pulsar server distribution. Environment: TXNBUFFER_PULSAR_HOME.",
-)
+@click.option("--broker", default="file", show_default=True, type=click.Choice(["file", "pulsar"]),
+              help="Backend to run the demo on.")  # fmt: skip
+@click.option("--pulsar-home", envvar="TXNBUFFER_PULSAR_HOME", metavar="DIR",
+              help="Directory of the Pulsar server distribution. Environment: TXNBUFFER_PULSAR_HOME.")  # fmt: skip
 @click.option("--kills", default=6, show_default=True, type=click.IntRange(4), help="SIGKILLs of the service.")
-@click.option(
-    "--broker-kills",
-    default=2,
-    show_default=True,
-    type=click.IntRange(1),
-    help="SIGKILLs of the Pulsar broker.",
-)
+@click.option("--broker-kills", default=2, show_default=True, type=click.IntRange(1), help="SIGKILLs of the broker.")
 @click.option("--transactions", type=click.IntRange(500), help="Use only this many hours of the year.")
 @click.option("--seed", type=int, help="Seed for the moments of the kills; random by default.")
 @click.option("--dir", "directory", type=click.Path(), help="Keep the log in this new or empty directory.")

@@ -134,7 +134,7 @@ def export(
         if continuous:  # after Spark's start, which installs its own SIGINT handler
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
-        work = Export(spark, options, target, columns=wanted, messages=messages, tell=narrate)
+        work = Export(spark, options, target, columns=wanted, messages=messages, on_progress=narrate)
         run = work.follow(stop, every) if continuous else work.run()
     if run is None:
         narrate("no new records")
@@ -172,7 +172,7 @@ def audit(address: str, directory: str, html: str | None, job: Job, output: str)
     check_reading(options)
     with session(job.master, job.settings) as spark:
         found = compare(
-            spark, {name: text for name, text in options.items() if name != "pattern"}, target, tell=narrate
+            spark, {name: text for name, text in options.items() if name != "pattern"}, target, on_progress=narrate
         )
     _write(html, as_page(found, target.path, address))
     report = as_json(found)
@@ -224,7 +224,7 @@ def profile(
     options = reading_options(address, topics, pattern, job.source)
     check_reading(options)
     with session(job.master, job.settings) as spark:
-        found = run_profile(spark, options, tell=narrate)
+        found = run_profile(spark, options, on_progress=narrate)
     _write(html, as_page(found, address))
     report = as_json(found)
     if output == "json":
@@ -258,6 +258,6 @@ def recover(
     options = reading_options(address, topics, pattern, job.source)
     check_reading(options)
     with session(job.master, job.settings) as spark:
-        rows = rebuild(spark, options, everything=everything, wanted=wanted, tell=narrate)
+        rows = rebuild(spark, options, everything=everything, wanted=wanted, on_progress=narrate)
     show_rows(rows, output, empty="no topic has transactions")
     sys.exit(0 if all(row["written"] or row["snapshot"] in ("equal", TRIMMED) for row in rows) else 1)

@@ -22,7 +22,7 @@ from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from txnbuffer.sinks.relay import Relay, RelayCursor, Relayed, Target
+    from txnbuffer.sinks.relay import Relay, RelayCursor, RelayProgress, Target
 
 PROGRESS_RECORDS = 10_000
 """Records between two lines of progress."""
@@ -107,12 +107,12 @@ def _check_target(address: str) -> None:
 
 
 def _summary(relay: Relay) -> dict[str, Any]:
-    done = relay.relayed
+    progress = relay.progress
     return {
-        "records": done.records,
-        "seqno": done.seqno,
-        "position": done.position,
-        "resumed_behind": done.resumed,
+        "records": progress.records,
+        "seqno": progress.seqno,
+        "position": progress.position,
+        "resumed_behind": progress.resumed,
         "unacknowledged": relay.unacknowledged,
     }
 
@@ -132,7 +132,7 @@ def _stop_event() -> threading.Event:
 
 def _run(relay: Relay, follow: bool, stop: threading.Event) -> bool:
     """Run the relay; False if it hangs after it was stopped. Raises what the relay raises."""
-    outcome: Future[Relayed] = Future()
+    outcome: Future[RelayProgress] = Future()
 
     def work() -> None:
         try:
@@ -175,13 +175,13 @@ def _target(address: str, topic: str, config: Config, max_unavailable: float, tl
     return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
 
 
-def _progress() -> Callable[[Relayed], None]:
+def _progress() -> Callable[[RelayProgress], None]:
     shown = 0
 
-    def show(relayed: Relayed) -> None:
+    def show(progress: RelayProgress) -> None:
         nonlocal shown
-        if relayed.records - shown >= PROGRESS_RECORDS:
-            shown = relayed.records
-            narrate(f"{relayed.records:,} records, up to {relayed.position}")
+        if progress.records - shown >= PROGRESS_RECORDS:
+            shown = progress.records
+            narrate(f"{progress.records:,} records, up to {progress.position}")
 
     return show

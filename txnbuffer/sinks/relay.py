@@ -1,6 +1,7 @@
-"""A relay: what committed in a topic, appended to a clean one, exactly once; `relay_marks` tells what that gets.
+"""Relay: copies the committed records of a topic to another topic, exactly once
 
-The durable cursor of a relay: what is not in the target yet is kept in the source's log.
+`txnbuffer.sinks.relay_targets` describes the messages of the target, by which a relay resumes. A durable cursor can
+keep in the log of the source what the target does not have yet.
 """
 
 from __future__ import annotations
@@ -35,110 +36,110 @@ from txnbuffer.errors import (
     UnknownCursor,
 )
 from txnbuffer.recovery.load import LoadedTopic, load
-from txnbuffer.sinks.relay_targets import RelayMark, RelaySource, marked
+from txnbuffer.sinks.relay_targets import RelayMark, RelaySource, relay_messages
 from txnbuffer.streams.failover import MAX_SEQNO
 
-REST = 1.0
-"""Seconds between two moves: each is a question to the service."""
+MOVE_INTERVAL = 1.0
+"""Seconds between two moves of the cursor: each is a call of the service."""
 
-AGAIN = 60.0
-"""Seconds after which it is told where it stood before: a service that crashed may have forgotten its last moves."""
+REPEAT_INTERVAL = 60.0
+"""Seconds after which the last move is repeated: a service that crashed may have lost it."""
 
-Ask = Callable[[Broker, str, dict[str, Any]], Any]
-"""Asks the service that owns a broker's topics; raises what it answers."""
+CallOwner = Callable[[Broker, str, dict[str, Any]], Any]
+"""Calls the service that owns the topics of a broker; raises the error that it returns."""
 
 
 class RelayCursor:
-    """A cursor of the service that owns the source; one of that name is made if the topic has none."""
+    """A durable cursor of the service that owns the source; it is added if the topic has none of that name."""
 
-    def __init__(self, ask: Ask, topic: str, name: str) -> None:
-        self._ask = ask
+    def __init__(self, call_owner: CallOwner, topic: str, name: str) -> None:
+        self._call_owner = call_owner
         self._topic = topic
         self._name = name
         self._broker: Broker
-        self._landed = self._told = 0
-        self._moved = -math.inf
+        self._acknowledged = self._moved_to = 0
+        self._last_move = -math.inf
 
     def begin(self, broker: Broker, seqno: int | None) -> None:
-        """Hold what stands behind a seqno, None: all there is. Raises what the service does."""
+        """Keep the mutations after a seqno, or all if it is None. Raises what the service raises."""
         self._broker = broker
         at = "beginning" if seqno is None else seqno
         try:
             self._move("AddCursor", at)
         except SeqnoOutOfRange:
             self._move("AddCursor", "beginning")  # the service has not read as far as the relay has
-        self._landed = seqno or 0  # one that was there may stand before it
+        self._acknowledged = seqno or 0  # an existing cursor may be at a lower one
 
-    def landed(self, seqno: int | None) -> None:
-        """All up to a seqno is durable in the target. Raises UnknownCursor."""
+    def acknowledged(self, seqno: int | None) -> None:
+        """Called when all records up to a seqno are durable in the target. Raises UnknownCursor."""
         if seqno is not None:
-            self._landed = seqno
-        self.follow()
+            self._acknowledged = seqno
+        self.move_if_due()
 
-    def follow(self) -> None:
-        """Called again and again, also while nothing comes. Raises UnknownCursor."""
-        if time.monotonic() - self._moved >= REST:
-            self._follow()
+    def move_if_due(self) -> None:
+        """Move the cursor if a move is due; called regularly, also without new records. Raises UnknownCursor."""
+        if time.monotonic() - self._last_move >= MOVE_INTERVAL:
+            self._advance()
 
     def close(self) -> None:
-        """Move it a last time, if the service answers: else more is kept than need be."""
+        """Move the cursor a last time; if the service does not respond, the log keeps more than necessary."""
         with contextlib.suppress(Error):
-            self._follow()
+            self._advance()
 
-    def _follow(self) -> None:
+    def _advance(self) -> None:
         now = time.monotonic()
-        if self._landed > self._told or (self._landed and now - self._moved >= AGAIN):
-            self._moved = now
-            landed = self._landed
+        if self._acknowledged > self._moved_to or (self._acknowledged and now - self._last_move >= REPEAT_INTERVAL):
+            self._last_move = now
+            seqno = self._acknowledged
             try:
-                self._move("AdvanceCursor", landed)
+                self._move("AdvanceCursor", seqno)
             except UnknownCursor:
                 raise
             except Error:
-                return  # the next move makes up for it
-            self._told = landed
+                return  # the next move repeats it
+            self._moved_to = seqno
 
     def _move(self, method: str, at: int | str) -> None:
-        self._ask(self._broker, method, {"topic": self._topic, "cursor": self._name, "at": at})
+        self._call_owner(self._broker, method, {"topic": self._topic, "cursor": self._name, "at": at})
 
 
 RECORDS = 2000
 """Records in one append."""
-UNDER_WAY = 4
-"""Appends that are not acknowledged yet."""
+MAX_UNACKNOWLEDGED = 4
+"""Appends that wait for their acknowledgement at the same time."""
 POLL = 0.25
-"""Seconds of one wait, so that whoever asks the relay to stop is heard."""
+"""Seconds of one wait, after which the relay checks whether it is to stop."""
 LAST_WAIT = 10.0
-"""Seconds that a relay which is told to stop waits for what is under way; its patience, if that is less."""
+"""Seconds that a stopped relay waits for its unacknowledged appends, at most `max_unavailable`."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-PASSING = (TransactionAborted, OutcomeUnknown)
-"""Besides what says so itself: the target tells what became of it."""
+RETRIED = (TransactionAborted, OutcomeUnknown)
+"""Errors that are retried besides the retryable ones: the target shows which records it has."""
 
 
 class Target(Protocol):
-    """A topic that is relayed to."""
+    """The topic that a relay writes to."""
 
     def open(self) -> RelayMark | None:
-        """Be the only relay that writes, from now on; what the last message says, None if there is none.
+        """Fence all other relays; the mark of the last message, or None if there is none.
 
-        May be called again, after anything failed. Raises RelayTargetTaken.
+        May be called again after an error. Raises RelayTargetTaken.
         """
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
-        """Add messages, of which the last has a seqno; they are durable once the future has a result.
+        """Append messages, the last of which has the seqno `seqno`; they are durable when the future has a result.
 
-        A failed append leaves a prefix. The future fails with Fenced once another relay has opened the target.
+        A failed append leaves a prefix of them. The future fails with Fenced after another relay opened the target.
         """
 
-    def landed(self, outcome: Any) -> None:
-        """An append is durable; `outcome` is what its future gave."""
+    def acknowledged(self, outcome: Any) -> None:
+        """Called when an append is durable; `outcome` is the result of its future."""
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
-class Relayed:
-    """How far a relay has come: `records` in this run, and the last of them; `resumed` of an earlier run, or None."""
+class RelayProgress:
+    """Progress of a relay: `records` and the last of them in this run; `resumed`: end of the run before, or None."""
 
     records: int = 0
     seqno: int | None = None
@@ -146,8 +147,8 @@ class Relayed:
     resumed: Position | None = None
 
 
-class _Beginning(NamedTuple):
-    """Where to read on: what follows seqno `after` is to be relayed, `rollback` is told with the first of it."""
+class _ResumePoint(NamedTuple):
+    """Where to read on: relay records with seqnos above `after`; the first message gets `rollback`."""
 
     start: Start
     after: int | None
@@ -156,11 +157,11 @@ class _Beginning(NamedTuple):
 
 
 class Relay:
-    """`run` it. `source` opens the broker with the topic.
+    """Copies one topic; see `run`. `source` opens the broker of the topic.
 
-    `resend`: go on after the source's history branched, from where it did. `max_unavailable`: seconds
-    without progress after which a transient error is raised. `tell` hears of every append that is durable. `cursor`
-    keeps in the source's log what is not.
+    `resend`: if the history of the source branched, append the new history from the branch on. `max_unavailable`:
+    seconds without progress after which a transient error is raised. `on_progress` is called after every durable
+    append. `cursor` keeps in the log of the source what the target does not have yet.
     """
 
     def __init__(
@@ -171,93 +172,90 @@ class Relay:
         *,
         resend: bool = False,
         max_unavailable: float = 60.0,
-        tell: Callable[[Relayed], None] | None = None,
+        on_progress: Callable[[RelayProgress], None] | None = None,
         cursor: RelayCursor | None = None,
     ) -> None:
-        self.relayed = Relayed()
+        self.progress = RelayProgress()
         self._open_source = source
         self._topic = topic
         self._target = target
         self._resend = resend
         self._max_unavailable = max_unavailable
-        self._tell = tell
+        self._on_progress = on_progress
         self._cursor = cursor
-        self._progress = 0.0
-        self._under_way: deque[tuple[Future[Any], Relayed]] = deque()
+        self._last_progress = 0.0
+        self._appends: deque[tuple[Future[Any], RelayProgress]] = deque()
 
-    def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> Relayed:
-        """Relay for ever, or up to the present end; until `stop` says so. How far it has come.
+    def run(self, *, follow: bool = True, stop: Callable[[], bool] = lambda: False) -> RelayProgress:
+        """Relay until `stop` returns true; without `follow` up to the present end. Returns the progress.
 
-        Told to stop it waits for what is under way, but not for long if the target does not answer. Raises what
-        reading the source and writing the target raise, RelayTargetTaken, RelayBranched; whatever is raised, running
-        it again goes on.
+        When stopped it waits for the unacknowledged appends, but not for long if the target does not respond. Raises
+        what reading the source and writing the target raise, RelayTargetTaken and RelayBranched; after any error
+        another run resumes.
         """
         pause = FIRST_PAUSE
-        self._progress = time.monotonic()
+        self._last_progress = time.monotonic()
         while True:
-            before = self._progress
+            before = self._last_progress
             try:
                 with ExitStack() as stack:
                     stack.callback(self._target.close)
                     self._attempt(stack, follow=follow, stop=stop)
             except Error as error:
-                passes = error.retryable or isinstance(error, PASSING)
-                if not passes or (time.monotonic() - self._progress > self._max_unavailable and not stop()):
+                retryable = error.retryable or isinstance(error, RETRIED)
+                if not retryable or (time.monotonic() - self._last_progress > self._max_unavailable and not stop()):
                     raise
             else:
-                return self.relayed
+                return self.progress
             if stop():
-                return self.relayed
-            pause = FIRST_PAUSE if self._progress > before else min(2 * pause, LONGEST_PAUSE)
+                return self.progress
+            pause = FIRST_PAUSE if self._last_progress > before else min(2 * pause, LONGEST_PAUSE)
             time.sleep(pause)
 
     @property
     def unacknowledged(self) -> int:
-        """Records that are under way; if it was told to stop they may stand there or not, and the next relay asks."""
-        return sum(sent.records for _, sent in [*self._under_way])
+        """Records without an acknowledgement; after a stop the target may have them, which the next relay checks."""
+        return sum(sent.records for _, sent in [*self._appends])
 
     def _attempt(self, stack: ExitStack, *, follow: bool, stop: Callable[[], bool]) -> None:
         broker = stack.enter_context(self._open_source())
         mark = self._target.open()
-        self._under_way.clear()  # of what was not acknowledged before the mark tells
-        begin = self._beginning(broker, mark)
+        self._appends.clear()  # the mark shows which of the earlier ones the target has
+        resume = self._resume_point(broker, mark)
         if self._cursor is not None:
-            self._cursor.begin(broker, begin.after)
+            self._cursor.begin(broker, resume.after)
             stack.callback(self._cursor.close)
-        reader = stack.enter_context(CommittedReader(broker, self._topic, start=begin.start))
-        self._carry(broker, reader, begin, follow=follow, stop=stop)
+        reader = stack.enter_context(CommittedReader(broker, self._topic, start=resume.start))
+        self._copy(broker, reader, resume, follow=follow, stop=stop)
 
-    # Where to go on
-
-    def _beginning(self, broker: Broker, mark: RelayMark | None) -> _Beginning:
+    def _resume_point(self, broker: Broker, mark: RelayMark | None) -> _ResumePoint:
         loaded = load(broker, self._topic)
         source = self._source(loaded)
         if mark is None:
-            return _Beginning("beginning", None, source)
+            return _ResumePoint("beginning", None, source)
         if mark.source.topic != self._topic:
             raise RelayTargetTaken(
-                f"the target holds what was relayed from topic {mark.source.topic!r}, not {self._topic!r}: "
-                "relay to a topic of its own"
+                f"the target has records of topic {mark.source.topic!r}, not {self._topic!r}: relay to another topic"
             )
-        common = self._common(broker, mark, loaded)
-        if common is None:
-            self.relayed.resumed = mark.position
+        shared = self._shared_seqno(broker, mark, loaded)
+        if shared is None:
+            self.progress.resumed = mark.position
             ledger, entry, index = mark.position
             start: Start = Position(ledger, entry, index + 1)
             if mark.seqno is not None and ledger < loaded.first_ledger:
-                start = "beginning"  # nothing is missing if the log begins right behind: its numbers tell
-            return _Beginning(start, mark.seqno, source)
+                start = "beginning"  # nothing is missing if the log begins right behind: its numbers on_progress
+            return _ResumePoint(start, mark.seqno, source)
         if not self._resend:
             relayed = str(mark.position) if mark.seqno is None else f"up to {mark.seqno}"
-            raise RelayBranched(self._topic, common, relayed)
-        return _Beginning("beginning", common, source, common)
+            raise RelayBranched(self._topic, shared, relayed)
+        return _ResumePoint("beginning", shared, source, shared)
 
     def _source(self, loaded: LoadedTopic) -> RelaySource:
         version = loaded.failover.current.uuid if loaded.registered else 0
         return RelaySource(self._topic, loaded.incarnation, version)
 
-    def _common(self, broker: Broker, mark: RelayMark, loaded: LoadedTopic) -> int | None:
-        """Up to which seqno the target holds the source's history, if that is less than all it holds."""
+    def _shared_seqno(self, broker: Broker, mark: RelayMark, loaded: LoadedTopic) -> int | None:
+        """The last seqno that the target shares with the source, or None if that is all it has."""
         if mark.source.incarnation != loaded.incarnation:
             return 0
         if mark.source.version and loaded.registered:
@@ -268,76 +266,75 @@ class Relay:
                 return end
         last = broker.last_position(self._topic)
         if last is None or (last.ledger, last.entry) < mark.position[:2]:
-            return 0  # the log is shorter than what was read of it, and no version tells since when
+            return 0  # the log is shorter than what was relayed, and no version says from where on it differs
         return None
 
-    # Carrying
-
-    def _carry(
-        self, broker: Broker, reader: CommittedReader, begin: _Beginning, *, follow: bool, stop: Callable[[], bool]
+    def _copy(
+        self, broker: Broker, reader: CommittedReader, resume: _ResumePoint, *, follow: bool, stop: Callable[[], bool]
     ) -> None:
-        under_way = self._under_way
-        after, source, rollback = begin.after, begin.source, begin.rollback
+        appends = self._appends
+        after, source, rollback = resume.after, resume.source, resume.rollback
         epochs = reader.epochs
         while not stop():
-            batch = reader.read(limit=RECORDS, timeout=POLL if follow and not under_way else 0.0)
+            batch = reader.read(limit=RECORDS, timeout=POLL if follow and not appends else 0.0)
             if batch is None:
-                if not under_way and not follow:
+                if not appends and not follow:
                     return
                 self._idle(stop)
                 continue
-            if begin.start == "beginning" and begin.after and batch.seqnos is not None:
-                batch = _behind(batch, batch.seqnos, begin.after)
+            if resume.start == "beginning" and resume.after and batch.seqnos is not None:
+                batch = _after(batch, batch.seqnos, resume.after)
             if not len(batch):
                 continue
             if batch.seqnos is not None:
-                after = _follows(after, batch.seqnos.tolist())
-                if not source.version or reader.epochs != epochs:  # a new owner begins a version before its records
+                after = _next_after(after, batch.seqnos.tolist())
+                # A new owner starts a version before its first records.
+                if not source.version or reader.epochs != epochs:
                     epochs = reader.epochs
                     source = self._source(load(broker, self._topic))
-            messages = marked(batch, source, rollback)
+            messages = relay_messages(batch, source, rollback)
             rollback = None
             seqno = None if batch.seqnos is None else int(batch.seqnos[-1])
-            sent = Relayed(len(batch), seqno, batch.positions.last)
-            under_way.append((self._target.append(messages, seqno), sent))
-            if len(under_way) == UNDER_WAY:
-                self._settle(stop)
-        while under_way:
-            self._settle(stop)
+            sent = RelayProgress(len(batch), seqno, batch.positions.last)
+            appends.append((self._target.append(messages, seqno), sent))
+            if len(appends) == MAX_UNACKNOWLEDGED:
+                self._await_oldest(stop)
+        while appends:
+            self._await_oldest(stop)
 
     def _idle(self, stop: Callable[[], bool]) -> None:
-        """Nothing more stands in the source just now."""
-        if self._under_way:
-            self._settle(stop)
+        """Called when the source has no new records."""
+        if self._appends:
+            self._await_oldest(stop)
             return
-        self._progress = time.monotonic()
+        self._last_progress = time.monotonic()
         if self._cursor is not None:
-            self._cursor.follow()
+            self._cursor.move_if_due()
 
-    def _settle(self, stop: Callable[[], bool]) -> None:
-        """Wait for the oldest append. Raises why it failed, and ServiceUnavailable if that takes too long."""
-        future, sent = self._under_way[0]
-        began, max_unavailable, told = time.monotonic(), self._max_unavailable, False
+    def _await_oldest(self, stop: Callable[[], bool]) -> None:
+        """Wait for the oldest append. Raises its error, or ServiceUnavailable after too long."""
+        future, sent = self._appends[0]
+        began, max_unavailable, stopping = time.monotonic(), self._max_unavailable, False
         while not wait([future], POLL).done:
             now = time.monotonic()
-            if not told and stop():
-                told, max_unavailable = True, min(max_unavailable, now - began + LAST_WAIT)
+            if not stopping and stop():
+                stopping, max_unavailable = True, min(max_unavailable, now - began + LAST_WAIT)
             if now - began > max_unavailable:
-                raise ServiceUnavailable(f"the target acknowledged nothing for {max_unavailable:.0f} s")
-        self._target.landed(future.result())
-        self._under_way.popleft()
-        relayed = self.relayed
-        relayed.records += sent.records
-        relayed.seqno, relayed.position = sent.seqno, sent.position
-        self._progress = time.monotonic()
+                raise ServiceUnavailable(f"the target has acknowledged nothing for {max_unavailable:.0f} s")
+        self._target.acknowledged(future.result())
+        self._appends.popleft()
+        progress = self.progress
+        progress.records += sent.records
+        progress.seqno, progress.position = sent.seqno, sent.position
+        self._last_progress = time.monotonic()
         if self._cursor is not None:
-            self._cursor.landed(sent.seqno)
-        if self._tell is not None:
-            self._tell(relayed)
+            self._cursor.acknowledged(sent.seqno)
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
 
-def _behind(batch: RecordBatch, seqnos: Int64s, seqno: int) -> RecordBatch:
-    """The records with seqnos above one."""
+def _after(batch: RecordBatch, seqnos: Int64s, seqno: int) -> RecordBatch:
+    """The records with seqnos above `seqno`."""
     which = slice(int(np.searchsorted(seqnos, seqno, side="right")), None)
     return RecordBatch(
         batch.topic,
@@ -349,11 +346,11 @@ def _behind(batch: RecordBatch, seqnos: Int64s, seqno: int) -> RecordBatch:
     )
 
 
-def _follows(after: int | None, seqnos: list[int]) -> int:
-    """The last seqno. Raises MutationsTrimmed or SeqnoGap where the first does not follow what was relayed last."""
+def _next_after(after: int | None, seqnos: list[int]) -> int:
+    """The last seqno. Raises MutationsTrimmed or SeqnoGap if the first does not follow `after`."""
     first = seqnos[0]
     if after and first > after + 1:
         raise MutationsTrimmed(after + 1, first)
     if after and first <= after:
-        raise SeqnoGap(f"seqno {first} comes behind {after}: relay to another topic")
+        raise SeqnoGap(f"seqno {first} follows seqno {after}, which it must not: relay to another topic")
     return seqnos[-1]

@@ -1,21 +1,19 @@
-"""Topics to relay to: of a log or a cluster that the relay writes itself, and of a service.
+"""Targets of a relay: a topic of a log or a cluster, written directly, or a topic of a service; and their messages
 
-What a relay writes: messages whose readers need to know nothing of transactions, and that tell how far it was.
+Each visible record of the source becomes one message of the target, once, in the order of the source, with the same
+key, value (none: the key is deleted), properties and event time. Its readers need not know about transactions. These
+additional properties tell a restarted relay where to resume; they replace properties of the source with their names.
 
-Every visible record of the source becomes one message of the target, once, in the source's order, with the same key,
-value (none: the key is deleted), properties and event time. It has these properties besides, by which a relay that
-begins again knows where to go on; they take the place of others with their names.
+- `relay.position`  position of the record in the source: `ledger:entry`, or `ledger:entry:batch`
+- `relay.seqno`     its seqno there; missing while the source has had no transactions
+- `relay.source`    JSON object: `topic`; `incarnation`, the id of the topic, which a new topic of the same name does
+                    not share; `version`, the uuid of the version of its history, 0 while it has had no transactions
+- `relay.rollback`  on the first message after the history of the source branched: earlier messages with a seqno above
+                    this number are no longer valid
+- `relay.number`    only in a service: sequence number of the transaction that appended it; if missing, it is the seqno
 
-- `relay.position`  where the record stands in the source: `ledger:entry`, or `ledger:entry:batch`
-- `relay.seqno`     its number there; none as long as the source has had no transactions
-- `relay.source`    JSON object: `topic`; `incarnation`, which of the topics of that name; `version`, the uuid of the
-                    version of its history, 0 as long as it has had no transactions
-- `relay.rollback`  on the first message that was sent again after the source's history had branched: what was relayed
-                    before it and has a seqno above this number is void
-- `relay.number`    in a service: the number of the transaction that appended it; a record without one has its seqno
-
-The target has one relay as its only writer, so what was relayed is always a prefix of what is to be, and its last
-message says all there is to know.
+The relay is the only writer of the target, so the target always has a prefix of all messages, and its last message
+has the whole state of the relay.
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ from txnbuffer.errors import InvalidRequest, RelayTargetTaken
 
 POSITION, SEQNO, SOURCE, ROLLBACK = "relay.position", "relay.seqno", "relay.source", "relay.rollback"
 NUMBER = "relay.number"
-MARKS = (POSITION, SEQNO, SOURCE, ROLLBACK, NUMBER)
+MARK_PROPERTIES = (POSITION, SEQNO, SOURCE, ROLLBACK, NUMBER)
 
 
 class RelaySource(NamedTuple):
-    """Which history of which topic was relayed."""
+    """The topic that was relayed, and the version of its history."""
 
     topic: str
     incarnation: str
@@ -59,7 +57,7 @@ class RelaySource(NamedTuple):
 
 
 class RelayMark(NamedTuple):
-    """What the last message of a target says: the source, and where in it the record stands."""
+    """The properties of the last message of a target: the source, and the position of the record there."""
 
     source: RelaySource
     position: Position
@@ -67,21 +65,21 @@ class RelayMark(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str]) -> RelayMark:
-        """Raises RelayTargetTaken for a message that no relay wrote."""
+        """Raises RelayTargetTaken for a message that was not written by a relay."""
         try:
             source = RelaySource(**json.loads(properties[SOURCE]))
             seqno = properties.get(SEQNO)
             return cls(source, Position.parse(properties[POSITION]), None if seqno is None else int(seqno))
         except (KeyError, ValueError, TypeError):
             raise RelayTargetTaken(
-                f"the last message of topic {topic!r} was written by no relay: relay to a topic of its own"
+                f"the last message of topic {topic!r} was not written by a relay: relay to another topic"
             ) from None
 
 
-def marked(batch: RecordBatch, source: RelaySource, rollback: int | None = None) -> Batch:
-    """The messages for records."""
+def relay_messages(batch: RecordBatch, source: RelaySource, rollback: int | None = None) -> Batch:
+    """The messages of the target for records of the source."""
     messages, count = batch.messages, len(batch)
-    properties = {name: column for name, column in messages.properties.items() if name not in MARKS}
+    properties = {name: column for name, column in messages.properties.items() if name not in MARK_PROPERTIES}
     properties[POSITION] = Labels.of(map(str, batch.positions))
     if batch.seqnos is not None:
         properties[SEQNO] = Numbers(batch.seqnos)
@@ -92,12 +90,12 @@ def marked(batch: RecordBatch, source: RelaySource, rollback: int | None = None)
 
 
 def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark | None:
-    """What the last message of a topic says that has nothing but messages. Raises RelayTargetTaken."""
+    """The mark of the last message of a topic, or None if it is empty. Raises RelayTargetTaken."""
     last = broker.last_position(topic)
     if last is None:
         return None
-    gone = RelayTargetTaken(
-        f"the last message of topic {topic!r} is gone, so nobody knows how far was relayed: relay to another topic"
+    lost = RelayTargetTaken(
+        f"topic {topic!r} no longer has its last message, so the relay cannot resume: relay to another topic"
     )
     try:
         with broker.reader(topic, last._replace(batch=NO_INDEX)) as reader:
@@ -105,23 +103,23 @@ def last_mark(broker: Broker, topic: str, max_unavailable: float) -> RelayMark |
             while placed is None or placed.positions.last < last:
                 placed = reader.read(timeout=max_unavailable)
                 if placed is None:
-                    raise gone
+                    raise lost
     except PositionTrimmed:
-        raise gone from None
+        raise lost from None
     (message,) = placed.messages.take(slice(len(placed) - 1, None))
     return RelayMark.of(topic, message.properties)
 
 
-READING = 30.0
-"""Seconds in which the last message of a target must be read."""
+READ_TIMEOUT = 30.0
+"""Seconds for reading the last message of a target."""
 POLL = 0.1
 
 
 class OwnedTarget:
-    """A topic that the relay writes itself; an exclusive writer fences every other relay.
+    """A topic that the relay writes directly; its exclusive writer fences every other relay.
 
-    `open_broker` opens its broker. With `release` only the last message is held on to, where brokers drop what nobody
-    holds: what others still need is up to their subscriptions and the topic's retention, as anywhere.
+    `open_broker` opens its broker. With `release` the relay keeps only the last message from being trimmed; retention
+    and subscriptions decide about the others, as on any topic.
     """
 
     def __init__(self, open_broker: Callable[[], Broker], topic: str, *, release: bool = False) -> None:
@@ -140,12 +138,12 @@ class OwnedTarget:
             broker.deduplicate(self._topic)
         self._writer = self._stack.enter_context(broker.writer(self._topic, exclusive=True))
         self._ledger = None
-        return last_mark(broker, self._topic, READING)
+        return last_mark(broker, self._topic, READ_TIMEOUT)
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Positions]:
         return self._writer.append(batch)
 
-    def landed(self, outcome: Positions) -> None:
+    def acknowledged(self, outcome: Positions) -> None:
         ledger = outcome.last.ledger
         if self._release and ledger != self._ledger:
             self._broker.trim(self._topic, ledger)
@@ -156,9 +154,9 @@ class OwnedTarget:
 
 
 class ServiceTarget:
-    """A topic of a service, which writes it: every append is a transaction of a named producer.
+    """A topic that a service writes: every append is a transaction of a named producer.
 
-    They are numbered 1, 2, 3 …: seqnos begin again where the source's history branched, and numbers may not.
+    The transactions have the numbers 1, 2, 3 … and not seqnos, which go back when the history of the source branches.
     """
 
     def __init__(self, connect: Callable[[], SyncClient], topic: str) -> None:
@@ -174,53 +172,55 @@ class ServiceTarget:
         client = self._client = self._connect()
         self._stack.callback(client.close)
         self._last = None
-        # This fences every other relay, and ends what it had open.
+        # This fences every other relay and aborts its open transactions.
         number = self._number = client.committed_number(self._name)
         broker = client.client.open_broker()
         last = self._last_record(broker, number) if self._topic in broker.topics() else None
         if last is None:
             if number:
                 raise RelayTargetTaken(
-                    f"topic {self._topic!r} has lost what was relayed last, by transaction {number}: relay to "
-                    "another one"
+                    f"topic {self._topic!r} no longer has the records of transaction {number}, the last one relayed: "
+                    "relay to another topic"
                 )
             return None
         mark = RelayMark.of(self._topic, last.properties)
         if not number or _number_of(last) != str(number):
-            raise RelayTargetTaken(f"topic {self._topic!r} holds what no relay wrote: relay to a topic of its own")
+            raise RelayTargetTaken(
+                f"topic {self._topic!r} has records that were not written by a relay: relay to another topic"
+            )
         return mark
 
     def append(self, batch: Batch, seqno: int | None) -> Future[Any]:
         if seqno is None:
             raise InvalidRequest(
-                "the source has had no transactions, so its records have no numbers: relay to a log or a cluster"
+                "the source has had no transactions, so its records have no seqnos: relay to a log or a cluster"
             )
         number = self._number = self._number + 1
         properties = {**batch.properties, NUMBER: Labels.constant(str(number), len(batch))}
-        rows = rows_of(replace(batch, properties=properties))
+        rows = send_columns(replace(batch, properties=properties))
         self._last = self._client.start(self._commit, self._client.client, rows, number, self._last)
         return self._last
 
-    def landed(self, outcome: Any) -> None:
-        """Nothing is left to do."""
+    def acknowledged(self, outcome: Any) -> None:
+        """Nothing to do."""
 
     def close(self) -> None:
-        """What is not acknowledged may still stand there afterwards: whoever opens it next finds out."""
+        """Unacknowledged records may still be written afterwards; the next relay finds out at its start."""
         self._stack.close()
 
     async def _commit(self, client: Client, rows: SendColumns, number: int, before: Future[None] | None) -> None:
         if before is not None:
-            await asyncio.wrap_future(before)  # where one fails, none behind it may stand
+            await asyncio.wrap_future(before)  # if one fails, no later one may commit
         async with client.transaction(name=self._name, number=number) as txn:
             await txn.send_rows(self._topic, rows)
 
     def _last_record(self, broker: Broker, number: int) -> Record | None:
-        """The last visible record, which is waited for if a transaction has been committed."""
-        deadline = time.monotonic() + READING
+        """The last visible record; waits for that of transaction `number` if this is not 0."""
+        deadline = time.monotonic() + READ_TIMEOUT
         while True:
-            last = _newest(broker, self._topic)
-            is_it = last is not None and _number_of(last) == str(number)
-            if not number or is_it or time.monotonic() > deadline:
+            last = _newest_record(broker, self._topic)
+            found = last is not None and _number_of(last) == str(number)
+            if not number or found or time.monotonic() > deadline:
                 return last
             time.sleep(POLL)
 
@@ -230,8 +230,8 @@ def _number_of(record: Record) -> str | None:
     return record.properties.get(NUMBER, record.properties.get(SEQNO))
 
 
-def _newest(broker: Broker, topic: str) -> Record | None:
-    """The newest record that is visible now."""
+def _newest_record(broker: Broker, topic: str) -> Record | None:
+    """The newest visible record."""
     for ledger in reversed(broker.ledgers(topic)):
         last: RecordBatch | None = None
         with CommittedReader(broker, topic, start=Position(ledger.ledger, 0)) as reader:
@@ -243,7 +243,7 @@ def _newest(broker: Broker, topic: str) -> Record | None:
     return None
 
 
-def rows_of(batch: Batch) -> SendColumns:
+def send_columns(batch: Batch) -> SendColumns:
     """Messages as the records of a transaction."""
     keys, values = batch.keys.to_list(), batch.values.to_list()
     names, columns = [*batch.properties], [column.to_list() for column in batch.properties.values()]

@@ -1,36 +1,33 @@
-"""A SQLite file that holds topics as tables: of each key the latest value, exactly once.
+"""A SQLite file as a sink: topics as tables with the latest value of each key
 
 The file has the application id 0x74786e62 ("txnb") and the user version 1, and is in WAL mode. Table `txnbuffer_topics`
 has a row for each topic:
 
-- `topic`     its name
-- `name`      of its table, with which the names of the two others begin
-- `binary`    1: keys and values are blobs, whatever they hold
-- `token`     the resume token to which all is up to date, as text
-- `seqno`     that of the token
-- `complete`  1: the tables are what the topic was at `seqno`. 0: a large snapshot is held in part, so they lack what
-              newer mutations, which are still to come, replace
-- `undo_from` the lowest seqno to which the tables can go back, but for 0
+- `topic`     the name of the topic
+- `name`      the name of its table, with which the names of its two other tables begin
+- `binary`    1: all keys and values are BLOB
+- `token`     the resume token of the stored rows, as text
+- `seqno`     the seqno of the token
+- `complete`  1: the tables are equal to the topic at `seqno`. 0: a part of a large snapshot is stored, so keys are
+              missing whose newer mutations are still to come
+- `undo_from` the lowest seqno, besides 0, to which the tables can roll back
 
-A topic's own tables, named after it or as was asked for:
+The tables of a topic, named after it or as requested:
 
 - `NAME`          a row for each key: `key`, `value`, `properties` (a JSON object; NULL: none), `event_time` and
-                  `publish_time` (milliseconds since 1970; NULL: not told), `seqno`, `position` (`ledger:entry`, or
-                  `ledger:entry:batch`). A key that was deleted has no row.
-- `NAME_keyless`  a row for each record that has no key, by `seqno`; the rest as above, but that a value may be NULL
-- `NAME_undo`     what the rows of `NAME` were: `(point, key)`, then the columns as they were when the tables were last
+                  `publish_time` (milliseconds since 1970; NULL: unknown), `seqno`, `position` (`ledger:entry`, or
+                  `ledger:entry:batch`). A deleted key has no row.
+- `NAME_keyless`  a row for each record without a key, by `seqno`; the same columns, but a value may be NULL
+- `NAME_undo`     earlier rows of `NAME`: `(point, key)`, then the columns as they were when the tables were last
                   complete, at seqno `point`, before the key changed; `seqno` NULL: there was no row. The empty key of
-                  the other type (BLOB where it is TEXT) says that records without a key came
+                  the other type (BLOB in a TEXT column) says that records without a key arrived
 
-Keys and values are TEXT where they are UTF-8 without a NUL, else BLOB; `CAST(value AS BLOB)` gives the bytes of either.
-Rows, undo and token change in one transaction. The undo has at most 100,000 rows and begins when the tables were first
-complete, so a rollback takes back no more than it has to, unless it goes back further: then all is discarded.
+Keys and values are TEXT if they are UTF-8 without a NUL, else BLOB; `CAST(value AS BLOB)` gives the bytes of both.
+Rows, undo rows and token change in one transaction. The undo table has at most 100,000 rows and starts when the tables
+were first complete. A rollback goes back to the nearest possible point; if it must go back further, it discards all
+rows.
 
-Beside the file lies `FILE-writer`, an empty file that is locked by the process which writes.
-
-Columns of mutations as cells of a database: bytes that are text stand as text.
-
-A lock beside a file: one process fills it at a time.
+The process that writes holds a lock on the empty file `FILE-writer` in the same directory.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ Cell: TypeAlias = "str | bytes | None"
 
 
 def blob_cells(column: Blobs, *, binary: bool = False) -> list[Cell]:
-    """One cell for each string; `binary`: as bytes, whatever they are."""
+    """One cell for each string; with `binary` always bytes."""
     if binary:
         return [*column.to_list()]
     packed = column.packed()
@@ -73,7 +70,7 @@ def blob_cells(column: Blobs, *, binary: bool = False) -> list[Cell]:
 
 
 def cell(data: bytes | None) -> Cell:
-    """Text where the bytes are UTF-8 without a NUL, which ends a text for much of SQLite; else the bytes."""
+    """Text if the bytes are UTF-8 without a NUL, which ends a text in much of SQLite; else the bytes."""
     if data is None or b"\0" in data:
         return data
     try:
@@ -83,7 +80,7 @@ def cell(data: bytes | None) -> Cell:
 
 
 def property_cells(messages: Batch) -> list[str | None]:
-    """The properties of each message as a JSON object, None where it has none."""
+    """The properties of each message as a JSON object, or None if it has none."""
     if not messages.properties:
         return [None] * len(messages)
     names = [*messages.properties]
@@ -98,12 +95,12 @@ def property_cells(messages: Batch) -> list[str | None]:
 
 
 def time_cells(times: Int64s) -> list[int | None]:
-    """Milliseconds since 1970, None for 0: there is none."""
+    """Milliseconds since 1970; None for 0, which means unknown."""
     return [time or None for time in times.tolist()]
 
 
 def position_cells(positions: Positions) -> list[str]:
-    """As positions are printed."""
+    """Positions as text."""
     columns = positions.ledgers.tolist(), positions.entries.tolist(), positions.indexes.tolist()
     return [
         f"{ledger}:{entry}" if index == NO_INDEX else f"{ledger}:{entry}:{index}"
@@ -111,28 +108,28 @@ def position_cells(positions: Positions) -> list[str]:
     ]
 
 
-SUFFIX = "-writer"
+LOCK_SUFFIX = "-writer"
 
 
-def lock_beside(path: str) -> int:
-    """A descriptor that holds the lock, an empty file `path-writer`, until it is closed.
+def lock_file(path: str) -> int:
+    """A descriptor that holds the lock on the empty file `path-writer` until it is closed.
 
     Raises SinkLocked, SinkFailed.
     """
     descriptor = -1
     try:
-        descriptor = os.open(os.path.realpath(path) + SUFFIX, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(os.path.realpath(path) + LOCK_SUFFIX, os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            raise SinkLocked(f"{path} is written by another process: stop that one, or name another file") from None
-        raise SinkFailed(f"{path} can't be written: {error.strerror}") from error
+            raise SinkLocked(f"another process writes to {path}: stop it, or use another file") from None
+        raise SinkFailed(f"cannot write to {path}: {error.strerror}") from error
     return descriptor
 
 
-def stays(path: str, found: os.stat_result) -> bool:
+def is_same_file(path: str, found: os.stat_result) -> bool:
     """Whether a path still names the file that was found there."""
     try:
         return os.path.samestat(os.stat(path), found)
@@ -150,10 +147,10 @@ RESERVED = "sqlite_"
 SUFFIXES = ("", "_keyless", "_undo")
 
 UNDO_ROWS = 100_000
-"""The undo is cut to half of so many rows when it has more."""
+"""Maximum rows of an undo table; when it has more, its older half is deleted."""
 
 BUSY_SECONDS = 30.0
-"""How long a write waits for somebody else's transaction on the file."""
+"""How long a write waits for a transaction of another program on the file."""
 
 CACHE_KIB = 32 * 1024
 
@@ -203,9 +200,9 @@ CREATE_UNDO = """CREATE TABLE {name} (
 
 
 class SQLiteFile:
-    """A file, open for writing; close it, or use it with `with`.
+    """A file that is open for writing, a context manager.
 
-    Raises SinkLocked while another process writes to it, ForeignSink for a file of something else,
+    Raises SinkLocked while another process writes to it, ForeignSink for a file of another application,
     UnsupportedFormat, SinkFailed.
     """
 
@@ -213,16 +210,16 @@ class SQLiteFile:
         self.path = os.fspath(path)
         self._lock = threading.Lock()
         with contextlib.ExitStack() as stack:
-            lock = lock_beside(self.path)
+            lock = lock_file(self.path)
             stack.callback(os.close, lock)
-            with self._named():
+            with self._sqlite_errors():
                 self._database = sqlite3.connect(
                     self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
                 )
                 stack.enter_context(contextlib.closing(self._database))
-                self._make()
+                self._initialize()
                 place = os.path.realpath(self.path)
-                self._places = {place: os.stat(place), place + SUFFIX: os.fstat(lock)}
+                self._files = {place: os.stat(place), place + LOCK_SUFFIX: os.fstat(lock)}
             self._resources = stack.pop_all()
 
     def close(self) -> None:
@@ -234,54 +231,54 @@ class SQLiteFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def table(self, topic: str, name: str | None = None, *, binary: bool = False, anew: bool = False) -> SQLiteTable:
-        """The tables of a topic, which are made with their first write; `name` None: as they are, or as the topic.
+    def table(self, topic: str, name: str | None = None, *, binary: bool = False, replace: bool = False) -> SQLiteTable:
+        """The tables of a topic, created with the first write; `name` defaults to the existing name or the topic.
 
-        `anew`: that first write drops those it has. Raises ForeignSink where the topic has tables of another name or
-        kind, or the name is taken.
+        `replace`: the first write drops the existing tables. Raises ForeignSink if the topic has tables with another
+        name or another `binary`, or the name is taken.
         """
         with self.transaction() as database:
             row = database.execute(f"SELECT name, binary FROM {TOPICS} WHERE topic = ?", (topic,)).fetchone()
-            if row is None or anew:
+            if row is None or replace:
                 table = SQLiteTable(self, topic, name or topic, binary, None if row is None else row[0])
                 table.check(database)
                 return table
             if row != (name or row[0], binary):
-                kept = f"table {row[0]!r}{' with blobs' * row[1]}"
-                raise ForeignSink(f"{self.path} holds topic {topic!r} as {kept}: say the same, or take another file")
+                found = f"table {row[0]!r}{' with blobs' * row[1]}"
+                raise ForeignSink(f"{self.path} has topic {topic!r} as {found}: use the same options, or another file")
             return SQLiteTable(self, topic, row[0], binary)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing; one at a time. Raises SinkFailed where the file or its lock was removed."""
-        with self._lock, self._named():
+        """An atomic transaction, one at a time. Raises SinkFailed if the file or its lock was removed."""
+        with self._lock, self._sqlite_errors():
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
-                self._check_places()
+                self._check_files()
                 self._database.execute("COMMIT")
             finally:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
 
-    def _check_places(self) -> None:
-        for path, found in self._places.items():
-            if not stays(path, found):
-                raise SinkFailed(f"{path} was removed or replaced while {self.path} was written: begin again")
+    def _check_files(self) -> None:
+        for path, found in self._files.items():
+            if not is_same_file(path, found):
+                raise SinkFailed(f"{path} was removed or replaced while {self.path} was written: start again")
 
-    def _make(self) -> None:
-        """Check what the file is; make it what it is to be if it is empty."""
+    def _initialize(self) -> None:
+        """Check the kind and format of the file; initialize an empty one."""
         database = self._database
         found, version = (
             database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
         empty = not (found or version or database.execute("SELECT 1 FROM sqlite_master").fetchone())
         if not empty and found != APPLICATION_ID:
-            raise ForeignSink(f"{self.path} is a database of something else: name another file")
+            raise ForeignSink(f"{self.path} is a database of another application: use another file")
         if not empty and version != FORMAT:
-            raise UnsupportedFormat(f"{self.path} is of format {version}, not {FORMAT}: name another file")
+            raise UnsupportedFormat(f"{self.path} has format {version}, not {FORMAT}: use another file")
         if database.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
-            raise SinkFailed(f"{self.path} can't be in WAL mode where it lies: put it on a local disk")
+            raise SinkFailed(f"{self.path} does not support WAL mode: put it on a local disk")
         database.execute("PRAGMA synchronous = FULL")
         database.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if empty:
@@ -292,7 +289,7 @@ class SQLiteFile:
             database.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _sqlite_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -300,7 +297,7 @@ class SQLiteFile:
 
 
 class SQLiteTable:
-    """A topic's tables as a sink; made by `SQLiteFile.table`. `replaced`: the tables that its first write drops."""
+    """The tables of a topic as a sink, from `SQLiteFile.table`. `replaced`: the tables that its first write drops."""
 
     def __init__(self, file: SQLiteFile, topic: str, table: str, binary: bool, replaced: str | None = None) -> None:
         self.name = f"table {table!r} of {file.path}"
@@ -311,21 +308,22 @@ class SQLiteTable:
         self._replaced = replaced
         self._names = [table + suffix for suffix in SUFFIXES]
         self._rows, self._keyless, self._undo = map(_quoted, self._names)
-        self._made = False
+        self._created = False
         self._stored: str | None = None
         self._token: ResumeToken | None = None
         self._undo_from = 1
         self._undo_rows = 0
 
     def check(self, database: sqlite3.Connection) -> None:
-        """Raises ForeignSink where its tables can't be made."""
+        """Raises ForeignSink if its tables cannot be created."""
         taken = "SELECT name FROM sqlite_master WHERE name = ? COLLATE NOCASE"
         free = () if self._replaced is None else [(self._replaced + suffix).lower() for suffix in SUFFIXES]
         for name in self._names:
             held = name.lower() not in free and database.execute(taken, (name,)).fetchone()
             if held or name.lower().startswith(RESERVED):
-                where = f"{self._file.path} can't have a table {name!r} for topic {self.topic!r}"
-                raise ForeignSink(f"{where}: name another")
+                raise ForeignSink(
+                    f"{self._file.path} cannot have a table {name!r} for topic {self.topic!r}: use another name"
+                )
 
     def begin(self) -> ResumeToken | None:
         """Raises UnreadableToken."""
@@ -334,7 +332,7 @@ class SQLiteTable:
         with self._file.transaction() as database:
             query = f"SELECT token, undo_from FROM {TOPICS} WHERE topic = ?"
             row = database.execute(query, (self.topic,)).fetchone()
-            self._made = row is not None
+            self._created = row is not None
             if row is None:
                 return None
             self._stored, self._undo_from = row
@@ -346,12 +344,12 @@ class SQLiteTable:
         """Raises SinkFailed, SinkFull, SinkLocked."""
         mutations = [batch.mutations for batch in batches if len(batch)]
         with self._file.transaction() as database:
-            if not self._made:
-                self._make(database)
+            if not self._created:
+                self._create(database)
             if mutations:
                 self._apply(database, MutationBatch.concat(mutations))
-            text = self._move(database, batches[-1].token)
-        self._made, self._replaced, self._stored, self._token = True, None, text, batches[-1].token
+            text = self._store_token(database, batches[-1].token)
+        self._created, self._replaced, self._stored, self._token = True, None, text, batches[-1].token
 
     def roll_back(self, rollback: Rollback) -> int:
         """Raises as `write`."""
@@ -363,11 +361,11 @@ class SQLiteTable:
                 self._discard(database)
             self._count_undo(database)
             token = rollback.token.rolled_back(seqno)
-            text = self._move(database, token)
+            text = self._store_token(database, token)
         self._stored, self._token = text, token
         return seqno
 
-    def _make(self, database: sqlite3.Connection) -> None:
+    def _create(self, database: sqlite3.Connection) -> None:
         if self._replaced is not None:
             database.execute(f"DELETE FROM {TOPICS} WHERE topic = ?", (self.topic,))
             for suffix in SUFFIXES:
@@ -380,21 +378,21 @@ class SQLiteTable:
             (self.topic, self.table, self._binary, self._undo_from),
         )
 
-    def _move(self, database: sqlite3.Connection, token: ResumeToken) -> str:
-        """The tables stand at a token now; its text."""
+    def _store_token(self, database: sqlite3.Connection, token: ResumeToken) -> str:
+        """Store the token of the tables; its text."""
         text = str(token)
         moved = database.execute(
             f"UPDATE {TOPICS} SET token = ?, seqno = ?, complete = ?, undo_from = ? WHERE topic = ? AND token IS ?",
             (text, token.seqno, token.complete, self._undo_from, self.topic, self._stored),
         )
         if moved.rowcount != 1:
-            raise SinkLocked(f"somebody else has written to {self.name}: stop that one, or name another file")
+            raise SinkLocked(f"another program has written to {self.name}: stop it, or use another file")
         return text
 
     def _apply(self, database: sqlite3.Connection, mutations: MutationBatch) -> None:
         messages = mutations.messages
         raw = messages.keys.to_list()
-        last = dict(zip(raw, range(len(raw)), strict=True))  # of each key its newest
+        last = dict(zip(raw, range(len(raw)), strict=True))  # the newest of each key
         keys = blob_cells(messages.keys, binary=self._binary)
         values = blob_cells(messages.values, binary=self._binary)
         columns: tuple[list[Any], ...] = (
@@ -404,8 +402,8 @@ class SQLiteTable:
         if None in last:
             rows = [row[1:] for row in zip(*columns, strict=True) if row[0] is None]
             database.executemany(f"INSERT INTO {self._keyless} ({VALUES}) VALUES (?, ?, ?, ?, ?, ?)", rows)
-        chosen = [last[key] for key in sorted(key for key in last if key is not None)]  # as they stand in the file
-        self._keep(database, [*(keys[at] for at in chosen), *[b"" if not self._binary else ""] * (None in last)])
+        chosen = [last[key] for key in sorted(key for key in last if key is not None)]  # in the order of the file
+        self._save_undo(database, [*(keys[at] for at in chosen), *[b"" if not self._binary else ""] * (None in last)])
         database.executemany(
             f"DELETE FROM {self._rows} WHERE key = ?", [(keys[at],) for at in chosen if values[at] is None]
         )
@@ -415,8 +413,8 @@ class SQLiteTable:
             zip(*([column[at] for at in rest] for column in columns), strict=True),
         )
 
-    def _keep(self, database: sqlite3.Connection, keys: Iterable[Cell]) -> None:
-        """What the rows of keys are is kept, if this is their first change since the tables were complete."""
+    def _save_undo(self, database: sqlite3.Connection, keys: Iterable[Cell]) -> None:
+        """Save the rows of keys whose first change since the tables were complete this is."""
         if self._token is None or (point := self._token.snapshot_start) < self._undo_from:
             return
         kept = database.executemany(
@@ -436,7 +434,7 @@ class SQLiteTable:
         (self._undo_rows,) = database.execute(f"SELECT count(*) FROM {self._undo}").fetchone()
 
     def _highest_point(self, database: sqlite3.Connection, seqno: int) -> int:
-        """The highest seqno up to a given one at which the tables were complete and to which they can go back."""
+        """The highest seqno up to a given one at which the tables were complete and to which they can roll back."""
         token = self._token
         if token is not None and token.complete and token.seqno <= seqno:
             return token.seqno
@@ -447,7 +445,7 @@ class SQLiteTable:
     def _restore(self, database: sqlite3.Connection, point: int) -> None:
         changed = f"SELECT key FROM {self._undo} WHERE point >= ?"
         database.execute(f"DELETE FROM {self._rows} WHERE key IN ({changed})", (point,))
-        # The columns beside min(point) are those of its row.
+        # SQLite takes the other columns from the row of min(point).
         oldest = f"SELECT key, {VALUES}, min(point) FROM {self._undo} WHERE point >= ? GROUP BY key"
         database.execute(
             f"INSERT INTO {self._rows} (key, {VALUES}) SELECT key, {VALUES} FROM ({oldest}) WHERE seqno IS NOT NULL",
@@ -467,15 +465,15 @@ def _quoted(name: str) -> str:
 
 
 def _failure(path: str, error: sqlite3.Error | OSError) -> Error:
-    """What SQLite ran into, as one of our errors."""
+    """Our error for an error of SQLite."""
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_FULL:
-            return SinkFull(f"{path} has no room ({error}): what it holds stands; free space and go on")
+            return SinkFull(f"no space left for {path} ({error}): free space and run again; its contents are intact")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return SinkLocked(
-                f"somebody else's transaction on {path} took over {BUSY_SECONDS:.0f} s: end it, and go on"
+                f"another program's transaction on {path} took more than {BUSY_SECONDS:.0f} s: end it and run again"
             )
         case sqlite3.SQLITE_NOTADB:
-            return ForeignSink(f"{path} is no database: name another file")
+            return ForeignSink(f"{path} is not a database: use another file")
         case _:
-            return SinkFailed(f"{path} can't be read or written ({error}): what it held stands")
+            return SinkFailed(f"cannot read or write {path} ({error}): its contents are intact")

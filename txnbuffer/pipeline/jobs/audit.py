@@ -36,7 +36,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportDirectory, ExportRun
 from txnbuffer.pipeline.jobs.latest import latest
-from txnbuffer.pipeline.jobs.running import JobFailed, Tell, places, source, told
+from txnbuffer.pipeline.jobs.running import JobFailed, OnProgress, places, report_progress, source
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.report import Section, bars, page, shown, stacked, table, text
 from txnbuffer.pipeline.spark.tasks import open_for_reading
@@ -218,7 +218,9 @@ def first_different(both: DataFrame) -> DataFrame:
     return both.where("different").orderBy("topic", "key").limit(FIRST_DIFFERENCES)
 
 
-def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, tell: Tell = print) -> Audit:
+def audit(
+    spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, *, on_progress: OnProgress = print
+) -> Audit:
     """Compare a log, named by the option `broker`, with an export of it.
 
     Raises InvalidRequest if the export lacks what it takes.
@@ -228,23 +230,25 @@ def audit(spark: SparkSession, options: Mapping[str, str], directory: ExportDire
             raise InvalidRequest(
                 f"{directory.path} has no {', '.join(sorted(missing)) if run else 'run'}: nothing to audit there"
             )
-        return _audit(spark, options, directory, run, tell)
+        return _audit(spark, options, directory, run, on_progress)
 
 
 def _audit(
-    spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, run: ExportRun, tell: Tell
+    spark: SparkSession, options: Mapping[str, str], directory: ExportDirectory, run: ExportRun, on_progress: OnProgress
 ) -> Audit:
     origins = _origins(options, run)
     gone = tuple(sorted(run.offset.topics.keys() - origins.keys()))
     for topic in gone:
-        tell(f"topic {topic} is not the one that was exported: it was deleted since, and nothing of it is compared")
-    tell(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(origins) or 'no topic'}")
+        on_progress(
+            f"topic {topic} is not the one that was exported: it was deleted since, and nothing of it is compared"
+        )
+    on_progress(f"auditing run {run.number} of {directory.path}: {run.kind} of {', '.join(origins) or 'no topic'}")
     log, export, unproven, held = _sides(spark, options, directory, run, origins)
     both = compared(log, export).persist()
     try:
-        with told(spark, "comparing", tell):
+        with report_progress(spark, "comparing", on_progress):
             total = both.count()
-        with told(spark, "adding up", tell):
+        with report_progress(spark, "adding up", on_progress):
             sample = both.where(f"pmod(xxhash64(topic, key), {max(total // SAMPLE, 1)}) = 0").select(*KEY)
             keys: dict[str, list[bytes]] = {topic: [] for topic in origins}
             for topic, key in sample.collect():

@@ -30,7 +30,7 @@ from txnbuffer.model import Position
 from txnbuffer.pipeline.arrow import schema_of
 from txnbuffer.pipeline.exports import LATEST, ExportDirectory, ExportRun
 from txnbuffer.pipeline.jobs.latest import HELD_BYTES, latest, newest, with_key
-from txnbuffer.pipeline.jobs.running import SETTINGS, Tell, places, source, told
+from txnbuffer.pipeline.jobs.running import SETTINGS, OnProgress, places, report_progress, source
 from txnbuffer.pipeline.offsets import Offset, ReadProgress, UnreadRange, limited
 from txnbuffer.pipeline.options import COLUMNS as KNOWN
 from txnbuffer.pipeline.options import PARTITION_BYTES, READ_COMMITTED, ReadOptions
@@ -149,7 +149,7 @@ class Export:
         *,
         columns: tuple[str, ...] = COLUMNS,
         messages: int | None = None,
-        tell: Tell = print,
+        on_progress: OnProgress = print,
     ) -> None:
         self._spark = spark
         self._options = dict(options)
@@ -157,7 +157,7 @@ class Export:
         self.columns = columns_of(columns, directory.kind)
         self._wanted = ReadOptions.of({**options, "columns": ",".join(self.columns)})
         self._messages = messages
-        self._tell = tell
+        self._on_progress = on_progress
         self._share = PARTITION_BYTES
         self._anew: dict[str, Position] = {}
         self._cut = False
@@ -186,7 +186,7 @@ class Export:
         run = ExportRun(1 if last is None else last.number + 1, self._directory.kind, self.columns, offset, records)
         run = self._directory.publish(run)
         more = "; there is more, for the next run" if self._cut else ""
-        self._tell(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s{more}")
+        self._on_progress(f"run {run.number}: {run.records:,} records in {time.monotonic() - began:.1f} s{more}")
         return run
 
     def follow(self, stop: threading.Event, every: float) -> ExportRun | None:
@@ -203,7 +203,7 @@ class Export:
             except Error as error:
                 if not error.retryable:
                     raise
-                self._tell(f"trying again in {every:g} s: {error}")
+                self._on_progress(f"trying again in {every:g} s: {error}")
             stop.wait(pause)
         return last
 
@@ -248,7 +248,7 @@ class Export:
     def _lost(self, broker: Broker, one: PinnedTopic, before: ReadProgress) -> Position | None:
         """Where a log goes on that lost what was exported of it, and may have grown since; else None.
 
-        Raises LogTruncated, unless what is gone may be; to tell an older copy that has grown takes a mark.
+        Raises LogTruncated, unless what is gone may be; to on_progress an older copy that has grown takes a mark.
         """
         careful = self._wanted.fail_on_data_loss
         end = end_below(broker, one, before.at, fail_on_data_loss=careful)
@@ -264,7 +264,7 @@ class Export:
         return int(self._spark.sparkContext.defaultParallelism)
 
     def _write(self, offset: Offset, firsts: Mapping[str, Position], last: ExportRun | None) -> int:
-        with told(self._spark, "exporting", self._tell), microseconds(self._spark):
+        with report_progress(self._spark, "exporting", self._on_progress), microseconds(self._spark):
             frame = self._news(offset, firsts)
             if self._directory.kind == LATEST:
                 frame = latest(frame if last is None else self._kept(last).unionByName(frame), thinned=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txnbuffer.pipeline.jobs.running import Tell, source, told
+from txnbuffer.pipeline.jobs.running import OnProgress, report_progress, source
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.pinned import fix_all
 from txnbuffer.pipeline.planning import names
@@ -131,17 +131,17 @@ def slice_of(first_ms: int, last_ms: int) -> int:
     return next((step for step in steps if step * SLICES >= last_ms - first_ms), steps[-1])
 
 
-def profile(spark: SparkSession, options: Mapping[str, str], *, tell: Tell = print) -> Profile:
+def profile(spark: SparkSession, options: Mapping[str, str], *, on_progress: OnProgress = print) -> Profile:
     """Look at topics of a log. Raises as reading it does."""
     ledgers = _ledgers(options)
     frame = source(spark, options, include_aborted="true", columns=COLUMNS)
     records = sizes(frame).persist()
     try:
-        with told(spark, "reading", tell):
+        with report_progress(spark, "reading", on_progress):
             topics = _rows(by_topic(records))
         if not topics:
             return Profile(ledgers, [], 1, [], [], [], [], [])
-        with told(spark, "adding up", tell):
+        with report_progress(spark, "adding up", on_progress):
             slice_ms = slice_of(min(row["first_at"] for row in topics), max(row["last_at"] for row in topics))
             txns = transactions(records).persist()
             longest = _rows(txns.orderBy("duration", "records", "txn", ascending=[False, False, True]).limit(TOP))

@@ -19,7 +19,7 @@ from snapshots.keys import SNAPSHOT_TOPIC, is_internal
 from snapshots.owner import acquire
 from snapshots.shard_count import owner_of
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline.jobs.running import Tell, told
+from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import names
 from txnbuffer.pipeline.spark.tasks import anywhere, open_for_reading
@@ -60,7 +60,7 @@ TRIMMED = "whole, and knows what stood in ledgers that are gone"
 
 
 def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
-    """What logs tell, one row for each of the topics: see `txnbuffer.recovery.rebuild.Folded`."""
+    """What logs on_progress, one row for each of the topics: see `txnbuffer.recovery.rebuild.Folded`."""
     return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
 
 
@@ -88,7 +88,7 @@ def recover(
     *,
     everything: bool = False,
     wanted: bool = False,
-    tell: Tell = print,
+    on_progress: OnProgress = print,
 ) -> list[Row]:
     """Fold the logs of topics; with `wanted`, write those snapshots that are lost or wrong, with `everything` all but
     those that are sound and know what stood in ledgers that are gone.
@@ -101,21 +101,21 @@ def recover(
         topics = [topic for topic in names(broker, chosen) if not is_internal(topic)]
     if not topics:
         return []
-    tell(f"folding the logs of {len(topics)} topics")
+    on_progress(f"folding the logs of {len(topics)} topics")
     frame = spark.createDataFrame([(topic,) for topic in topics], "topic string").repartition(len(topics))
-    with told(spark, "folding", tell):
+    with report_progress(spark, "folding", on_progress):
         rows = sorted(folds(frame, chosen).collect(), key=lambda row: str(row.topic))
     failed = [_failed(row) for row in rows if row.failure is not None]
     found = [_folded(row) for row in rows if row.failure is None]
     found = [one for one in found if one.transactional or one.differences]
     due = [one for one in found if not one.sound or (everything and not one.trimmed)]
     if wanted and due:
-        _write(chosen, due, tell)
+        _write(chosen, due, on_progress)
     written = {one.topic for one in due} if wanted else set()
     return failed + [_row(one, written=one.topic in written) for one in found]
 
 
-def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
+def _write(options: ReadOptions, found: list[Folded], on_progress: OnProgress) -> None:
     if options.broker.startswith("txnbuf:"):
         raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
     with open_broker(options.broker, **options.broker_options) as broker:
@@ -128,7 +128,7 @@ def _write(options: ReadOptions, found: list[Folded], tell: Tell) -> None:
                     for one in (one for one in found if owners[one.topic] == owner):
                         write(broker, ownership, table, one, time.time_ns() // 1_000_000)
                         written += 1
-                        tell(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
+                        on_progress(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
 
 
 def _folded(row: Any) -> Folded:

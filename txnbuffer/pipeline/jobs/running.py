@@ -22,9 +22,9 @@ from txnbuffer.pipeline.planning import names
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
-TELL_EVERY = 5.0
+PROGRESS_INTERVAL = 5.0
 """Seconds between two lines about how far a job has come."""
 
 SETTINGS = {
@@ -136,26 +136,26 @@ def _stop(spark: SparkSession) -> None:
 
 
 @contextmanager
-def told(spark: SparkSession, what: str, tell: Tell) -> Iterator[None]:
-    """Tell how far Spark has come while something runs; raise its errors as ours."""
+def report_progress(spark: SparkSession, what: str, on_progress: OnProgress) -> Iterator[None]:
+    """Report the progress of Spark while a job runs, and raise its errors as ours."""
     ended = threading.Event()
-    teller = threading.Thread(target=_tell, args=(spark, what, tell, ended), daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=_report, args=(spark, what, on_progress, ended), daemon=True)
+    reporter.start()
     try:
         with spark_errors():
             yield
     finally:
         ended.set()
-        teller.join()
+        reporter.join()
 
 
-def _tell(spark: SparkSession, what: str, tell: Tell, ended: threading.Event) -> None:
-    with suppress(JobFailed), spark_errors():  # whoever waits for Spark is told
+def _report(spark: SparkSession, what: str, on_progress: OnProgress, ended: threading.Event) -> None:
+    with suppress(JobFailed), spark_errors():  # the job itself raises them
         tracker, began = spark.sparkContext.statusTracker(), time.monotonic()
-        while not ended.wait(TELL_EVERY):
+        while not ended.wait(PROGRESS_INTERVAL):
             stages = [info for number in tracker.getActiveStageIds() if (info := tracker.getStageInfo(number))]
             tasks = ", ".join(f"{info.numCompletedTasks} of {info.numTasks} tasks done" for info in stages)
-            tell(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
+            on_progress(f"{what}: {tasks or 'planning'}, {time.monotonic() - began:.0f} s")
 
 
 def as_ours(text: str, failed: str = "Spark failed") -> JobFailed:

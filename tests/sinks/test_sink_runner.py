@@ -15,11 +15,11 @@ from broker_io.memory import MemoryBroker
 from txnbuffer import Rollback, ServiceUnavailable
 from txnbuffer.errors import ForeignSink, StreamTrimmed
 from txnbuffer.sinks import runner
-from txnbuffer.sinks.runner import SinkProgress, fill, in_thread
+from txnbuffer.sinks.runner import SinkProgress, in_thread, run_sink
 
 
 async def filled(script: Any, sink: ListSink, **options: Any) -> SinkProgress:
-    return await fill(script, "t", sink, **options)
+    return await run_sink(script, "t", sink, **options)
 
 
 def seqnos(sink: ListSink) -> list[int]:
@@ -30,7 +30,7 @@ def seqnos(sink: ListSink) -> list[int]:
 async def test_what_waits_is_written_at_once():
     sink, heard = ListSink(), []
     items = [batch(token(n), row(n, "a", "x"), caught_up=n == 5) for n in range(1, 6)]
-    done = await filled(Script([*items, None]), sink, tell=lambda now: heard.append(now.token.seqno))
+    done = await filled(Script([*items, None]), sink, on_progress=lambda now: heard.append(now.token.seqno))
     assert (sink.writes, heard, seqnos(sink)) == ([5], [5], [1, 2, 3, 4, 5])
     assert (done.mutations, done.rollbacks, done.token, done.caught_up) == (5, 0, token(5), True)
 
@@ -42,7 +42,7 @@ async def test_a_large_snapshot_goes_in_parts_and_nothing_before_it_waits(monkey
     whole = [batch(token(1), row(1, "a", "x")), batch(token(2), row(2, "b", "x"))]
     sink, heard = ListSink(), []
     end = batch(token(20), row(20, "z", "x"))
-    await filled(Script([*whole, *parts, end, None]), sink, tell=lambda now: heard.append(now.token))
+    await filled(Script([*whole, *parts, end, None]), sink, on_progress=lambda now: heard.append(now.token))
     assert seqnos(sink) == [1, 2, *range(3, 11), 20]
     assert heard == [token(2), token(6, 2, 20), token(10, 2, 20), token(20)]
 
@@ -87,7 +87,7 @@ async def test_what_began_a_snapshot_is_dropped_where_it_would_be_undone():
 
 
 @on_a_loop
-async def test_what_was_discarded_is_filled_anew_from_the_oldest():
+async def test_a_discarded_sink_starts_over_from_the_oldest():
     back = Rollback("t", 0, token(9))
     script = Script([batch(token(9), row(9, "a", "y")), back], [batch(token(2), row(2, "b", "z")), None])
     sink = ListSink()
@@ -99,7 +99,7 @@ async def test_what_was_discarded_is_filled_anew_from_the_oldest():
 @on_a_loop
 async def test_a_sink_of_another_cluster_is_refused():
     sink = ListSink(token(0))
-    with pytest.raises(ForeignSink, match="the list holds topic 't' of cluster c-1, not c-2: fill another one"):
+    with pytest.raises(ForeignSink, match="the list holds topic 't' of cluster c-1, not c-2: use another sink"):
         await filled(Script([batch(token(3, cluster="c-2"), row(3, "a", "x"))]), sink)
     assert sink.rows == []
 
@@ -108,7 +108,7 @@ async def test_a_sink_of_another_cluster_is_refused():
 async def test_it_stops_when_it_is_told_to():
     stop = asyncio.Event()
     script, sink = Script([batch(token(1), row(1, "a", "x"))]), ListSink()
-    done = await filled(script, sink, stop=stop, tell=lambda now: stop.set())
+    done = await filled(script, sink, stop=stop, on_progress=lambda now: stop.set())
     assert (done.mutations, script.ran_dry) == (1, True)
 
 
@@ -149,10 +149,10 @@ async def test_a_sink_follows_an_engine_and_is_refused_by_another_one():
     sink = ListSink()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1", "b": "2"})
-        await fill(client, "t", sink, to="now")
+        await run_sink(client, "t", sink, to="now")
         assert seqnos(sink) == [1, 2]
         stop = asyncio.Event()
-        following = asyncio.ensure_future(fill(client, "t", sink, stop=stop))
+        following = asyncio.ensure_future(run_sink(client, "t", sink, stop=stop))
         await write(client, "t", {"c": "3"})
         await eventually(lambda: seqnos(sink) == [1, 2, 3])
         stop.set()
@@ -160,6 +160,6 @@ async def test_a_sink_follows_an_engine_and_is_refused_by_another_one():
     other = MemoryBroker()
     async with engine_on(other) as engine, client_of(engine, other) as client:
         await write(client, "t", {"a": "1"})
-        with pytest.raises(ForeignSink, match="the list was filled from elsewhere"):
-            await fill(client, "t", sink)
+        with pytest.raises(ForeignSink, match="the list has data of another log"):
+            await run_sink(client, "t", sink)
     assert seqnos(sink) == [1, 2, 3]
