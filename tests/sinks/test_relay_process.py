@@ -66,7 +66,7 @@ def test_what_can_be_no_relay_is_refused(tmp_path: Path) -> None:
     assert RelayProcess(tmp_path / "address.txt", "nowhere", T, CLEAN).finish()[0] == 2
     relay = RelayProcess(tmp_path / "memory.txt", "memory:", T, CLEAN)
     assert relay.finish()[0] == 2
-    assert "ends with the relay" in relay.log.read_text()
+    assert "in the memory of this process only" in relay.log.read_text()
     nobody = ("--to", "txnbuf://127.0.0.1:1", "--max-unavailable", "1")
     relay = RelayProcess(tmp_path / "nobody.txt", "memory:", T, CLEAN, *nobody)
     assert relay.finish()[0] == 3
