@@ -23,10 +23,16 @@ SECONDS = 900
 """A test on Spark has that long, unless it says otherwise: the first one waits for a JVM beside whatever else runs."""
 
 
+SOCKETS = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+"""PySpark leaves the sockets over which results come to the garbage collector."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SECONDS))
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(SOCKETS)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ def test_row_u3_what_came_before_the_stop_keeps_its_effects() -> None:
     buffer = TransactionBuffer()
     with pytest.raises(UnsupportedProtocol) as caught:
         buffer.apply_batch(next(log.batches()))
-    assert [type(effect).__name__ for effect in caught.value.effects] == ["Ended", "EpochRaised"]
+    assert [type(effect).__name__ for effect in caught.value.effects] == ["TransactionEnded", "EpochRaised"]
     named = caught.value.of_topic("orders")
     assert str(named).startswith("topic orders stopped at 1:2: ")
     assert (named.effects, named.position, named.topic) == (caught.value.effects, caught.value.position, "orders")

@@ -156,7 +156,7 @@ def test_a_service_that_waits_for_its_cluster_says_so_and_can_be_asked(flags: tu
     http, max_unavailable = kept_port(), "2" if flags else "600"  # a standby waits on
     address = "pulsar://127.0.0.1:1/public/default"
     more = ("--http", f"127.0.0.1:{http}", "--set", "pulsar.admin_url=http://127.0.0.1:1")
-    service = ServiceProcess(address, *more, "--set", f"pulsar.patience={max_unavailable}", *flags)
+    service = ServiceProcess(address, *more, "--set", f"pulsar.max_unavailable={max_unavailable}", *flags)
     try:
         problem = service.wait_event("problem")
         for _ in range(300):
