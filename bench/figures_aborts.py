@@ -9,7 +9,7 @@ import numpy as np
 from bench.fresh import fresh, resident_bytes
 from bench.harness import figure
 from broker_io.position import Int64s
-from txnbuffer.buffer.buffer import PART_SIZE
+from txnbuffer.buffer.buffer import SEGMENT_SIZE
 from txnbuffer.buffer.sets import AbortedSet
 from txnbuffer.model import TxnId
 
@@ -27,16 +27,16 @@ def aborted_ids(count: int, one_in: int) -> Int64s:
 def filled(ids: Int64s) -> AbortedSet:
     """A set filled as recovery fills it, part by part."""
     aborted = AbortedSet()
-    most = np.zeros(PART_SIZE, np.int64)
-    for start in range(0, len(ids), PART_SIZE):
-        part = ids[start : start + PART_SIZE]
+    most = np.zeros(SEGMENT_SIZE, np.int64)
+    for start in range(0, len(ids), SEGMENT_SIZE):
+        part = ids[start : start + SEGMENT_SIZE]
         aborted.update(most[: len(part)], part)
     return aborted
 
 
 def bytes_each(count: int, one_in: int) -> float:
     ids = aborted_ids(count, one_in)
-    filled(ids[:PART_SIZE])
+    filled(ids[:SEGMENT_SIZE])
     before = resident_bytes()
     aborted = filled(ids)
     return (resident_bytes() - before) / len(aborted)

@@ -14,8 +14,8 @@ from txnbuffer.buffer import BufferSegment, Effect, Sequencer, TransactionBuffer
 class Owner:
     """A buffer with the parts that it sealed, by number."""
 
-    def __init__(self, part_size: int = 8000) -> None:
-        self.buffer = TransactionBuffer(part_size)
+    def __init__(self, segment_size: int = 8000) -> None:
+        self.buffer = TransactionBuffer(segment_size)
         self.parts: dict[int, BufferSegment] = {}
         self.effects: list[Effect] = []
 
@@ -24,7 +24,7 @@ class Owner:
             self.effects += self.buffer.apply_batch(placed)
             for part in self.buffer.take_sealed():
                 assert self.parts.setdefault(part.number, part) is part
-                assert len(part.items) == self.buffer.parts.part_size
+                assert len(part.items) == self.buffer.segments.segment_size
 
     def trim(self, first_ledger: int) -> None:
         for number in self.buffer.trim(first_ledger):
@@ -43,7 +43,7 @@ class Owner:
     def recovered(self) -> Owner:
         """Another process that found what this one wrote."""
         state, parts = through_written_form(self.buffer.snapshot_state(), [*self.parts.values()])
-        other = Owner(state.part_size)
+        other = Owner(state.segment_size)
         other.buffer = TransactionBuffer.restore(state, parts)
         other.parts = {part.number: part for part in parts}
         return other

@@ -36,7 +36,7 @@ def options_of(path: Path) -> dict[str, str]:
 @contextmanager
 def living(path: Path, steps: int = 40) -> Iterator[list[Life]]:
     """The topics in a log of files, whose owner is there until the end of the block."""
-    with open_broker(address_of(path)) as broker, SnapshotManager(broker, part_size=3) as keeper:
+    with open_broker(address_of(path)) as broker, SnapshotManager(broker, segment_size=3) as keeper:
         keeper.recover()
         lives = [Life(broker, keeper, topic, seed) for seed, topic in enumerate(TOPICS)]
         for life in lives:

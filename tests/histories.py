@@ -256,4 +256,4 @@ UNIVERSES = [
 ]
 
 cuts = st.lists(st.integers(1, 40), min_size=1, max_size=4)
-part_sizes = st.sampled_from([1, 1, 2, 3, 5, 8000])
+segment_sizes = st.sampled_from([1, 1, 2, 3, 5, 8000])

@@ -41,7 +41,7 @@ def world(clock: Clock | None = None) -> Iterator[tuple[MemoryBroker, SnapshotMa
     with (
         pytest.MonkeyPatch.context() as patch,
         MemoryBroker(clock=clock) as broker,
-        SnapshotManager(broker, part_size=2) as keeper,
+        SnapshotManager(broker, segment_size=2) as keeper,
     ):
         keeper.recover()
         for module in (source, tasks):

@@ -27,8 +27,8 @@ SMALL = 1160
 
 
 def keeper(broker: Any, **options: Any) -> SnapshotManager:
-    """An owner that has recovered; parts of 3 unless said otherwise."""
-    made = SnapshotManager(broker, **{"policy": NEVER, "part_size": 3, **options})
+    """An owner that has recovered; segments of 3 items unless `options` say otherwise."""
+    made = SnapshotManager(broker, **{"policy": NEVER, "segment_size": 3, **options})
     made.recover()
     return made
 
@@ -56,7 +56,7 @@ def assert_true(owner: SnapshotManager, broker: MemoryBroker, topic: str) -> Non
     """The owner's buffer says what a fold of the whole log says."""
     assert topic not in owner.problems, owner.problems
     mine: TransactionBuffer = owner.buffer(topic)
-    log, sequencer = rebuild(broker, topic, part_size=mine.parts.part_size, until=broker.last_position(topic))
+    log, sequencer = rebuild(broker, topic, segment_size=mine.segments.segment_size, until=broker.last_position(topic))
     log.trim(mine.first_ledger)
     differences = diff_states(mine, log)
     assert differences == [], differences

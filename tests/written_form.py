@@ -5,7 +5,14 @@ from __future__ import annotations
 from broker_io.position import Position
 from snapshots.format import Stored, chain_start
 from txnbuffer.buffer import BufferSegment, BufferState, Sequencer
-from txnbuffer.recovery.codec import EncodedSegment, TopicState, decode_part, decode_state, encode_part, encode_state
+from txnbuffer.recovery.codec import (
+    EncodedSegment,
+    TopicState,
+    decode_segment,
+    decode_state,
+    encode_segment,
+    encode_state,
+)
 
 TOPIC = "written-form"
 
@@ -16,9 +23,9 @@ def through_written_form(state: BufferState, parts: list[BufferSegment]) -> tupl
     before = chain_start(TOPIC, "")
     read_parts: list[BufferSegment] = []
     for part in parts:
-        value = encode_part(EncodedSegment(TOPIC, 1, before, part))
-        entry = decode_part(TOPIC, part.number, Stored(Position(1, 0), "1", "part", 1, value))
+        value = encode_segment(EncodedSegment(TOPIC, 1, before, part))
+        entry = decode_segment(TOPIC, part.number, Stored(Position(1, 0), "1", "part", 1, value))
         assert entry.chain_before == before
         before = entry.chain_after
-        read_parts.append(entry.part)
+        read_parts.append(entry.segment)
     return decode_state(encode_state(topic_state)).buffer, read_parts

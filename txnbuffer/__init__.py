@@ -6,7 +6,7 @@
         async with client.transaction() as txn:
             await txn.send("orders", b"...", key="o-1")
 
-`docs/guide.md` goes on from here. Names are imported when they are first used.
+`docs/guide.md` continues from here. A name is imported when it is first used.
 """
 
 from __future__ import annotations

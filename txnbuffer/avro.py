@@ -1,4 +1,4 @@
-"""Avro without a schema in front, of one record from and to bytes; whoever reads has the schema."""
+"""Single Avro records as bytes, without their schema: the reader knows it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 Schema = Any
-"""A schema as `schema` parsed it."""
+"""A schema as `schema` parses it."""
 
 
 def schema(definition: Mapping[str, Any]) -> Schema:
@@ -27,20 +27,20 @@ def decode(parsed: Schema, payload: bytes) -> dict[str, Any]:
     source = BytesIO(payload)
     record = _read(parsed, source)
     if source.tell() != len(payload):
-        raise ValueError(f"{len(payload) - source.tell()} bytes too many behind the Avro record")
+        raise ValueError(f"{len(payload) - source.tell()} bytes follow the Avro record")
     return record
 
 
 def decode_first(parsed: Schema, payload: bytes) -> dict[str, Any]:
-    """The record that a payload begins with, whatever stands behind it. Raises ValueError."""
+    """The record that a payload begins with; bytes after it are ignored. Raises ValueError."""
     return _read(parsed, BytesIO(payload))
 
 
 def _read(parsed: Schema, source: BytesIO) -> dict[str, Any]:
     try:
         record = schemaless_reader(source, parsed, None)
-    except Exception as error:  # the decoder raises whatever it stumbles over
-        raise ValueError(f"no Avro record of this schema: {type(error).__name__} {error}".strip()) from None
+    except Exception as error:  # the decoder raises errors of many classes
+        raise ValueError(f"not an Avro record of this schema: {type(error).__name__} {error}".strip()) from None
     if not isinstance(record, dict):
-        raise ValueError("the schema is not one of a record")  # noqa: TRY004
+        raise ValueError("the schema is not of a record")  # noqa: TRY004
     return record

@@ -1,4 +1,4 @@
-"""Property columns of a batch read as numbers, transaction ids and masks, without a step per message."""
+"""Property columns of a batch as arrays of numbers, transaction ids and masks."""
 
 from __future__ import annotations
 

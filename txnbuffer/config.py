@@ -103,7 +103,7 @@ ABOVE_0 = {
 }
 """Settings that can't be 0: nobody could connect, retention would look without a pause."""
 
-UNSAID = ("service", "shard", -1)
+UNSET = ("service", "shard", -1)
 """What a setting is where nothing is said, which no other number below 0 can be."""
 
 
@@ -216,11 +216,11 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     flags: Iterable[str] = (),
     *,
-    told_by: str = "--set",
+    option: str = "--set",
 ) -> Config:
-    """Read all sources; flags are `told_by` that. Raises InvalidConfiguration that names the source and the key."""
+    """Read all sources; flags are `option` that. Raises InvalidConfiguration that names the source and the key."""
     config = Config()
-    for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags, told_by)):
+    for setting in (*_from_file(path), *_from_environment(environ or {}), *_from_flags(flags, option)):
         config = _apply(config, setting)
     return config
 
@@ -251,13 +251,13 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
         yield _Setting(section, key, value, f"environment variable {name}")
 
 
-def _from_flags(flags: Iterable[str], told_by: str) -> Iterator[_Setting]:
+def _from_flags(flags: Iterable[str], option: str) -> Iterator[_Setting]:
     for flag in flags:
         name, equals, value = flag.partition("=")
         section, dot, key = name.partition(".")
         if not (equals and dot):
-            raise InvalidConfiguration(f"{told_by} {flag}: write SECTION.KEY=VALUE")
-        yield _Setting(section, key, value, f"{told_by} {flag}")
+            raise InvalidConfiguration(f"{option} {flag}: write SECTION.KEY=VALUE")
+        yield _Setting(section, key, value, f"{option} {flag}")
 
 
 def _sections() -> str:
@@ -295,7 +295,7 @@ def _convert(example: Any, setting: _Setting) -> Any:
     # A bool, or a fraction where a whole number belongs, would pass the conversion unseen.
     if value is None or isinstance(setting.value, bool) or (kind is int and str(value) != str(setting.value).strip()):
         raise InvalidConfiguration(f"{name} is no {'number' if kind in (int, float) else 'text'}")
-    if kind in (int, float) and (setting.section, setting.key, value) != UNSAID:
+    if kind in (int, float) and (setting.section, setting.key, value) != UNSET:
         _check_number(name, value, (setting.section, setting.key) in ABOVE_0)
     if setting.key == "compression" and value not in ("none", "zstd"):
         raise InvalidConfiguration(f'{name} is neither "none" nor "zstd"')

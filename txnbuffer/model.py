@@ -1,7 +1,7 @@
-"""The nouns of txnbuffer: positions, transaction ids, records, markers and mutations.
+"""The basic values: positions, transaction ids, outcomes, markers and ranges of records.
 
-Small, immutable and validated where they enter; on hot paths records stay in the columns of
-`broker_io.batch` and only whole runs of them become an object here.
+They are immutable and validated where they enter. On hot paths records stay in the columns of
+`broker_io.batch`; only a whole range of them becomes an object here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = [
     "MarkerItem",
     "Outcome",
     "Position",
-    "RecordRun",
+    "RecordRange",
     "TxnId",
     "Undecodable",
 ]
 
 PROTOCOL_VERSION = 1
-"""Version of the log protocol that this release writes, and the newest that it reads."""
+"""The version of the log protocol that this release reads and writes."""
 
 MAX_LEAST = 2**63 - 1
 
@@ -43,13 +43,13 @@ class TxnId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """Read what `str` printed. Raises ValueError that quotes the text."""
+        """Parse the text of an id. Raises ValueError that quotes it."""
         most, colon, least = text.partition(":")
         if not (colon and most.isascii() and most.isdigit() and least.isascii() and least.isdigit()):
-            raise ValueError(f"{text!r} is no transaction id: write most:least")
+            raise ValueError(f"{text!r} is not a transaction id: write MOST:LEAST, such as 0:17")
         txn = cls(int(most), int(least))
         if txn.most > MAX_LEAST or not 1 <= txn.least <= MAX_LEAST:
-            raise ValueError(f"{text!r} is no transaction id: both numbers fit 63 bits, least starts at 1")
+            raise ValueError(f"{text!r} is not a transaction id: both numbers must fit 63 bits, the second from 1 on")
         return txn
 
 
@@ -61,7 +61,7 @@ class Outcome(enum.IntEnum):
 
 
 class MarkerItem(NamedTuple):
-    """One transaction that a marker ends, and how many records of it this topic must hold."""
+    """One transaction that a marker ends, and how many of its records this topic must hold."""
 
     txn: TxnId
     outcome: Outcome
@@ -72,8 +72,8 @@ class MarkerItem(NamedTuple):
 class Marker:
     """The end of transactions of one coordinator, as one message of a topic.
 
-    `decided`: the outcomes stand in the decision log; otherwise this very marker makes them
-    (one-phase). A marker without items is a border: it announces its epoch.
+    If `decided`, the outcomes are in the decision log; otherwise the marker itself is the decision
+    (one-phase). A marker without items is an epoch marker: it fences owners of lower epochs.
     """
 
     coordinator: int
@@ -84,7 +84,10 @@ class Marker:
 
     def __post_init__(self) -> None:
         if min(self.coordinator, self.epoch, self.low_water_mark) < 0:
-            raise ValueError("coordinator, epoch and low-water mark of a marker are never negative")
+            raise ValueError(
+                "coordinator, epoch and low-water mark of a marker must be at least 0, got "
+                f"{self.coordinator}, {self.epoch} and {self.low_water_mark}"
+            )
         for txn, _, records in self.items:
             if txn.most != self.coordinator:
                 raise ValueError(f"a marker of coordinator {self.coordinator} can't end transaction {txn}")
@@ -92,10 +95,10 @@ class Marker:
                 raise ValueError(f"transaction {txn} can't hold {records} records")
 
 
-class RecordRun(NamedTuple):
-    """Records that follow one another in one ledger: of one transaction with consecutive seqs, or of none.
+class RecordRange(NamedTuple):
+    """Consecutive records of one ledger: of one transaction, with consecutive seqs, or ordinary ones.
 
-    `first_seq` is 0 where `txn` is None. `size` records stand from `first` to `last`.
+    The range has `size` records, from `first` to `last`. For ordinary records `txn` is None and `first_seq` is 0.
     """
 
     txn: TxnId | None
@@ -110,7 +113,7 @@ class RecordRun(NamedTuple):
 
 
 class Undecodable(NamedTuple):
-    """A record whose transaction can't be read: suppressed, and counted."""
+    """A record whose transaction can't be decoded: it is suppressed and counted."""
 
     first: Position
     last: Position

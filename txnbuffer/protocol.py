@@ -1,35 +1,35 @@
-"""The log protocol: what a message of a topic says about transactions, and how it is written.
+"""The log protocol: how the messages of a topic express transactions.
 
 A message is an *ordinary record*, a *transactional record*, a *record set* or a *marker*. Its
-properties tell which, all of them texts; whole numbers are written in decimal:
+properties say which. They are texts; integers are written in decimal:
 
-- `tb.v`        version of this protocol, `1`. It stands on every message that has one of the others. A
-                message whose version is another, or can't be read, stops the topic.
+- `tb.v`        version of this protocol, `1`. Every message that has one of the other properties has it. A
+                message with another or an unreadable version stops the topic.
 - `tb.txn`      `most:least`, the transaction of a record.
 - `tb.seq`      1, 2, ...: the number of the record within its transaction and this topic. On a record
                 set, that of its first record.
 - `tb.records`  n, from 1 to 2^31 - 1: the message is a record set, its value a block of n records (see
-                `txnbuffer.recordset`). The records stand at `(ledger, entry, 0 ... n - 1)`, their seqs follow
-                one another. A record set is never a member of a batch of the broker.
-- `tb.marker`   `1`: the message is a marker. The other properties then mean nothing.
+                `txnbuffer.recordset`). The records have the positions `(ledger, entry, 0 ... n - 1)` and
+                consecutive seqs. A record set is never a member of a batch of the broker.
+- `tb.marker`   `1`: the message is a marker. Readers ignore its other properties, except `tb.v`.
 
 A record without `tb.txn` and `tb.seq` is ordinary. A record whose properties contradict this (an
-unreadable or missing `tb.txn`, `tb.seq`, `tb.records`, no `tb.v`) is *undecodable*: never visible, counted.
+unreadable or missing `tb.txn`, `tb.seq`, `tb.records`, no `tb.v`) is *undecodable*: it is counted and never
+visible.
 
-The value of a marker is one Avro record without a schema in front; the schema is `MARKER_SCHEMA`.
-Fields, in this order:
+The value of a marker is one Avro record without its schema, which is `MARKER_SCHEMA`. Its fields, in order:
 
 - `coordinator` long: the `most` of all its transactions.
 - `epoch` long: epoch of the owner that wrote the marker, >= 0.
-- `low_water_mark` long: every transaction of the coordinator up to it has ended, >= 0; 0 says nothing.
-- `decided` boolean: the outcomes stand in the decision log; false: this marker is the decision (one-phase).
-- `least` array of longs: the `least` of the ended transactions, each as the difference from the one before,
-  the first from 0.
+- `low_water_mark` long: every transaction of the coordinator up to it has ended, >= 0; 0 if none is known to have.
+- `decided` boolean: the outcomes are in the decision log; false: this marker is the decision (one-phase).
+- `least` array of longs: the `least` of the ended transactions, each as the difference from its
+  predecessor, the first from 0.
 - `outcomes` bytes: one byte for each of them, 0 ABORT, 1 COMMIT.
 - `records` array of longs: for each of them how many records this topic must hold.
 
-No items make it a border. A marker has no key. What does not follow all of this can't be decoded and
-stops the topic.
+A marker without items is an epoch marker. A marker has no key. A marker that breaks one of these rules can't be
+decoded and stops the topic.
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ def encode_marker(marker: Marker) -> Message:
 
 
 def decode_marker(payload: bytes | None) -> Marker:
-    """Read the value of a marker. Raises ValueError that says what is wrong with it."""
+    """Decode the value of a marker. Raises ValueError that says what is wrong."""
     if payload is None:
         raise ValueError("it has no value")
     columns = avro.decode(_SCHEMA, payload)
     least = list(itertools.accumulate(columns["least"]))
     outcomes, records, most = columns["outcomes"], columns["records"], columns["coordinator"]
     if not len(least) == len(outcomes) == len(records):
-        raise ValueError(f"its columns have {len(least)}, {len(outcomes)} and {len(records)} items")
+        raise ValueError(f"its columns have {len(least)}, {len(outcomes)} and {len(records)} items, not equally many")
     if least and not 1 <= min(least) <= max(least) <= MAX_LEAST:
-        raise ValueError("a transaction id is out of range")
+        raise ValueError(f"a transaction id is out of range: {min(least)} to {max(least)}, not within 1 to {MAX_LEAST}")
     if max(outcomes, default=0) > 1:
-        raise ValueError(f"{max(outcomes)} is no outcome")
+        raise ValueError(f"{max(outcomes)} is not an outcome, which is 0 or 1")
     txns = map(TxnId._make, zip(itertools.repeat(most), least))
     items = map(MarkerItem._make, zip(txns, map(_OUTCOMES.__getitem__, outcomes), records, strict=True))
     return Marker(most, columns["epoch"], columns["low_water_mark"], columns["decided"], tuple(items))

@@ -1,10 +1,10 @@
 """Record sets: many records in one message.
 
 The value of a record set is one block (`broker_io.block`) of its n records: their keys, values, event times
-and own properties, without key hashes. Entry numbers and publish times of the block mean nothing. Either part
-of it may be compressed; neither has more than 64 MiB when it is not. The message has no key; its properties
-`tb.v`, `tb.records` = n and, for records of a transaction, `tb.txn` and `tb.seq` (of the first record) are
-those of `txnbuffer.protocol`. The records stand at `(ledger, entry, 0 ... n - 1)`.
+and own properties, without key hashes. Readers ignore the entry numbers and publish times of the block. Its keys and
+its values may be compressed; each has at most 64 MiB uncompressed. The message has no key. Its properties `tb.v`,
+`tb.records` = n and, for records of a transaction, `tb.txn` and `tb.seq` (of the first record) are those of
+`txnbuffer.protocol`. The records have the positions `(ledger, entry, 0 ... n - 1)`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, TxnId
 from txnbuffer.protocol import MARKER, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, transactional
 
 SET_BYTES = 1024 * 1024
-"""Records are put into a set until it would be larger than this; one record may be."""
+"""A set takes records until it would be larger than this; a set of one record may be larger."""
 SET_ROOM = 512
-"""The most that a record of a set takes in its message besides its bytes and what its properties take."""
+"""The most bytes that a set takes in its message besides its records."""
 PROPERTY_ROOM = 32
-"""The most that each property takes there besides its name and text."""
+"""The most bytes that each property takes besides its name and text."""
 MOST_BYTES = 64 * 1024 * 1024
 TOGETHER, TOGETHER_BYTES = 65_536, 32 * 1024 * 1024
-"""Sets are unpacked together until they have so many records, or bytes; a single one may have more."""
+"""Sets are unpacked together up to this many records and bytes; a single set may have more."""
 TOGETHER_CELLS = 16 * 1024 * 1024
-"""The same of records times columns, as if no two sets had properties in common."""
+"""The same limit for records times columns, as if no two sets shared a property."""
 
 
 class BatchSlice(NamedTuple):
-    """`size` records one behind the other: of a transaction with consecutive seqs, or ordinary ones."""
+    """`size` consecutive records: of one transaction, with consecutive seqs, or ordinary ones."""
 
     txn: TxnId | None
     first_seq: int
@@ -47,9 +47,9 @@ class BatchSlice(NamedTuple):
 
 
 def pack_all(records: Batch, stretches: Iterable[BatchSlice], most_bytes: int = SET_BYTES) -> Batch:
-    """Record sets, as messages, of all records, which are those of the stretches in order.
+    """Record sets, as messages, of all records, which are those of the slices in order.
 
-    None is larger than `most_bytes` but for sets of one record.
+    None is larger than `most_bytes`, except sets of one record.
     """
     room = PROPERTY_ROOM * (1 + len(records.properties))
     ends = np.cumsum(records.sizes() + room)
@@ -82,7 +82,7 @@ def unpack(position: Position, message: Message) -> Batch:
         value = message.value or b""
         header = parse_header(value)
         if max(header.keys_raw, header.values_raw) > MOST_BYTES:
-            raise BadBlock(f"it says that it has {header.keys_raw} and {header.values_raw} bytes once decompressed")
+            raise BadBlock(f"keys of {header.keys_raw} and values of {header.values_raw} bytes exceed {MOST_BYTES}")
         batch = decode_blocks([open_block(value, 0, header)]).messages
         check_columns(batch)
     except BadBlock as error:
@@ -91,7 +91,7 @@ def unpack(position: Position, message: Message) -> Batch:
     if len(batch) != count or len(value) != header.length:
         raise UndecodableRecordSet(
             f"the record set at {position} holds {len(batch)} records in {len(value)} bytes "
-            f"where {count} in {header.length} are announced"
+            f"instead of {count} in {header.length}"
         )
     (most,), (least,) = ids([message.properties.get(TXN, "")])
     seq = number(message.properties.get(SEQ, ""), MAX_LEAST)
@@ -101,7 +101,7 @@ def unpack(position: Position, message: Message) -> Batch:
 def expand(placed: PlacedBatch) -> PlacedBatch:
     """The same messages with each record set replaced by its records, at their own positions.
 
-    What is no sound record set stays as it is. Raises UndecodableRecordSet that names the position.
+    Other messages stay as they are. Raises UndecodableRecordSet that names the position.
     """
     sets = set_rows(placed)
     if not len(sets):
@@ -125,7 +125,7 @@ def expand(placed: PlacedBatch) -> PlacedBatch:
 
 
 def pieces(placed: PlacedBatch, limit: int = TOGETHER) -> Iterator[PlacedBatch]:
-    """The same messages in order, in pieces of at most `limit` records that can be unpacked together."""
+    """The same messages in order, in slices of at most `limit` records that can be unpacked together."""
     while (count := rows_within(placed, limit)) < len(placed):
         yield placed.take(slice(count))
         placed = placed.take(slice(count, None))
@@ -144,11 +144,11 @@ def rows_within(placed: PlacedBatch, limit: int) -> int:
 
 
 def _rows_within_memory(placed: PlacedBatch) -> int:
-    """Compressed sets may hold thousands of times the bytes that were read, and properties that no other set has."""
+    """As `rows_within`, by memory: compressed sets may unpack to thousands of times their bytes."""
     values = placed.messages.values
     size = columns = records = 0
     for row in set_rows(placed).tolist():
-        with contextlib.suppress(BadBlock):  # which unpacking tells
+        with contextlib.suppress(BadBlock):  # unpacking raises it
             header = parse_header(bytes(values.data[(at := int(values.offsets[row])) : at + HEADER_BYTES]))
             size += int(header.keys_raw + header.values_raw)
             columns += header.sections
@@ -169,7 +169,7 @@ def set_rows(placed: PlacedBatch) -> NDArray[np.intp]:
 
 
 def _slim(records: Batch) -> Batch:
-    """The same records without what only others have."""
+    """The same records without properties and texts that none of them has."""
     columns = ((name, _slim_column(column)) for name, column in records.properties.items())
     properties = {name: column for name, column in columns if present(column, len(records)).any()}
     return Batch(records.keys, records.values, properties, records.event_times)

@@ -35,8 +35,8 @@ def test_row_02_the_state_carries_the_marker_as_max_read_and_the_aborts() -> Non
     place = log.end(X, ABORT)
     state = folded(log).buffer.snapshot_state()
     assert state.max_read == state.applied == place
-    assert [*zip(state.tail.most.tolist(), state.tail.least.tolist(), strict=True)] == [X]
-    assert [*state.tail.markers] == [place]
+    assert [*zip(state.unsealed.most.tolist(), state.unsealed.least.tolist(), strict=True)] == [X]
+    assert [*state.unsealed.markers] == [place]
 
 
 def test_row_03_a_removed_ledgers_abort_is_trimmed_and_the_newer_is_kept() -> None:
@@ -48,7 +48,7 @@ def test_row_03_a_removed_ledgers_abort_is_trimmed_and_the_newer_is_kept() -> No
     log.end(Y, ABORT)
     log.record(Z, 1)
     log.end(Z, ABORT)
-    owner = folded(log, part_size=1)
+    owner = folded(log, segment_size=1)
     owner.trim(2)
     assert owner.buffer.aborted.ids() == [Y, Z]
     assert owner.recovered().buffer.aborted.ids() == [Y, Z]
@@ -61,9 +61,9 @@ def test_row_07_fourteen_aborts_in_parts_of_five() -> None:
         log.end(TxnId(0, least), ABORT)
         if least == 10:
             log.new_ledger()
-    owner = folded(log, part_size=5)
+    owner = folded(log, segment_size=5)
     assert [len(part.items) for part in owner.parts.values()] == [5, 5]
-    assert owner.buffer.parts.tail_size == 4
+    assert owner.buffer.segments.unsealed_size == 4
     other = owner.recovered()
     assert other.buffer.snapshot_state().differences(owner.buffer.snapshot_state()) == []
     assert other.buffer.aborted.ids() == owner.buffer.aborted.ids()

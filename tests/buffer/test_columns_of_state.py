@@ -186,7 +186,7 @@ def test_parts_hold_exactly_their_size_in_log_order(size: int, steps: list[int |
     assert [part.number for part in sealed] == [*range(1, len(sealed) + 1)]
     assert {len(part.items) for part in sealed} <= {size}
     assert len(sealed) == max(0, -(-len(expected) // size) - 1)
-    for index, items in enumerate([*(part.items for part in sealed), parts.tail()]):
+    for index, items in enumerate([*(part.items for part in sealed), parts.unsealed()]):
         wanted = expected[index * size : (index + 1) * size]
         assert items.least.tolist() == [item.least for item in wanted if isinstance(item, TxnId)]
         assert [*items.firsts] == [item for item in wanted if isinstance(item, Position)]
@@ -199,7 +199,7 @@ def test_suppressed_messages_that_follow_one_another_are_one_range() -> None:
     assert parts.add_range(Position(1, 7), Position(1, 8), Position(1, 4))
     assert not parts.add_range(Position(1, 10), Position(1, 10), Position(1, 9))
     assert not parts.add_range(Position(2, 0), Position(2, 0), Position(1, 10))
-    assert [*parts.tail().firsts] == [Position(2, 0)]
+    assert [*parts.unsealed().firsts] == [Position(2, 0)]
     (part,) = parts.take_sealed()
     assert [*part.items.lasts] == [Position(1, 8), Position(1, 10)]
     assert (part.items.first, part.items.last, part.summary.last_ledger) == (Position(1, 3), Position(1, 10), 1)
@@ -219,7 +219,7 @@ def test_parts_that_nobody_took_are_not_trimmed() -> None:
 
 def test_a_part_of_no_items_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        TransactionBuffer(part_size=0)
+        TransactionBuffer(segment_size=0)
 
 
 def test_differences_name_the_field() -> None:

@@ -41,7 +41,7 @@ def test_h1_trimming_leaves_the_ended_ids() -> None:
     log.end(Y, ABORT)
     log.new_ledger()
     late = log.record(X, 1)
-    owner = Owner(part_size=1)
+    owner = Owner(segment_size=1)
     owner.apply(log, 0, 4)
     owner.trim(2)
     assert not owner.buffer.is_aborted(X)
@@ -108,7 +108,7 @@ def test_h3_an_abort_that_finds_no_record_enters_the_ended_set_only() -> None:
     owner = folded(log)
     assert owner.buffer.outcome(X) is ABORT
     assert not owner.buffer.is_aborted(X)
-    assert len(owner.buffer.snapshot_state().tail.least) == 0
+    assert len(owner.buffer.snapshot_state().unsealed.least) == 0
     assert owner.buffer.suppressed.ranges() == [(late, late)]
 
 
@@ -179,7 +179,7 @@ def test_h10_resuming_at_the_applied_position_does_not_judge_anything_twice() ->
     assert visible(log, owner.buffer) == [y, x]
     assert owner.buffer.counters.late == 0
     state = owner.buffer.snapshot_state()
-    assert (state.tail.least.tolist(), len(state.tail.firsts)) == ([7], 0)
+    assert (state.unsealed.least.tolist(), len(state.unsealed.firsts)) == ([7], 0)
 
 
 def test_h15_seqnos_between_max_read_and_applied_are_not_lost_by_a_recovery() -> None:
@@ -226,7 +226,7 @@ def test_h17_a_reader_trims_only_below_its_own_next_record() -> None:
     log.end(Y, ABORT)
     log.new_ledger()
     log.record(None)
-    owner = Owner(part_size=1)
+    owner = Owner(segment_size=1)
     owner.apply(log)
     fetched = log.events[0].position
     owner.trim(reader_floor(2, fetched))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from buffer_driver import Owner, folded, numbered, visible
-from histories import History, Log, cuts, histories, part_sizes
+from histories import History, Log, cuts, histories, segment_sizes
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from naive import Naive, end_of
@@ -21,11 +21,11 @@ def existing(history: History, owner: Owner) -> int:
     return sum(event.position.ledger < owner.buffer.first_ledger for event in events)
 
 
-@given(histories(), part_sizes, cuts, cuts, st.data())
-def test_i1_restored_and_replayed_equals_all(history, part_size, cut, other_cut, data) -> None:
-    everything = Owner(part_size)
+@given(histories(), segment_sizes, cuts, cuts, st.data())
+def test_i1_restored_and_replayed_equals_all(history, segment_size, cut, other_cut, data) -> None:
+    everything = Owner(segment_size)
     everything.run(history, sizes=cut)
-    first = Owner(part_size)
+    first = Owner(segment_size)
     stop = data.draw(st.integers(0, len(history.log.events)))
     first.run(history, 0, stop, other_cut)
     second = first.recovered()
@@ -37,9 +37,9 @@ def test_i1_restored_and_replayed_equals_all(history, part_size, cut, other_cut,
     assert [part.summary for part in second.parts.values()] == [part.summary for part in everything.parts.values()]
 
 
-@given(histories(), part_sizes, cuts, st.data())
-def test_i2_what_is_visible_is_what_committed(history, part_size, cut, data) -> None:
-    owner = Owner(part_size)
+@given(histories(), segment_sizes, cuts, st.data())
+def test_i2_what_is_visible_is_what_committed(history, segment_size, cut, data) -> None:
+    owner = Owner(segment_size)
     owner.run(history, sizes=cut)
     naive = Naive(history.log.events)
     begin = existing(history, owner)
@@ -52,10 +52,10 @@ def test_i2_what_is_visible_is_what_committed(history, part_size, cut, data) -> 
     assert visible(history.log, owner.buffer, start, cut) == expected
 
 
-@given(histories(), part_sizes, cuts, st.data())
-def test_i2_at_every_point_and_after_a_recovery(history, part_size, cut, data) -> None:
+@given(histories(), segment_sizes, cuts, st.data())
+def test_i2_at_every_point_and_after_a_recovery(history, segment_size, cut, data) -> None:
     stop = data.draw(st.integers(0, len(history.log.events)))
-    owner = Owner(part_size)
+    owner = Owner(segment_size)
     owner.run(history, 0, stop, cut)
     owner = owner.recovered()
     log = Log(history.log.events[:stop], history.log.messages[:stop])
@@ -156,9 +156,9 @@ def test_i4_nothing_is_visible_while_a_replay_is_under_way(history, data) -> Non
     assert visible(log, owner.buffer) == Naive(log.events).visible()
 
 
-@given(histories(), cuts, cuts, part_sizes)
-def test_how_the_log_is_cut_into_batches_does_not_matter(history, cut, other_cut, part_size) -> None:
-    one, other = Owner(part_size), Owner(part_size)
+@given(histories(), cuts, cuts, segment_sizes)
+def test_how_the_log_is_cut_into_batches_does_not_matter(history, cut, other_cut, segment_size) -> None:
+    one, other = Owner(segment_size), Owner(segment_size)
     one.run(history, sizes=cut)
     other.run(history, sizes=other_cut)
     assert one.buffer.snapshot_state().differences(other.buffer.snapshot_state()) == []
@@ -170,7 +170,7 @@ def test_a_restore_refuses_missing_foreign_and_surplus_parts() -> None:
     for least in range(1, 8):
         log.record(TxnId(0, least), 1)
         log.end(TxnId(0, least), Outcome.ABORT)
-    owner = folded(log, part_size=2)
+    owner = folded(log, segment_size=2)
     state, parts = owner.buffer.snapshot_state(), [*owner.parts.values()]
     assert [part.number for part in parts] == [1, 2, 3]
     TransactionBuffer.restore(state, parts)

@@ -29,10 +29,10 @@ def test_row_p4_aborts_stand_in_marker_order_not_in_that_of_ids() -> None:
         log.record(TxnId(0, number), 1)
     for number in (1, 3, 5, 2):
         log.end(TxnId(0, number), ABORT)
-    owner = folded(log, part_size=2)
+    owner = folded(log, segment_size=2)
     assert [part.items.least.tolist() for part in owner.parts.values()] == [[1, 3]]
-    assert owner.buffer.snapshot_state().tail.least.tolist() == [5, 2]
-    markers = [*owner.parts[1].items.markers, *owner.buffer.snapshot_state().tail.markers]
+    assert owner.buffer.snapshot_state().unsealed.least.tolist() == [5, 2]
+    markers = [*owner.parts[1].items.markers, *owner.buffer.snapshot_state().unsealed.markers]
     assert markers == sorted(markers)
 
 
@@ -40,7 +40,7 @@ def test_row_p4_a_late_abort_never_changes_a_sealed_part() -> None:
     log = Log()
     log.record(TxnId(0, 2), 1)
     aborts(log, 1, 3, 5)
-    owner = folded(log, part_size=2)
+    owner = folded(log, segment_size=2)
     sealed = owner.parts[1].items.least.tolist()
     log.end(TxnId(0, 2), ABORT)
     aborts(log, 4)
@@ -53,7 +53,7 @@ def test_row_p9_max_read_comes_from_the_state_not_from_parts() -> None:
     log = Log()
     log.record(TxnId(0, 9), 1)
     aborts(log, 1, 2, 3)
-    owner = folded(log, part_size=1).recovered()
+    owner = folded(log, segment_size=1).recovered()
     assert owner.buffer.max_read_position is None
     assert owner.buffer.snapshot_state().max_read is None
 
@@ -99,7 +99,7 @@ def test_row_u4_an_abort_is_counted_once_and_trimming_one_part_leaves_the_ids_of
     log.end(TxnId(0, 1), ABORT)
     log.again(0, 2)
     aborts(log, 3, 4)
-    owner = folded(log, part_size=2)
+    owner = folded(log, segment_size=2)
     assert [part.items.least.tolist() for part in owner.parts.values()] == [[1, 2], [3]]
     assert owner.buffer.aborted.ids() == [TxnId(0, number) for number in (1, 2, 3, 4)]
     owner.trim(2)
@@ -111,7 +111,7 @@ def test_row_u4_forgetting_a_part_twice_changes_nothing_and_a_live_one_is_refuse
     aborts(log, 1, 2)
     log.new_ledger()
     aborts(log, 3, 4, 5)
-    owner = folded(log, part_size=2)
+    owner = folded(log, segment_size=2)
     first, second = owner.parts[1], owner.parts[2]
     assert owner.buffer.trim(2) == [1]
     owner.buffer.forget(first)
@@ -152,7 +152,7 @@ def test_row_u11_ledgers_that_vanish_out_of_order_take_nothing_with_them(order: 
         log.new_ledger()
     aborts(log, 5, 6)
     existing = {1, 2, 3, 4, 5}
-    owner = folded(log, part_size=1)
+    owner = folded(log, segment_size=1)
     for gone in order:
         existing -= {gone}
         owner.trim(min(existing))
@@ -169,7 +169,7 @@ def test_row_u11_a_part_across_ledgers_stays_until_its_last_items_ledger_is_gone
     aborts(log, 2)
     log.new_ledger()
     aborts(log, 3)
-    owner = folded(log, part_size=2)
+    owner = folded(log, segment_size=2)
     assert [part.summary for part in owner.parts.values()] == [(1, 2, 2, 0)]
     owner.trim(2)
     assert owner.buffer.aborted.ids() == [TxnId(0, number) for number in (1, 2, 3)]
@@ -197,9 +197,9 @@ def test_row_u12_only_the_bitmaps_remember_sealed_ids() -> None:
     for txn in everyone:
         log.record(txn, 1)
     log.mark(marker(*((txn, ABORT, 0) for txn in everyone)))
-    owner = folded(log, part_size=100)
+    owner = folded(log, segment_size=100)
     assert len(owner.parts) == 19
-    assert owner.buffer.parts.tail_size == 100
+    assert owner.buffer.segments.unsealed_size == 100
     assert len(owner.buffer.aborted) == 2000
 
 

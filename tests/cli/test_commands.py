@@ -168,7 +168,7 @@ def test_tail_uncommitted_prints_every_record(directory: Path) -> None:
         (["tail", "file:{d}", "orders", "--from", "middle"], 2, "give beginning, end, a position or a time"),
         (["tail", "smtp:x", "orders"], 2, "'smtp:x' is no broker address"),
         (["tail", "file:{d}/none", "orders"], 4, "none"),
-        (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is no transaction id"),
+        (["inspect", "buffer", "file:{d}", "orders", "--txn", "x"], 2, "'x' is not a transaction id"),
         (["recover", "file:{d}", "orders", "--set", "log.colour=1"], 2, "unknown key log.colour"),
         (["recover", "file:{d}", "__txnbuffer_snapshots", "--write"], 2, "one of our own topics"),
         (["verify", "file:{d}", "nowhere"], 2, "there is no data topic 'nowhere'"),

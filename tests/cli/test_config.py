@@ -116,7 +116,7 @@ def test_a_flag_without_its_form_is_an_error(flag: str) -> None:
 def test_who_loads_settings_says_what_told_them() -> None:
     for flag in ("log", "log.pulsar=1", "none.key=1", "log.segment_bytes=--set 1"):
         with pytest.raises(InvalidConfiguration, match=f"^option {flag}: "):
-            load_config(flags=[flag], told_by="option")
+            load_config(flags=[flag], option="option")
 
 
 CLUSTER = "pulsar://127.0.0.1:2/acme/shop"

@@ -47,29 +47,29 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (sending(properties={"a": "\ud800"}), InvalidMessage, "a property cannot be encoded as UTF-8"),
     (sending(ordering_key="\ud800"), InvalidMessage, "a property cannot be encoded as UTF-8"),
     (lambda client: client.send(5, b"x"), InvalidTopicName, "a topic is named by text, not 5"),  # type: ignore[arg-type]  # on purpose
-    (lambda client: beginning(client, timeout="a"), InvalidRequest, "seconds above 0, not 'a'"),
-    (lambda client: beginning(client, timeout=-1), InvalidRequest, "seconds above 0, not -1"),
-    (lambda client: beginning(client, timeout=float("nan")), InvalidRequest, "seconds above 0, not nan"),
-    (lambda client: beginning(client, timeout=float("inf")), InvalidRequest, "seconds above 0, not inf"),
+    (lambda client: beginning(client, timeout="a"), InvalidRequest, "seconds above 0, got 'a'"),
+    (lambda client: beginning(client, timeout=-1), InvalidRequest, "seconds above 0, got -1"),
+    (lambda client: beginning(client, timeout=float("nan")), InvalidRequest, "seconds above 0, got nan"),
+    (lambda client: beginning(client, timeout=float("inf")), InvalidRequest, "seconds above 0, got inf"),
     (lambda client: beginning(client, timeout=1e300), InvalidRequest, "900"),
-    (lambda client: beginning(client, name="n", number=0), InvalidRequest, "a whole one from 1 on, not 0"),
-    (lambda client: beginning(client, name="n", number=2**63), InvalidRequest, "a whole one from 1 on"),
-    (lambda client: beginning(client, name="n", number="a"), InvalidRequest, "a whole one from 1 on, not 'a'"),
-    (lambda client: beginning(client, name="", number=1), InvalidRequest, "a producer is named by"),
-    (lambda client: client.join("\ud800"), InvalidRequest, "a group is named by"),
-    (lambda client: client.join("g" * 401), InvalidRequest, "a group is named by"),
-    (lambda client: client.committed_number(""), InvalidRequest, "a producer is named by"),
+    (lambda client: beginning(client, name="n", number=0), InvalidRequest, "from 1 to 2^63 - 1, got 0"),
+    (lambda client: beginning(client, name="n", number=2**63), InvalidRequest, "from 1 to 2^63 - 1"),
+    (lambda client: beginning(client, name="n", number="a"), InvalidRequest, "from 1 to 2^63 - 1, got 'a'"),
+    (lambda client: beginning(client, name="", number=1), InvalidRequest, "the name of a producer must be"),
+    (lambda client: client.join("\ud800"), InvalidRequest, "the name of a group must be"),
+    (lambda client: client.join("g" * 401), InvalidRequest, "the name of a group must be"),
+    (lambda client: client.committed_number(""), InvalidRequest, "the name of a producer must be"),
     (columns("abc"), InvalidMessage, "values must be a list with an item for each record, got str"),
     (columns(iter([b"a"])), InvalidMessage, "values must be a list"),
     (columns([b"a"], keys=b"k"), InvalidMessage, "keys must be a list"),
     (columns([b"a"], properties={"p": "q"}), InvalidMessage, "properties must be a list"),
     (columns([b"a"], properties=["pq"]), InvalidMessage, "a mapping of text to text, got str"),
     (sending(properties=[("p", "q")]), InvalidMessage, "a mapping of text to text, got list"),
-    (lambda client: client.outcome("x"), InvalidRequest, "'x' is no transaction id: write most:least"),
-    (lambda client: client.outcome(None), InvalidRequest, "'None' is no transaction id"),  # type: ignore[arg-type]  # on purpose
-    (lambda client: client.reader(None), InvalidRequest, "topics are a name, or a list of names, not None"),  # type: ignore[arg-type]  # on purpose
-    (lambda client: client.reader([5]), InvalidRequest, "topics are a name, or a list of names, not [5]"),  # type: ignore[list-item]  # on purpose
-    (lambda client: reading(client, limit="a"), InvalidRequest, "a batch of 'a' records can't be"),
+    (lambda client: client.outcome("x"), InvalidRequest, "'x' is not a transaction id: write MOST:LEAST"),
+    (lambda client: client.outcome(None), InvalidRequest, "'None' is not a transaction id"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.reader(None), InvalidRequest, "topics must be a name or a list of names, got None"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.reader([5]), InvalidRequest, "topics must be a name or a list of names, got [5]"),  # type: ignore[list-item]  # on purpose
+    (lambda client: reading(client, limit="a"), InvalidRequest, "at least 1 record, got 'a'"),
     (lambda client: client.process("orders", "g", None, on_error="Stop"), InvalidRequest, "got 'Stop'"),  # type: ignore[arg-type]  # on purpose
 ]
 
@@ -109,9 +109,9 @@ def test_a_defect_in_sending_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> No
     ("address", "options", "text"),
     [
         (None, {}, "address must be text such as 'file:data', got None"),
-        ("memory:", {"max_unavailable": "x"}, "max_unavailable is a number of seconds from 0 on, not 'x'"),
-        ("memory:", {"max_unavailable": float("nan")}, "max_unavailable is a number of seconds from 0 on, not nan"),
-        ("memory:", {"timeout": -1}, "timeout is a number of seconds from 0 on, not -1"),
+        ("memory:", {"max_unavailable": "x"}, "max_unavailable must be a number of seconds, at least 0, got 'x'"),
+        ("memory:", {"max_unavailable": float("nan")}, "max_unavailable must be a number of seconds, at least 0, got nan"),
+        ("memory:", {"timeout": -1}, "timeout must be a number of seconds, at least 0, got -1"),
     ],
 )
 def test_a_bad_argument_of_connect_is_refused_at_once(address: Any, options: dict[str, Any], text: str) -> None:

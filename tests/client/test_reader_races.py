@@ -41,7 +41,7 @@ def drain(reader: CommittedReader) -> list[tuple[int | None, str]]:
 
 
 def owned(broker: Broker, topic: str = T) -> tuple[SnapshotManager, TopicWriter]:
-    owner = keeper(broker, part_size=2)
+    owner = keeper(broker, segment_size=2)
     owner.register(topic)
     return owner, TopicWriter(broker, topic)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_io.batch import Batch, Blobs, Labels, Message
-from broker_io.errors import MessageTooLarge, PeerError
+from broker_io.errors import Error, MessageTooLarge, PeerError
 from broker_io.position import Position
 from txnbuffer import avro
 from txnbuffer.coordinator.messages import (
@@ -90,13 +90,31 @@ CLIENT = {
         bye=True,
     ),
 }
+
+
+def worded(error: Error, message: str) -> Error:
+    """The error with the message that the golden frame has."""
+    error.args = (message,)
+    return error
+
+
+FORGOTTEN = worded(
+    OutcomeForgotten(B), f"the outcome of transaction {B} is forgotten: it ended; read the topics to see how"
+)
+ABORTED = worded(
+    TransactionAborted(A, "its time is up"),
+    f"transaction {A} was aborted: its time is up; begin another one to do it again",
+)
+COMMITTED = worded(
+    AlreadyCommitted("sink", 3, 41), "number 3 of 'sink' is committed (the last one is 41): go on behind it"
+)
 SERVER = {
     "empty": ServerFrame(),
     "plain": ServerFrame(acknowledged=12, answers=((1, Outcome.COMMIT), (2, Outcome.ABORT))),
     "full": ServerFrame(
-        welcome=Welcome("s-1", 0, 4, 5_242_880, ((A, State.OPEN), (B, OutcomeForgotten(B)))),
+        welcome=Welcome("s-1", 0, 4, 5_242_880, ((A, State.OPEN), (B, FORGOTTEN))),
         acknowledged=3,
-        failures=(Failure(2, MessageTooLarge("too large")), Failure(3, TransactionAborted(A, "its time is up"), A)),
+        failures=(Failure(2, MessageTooLarge("too large")), Failure(3, ABORTED, A)),
         answers=(
             (1, Outcome.COMMIT),
             (2, State.COMMITTING),
@@ -104,7 +122,7 @@ SERVER = {
             (4, Leased(100, 50)),
             (5, NameOpened(2, 41)),
             (6, Joined(3, (("orders", Position(1, 2)), ("stock", Position(1, 9, 3))))),
-            (7, AlreadyCommitted("sink", 3, 41)),
+            (7, COMMITTED),
             (
                 8,
                 MemberAssignments(

@@ -185,7 +185,7 @@ def test_a_tombstone_says_nothing() -> None:
         ({"properties": {"tb.v": "1", "tb.kind": "novel"}}, "kind 'novel'"),
         ({"properties": {"tb.v": "1"}}, "kind ''"),
         ({"key": b"lease-9"}, "belongs under 'lease-3001'"),
-        ({"value": b""}, "no Avro record"),
+        ({"value": b""}, "not an Avro record"),
         ({"value": b""}, "'lease-3001'"),
     ],
 )

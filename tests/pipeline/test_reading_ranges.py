@@ -23,7 +23,7 @@ from txnbuffer.pipeline import reading
 from txnbuffer.pipeline.pinned import PinnedTopic, fix_all
 from txnbuffer.pipeline.ranges import Cut, RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
-from txnbuffer.recovery.load import LoadedTopic, Snapshots, load
+from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 from txnbuffer.recovery.manager import SnapshotManager
 
 TOPIC = "orders"
@@ -51,7 +51,7 @@ def cuts() -> st.SearchStrategy[int]:
 def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: bool, together: int) -> None:
     with (
         MemoryBroker() as broker,
-        SnapshotManager(broker, part_size=2) as keeper,
+        SnapshotManager(broker, segment_size=2) as keeper,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(recordset, "TOGETHER_BYTES", together)
@@ -73,7 +73,7 @@ def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: 
 def test_any_stretch_of_a_log_gives_the_records_that_stand_there(
     seed: int, target: int, numbered: bool, data: st.DataObject
 ) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, part_size=2) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=2) as keeper:
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(30)
         fixed = fix(broker, TOPIC)
@@ -126,14 +126,14 @@ def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
     log = TopicWriter(broker, TOPIC)
     log.plain("1")
 
-    def load_and_go_on(_: Snapshots, topic: str) -> LoadedTopic:
+    def load_and_go_on(_: SnapshotLoader, topic: str) -> LoadedTopic:
         loaded = load(broker, topic)
         keeper.register(topic)
         log.records(1, "2")
         log.abort(1)
         return loaded
 
-    monkeypatch.setattr(Snapshots, "load", load_and_go_on)
+    monkeypatch.setattr(SnapshotLoader, "load", load_and_go_on)
     fixed = fix(broker, TOPIC)
     assert [row[4] for row in rows_read(broker, fixed, whole(fixed))] == [b"1"]
 

@@ -15,7 +15,7 @@ from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.errors import DecisionsLost
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.decision_log import begin_anew, look
+from txnbuffer.recovery.decision_log import read_decisions, reset_decisions
 from txnbuffer.service.engine import Engine
 
 pytestmark = pytest.mark.timeout(300)
@@ -56,7 +56,7 @@ def test_a_decision_log_that_is_gone(cluster: Cluster, namespace: str, how: str)
         for _ in range(2):
             with pytest.raises(DecisionsLost, match="recover ADDRESS --decisions --write"):
                 serve(broker)
-        assert begin_anew(broker, ONLY, "test").lost is not None
-        assert look(broker, ONLY).lost is None
+        assert reset_decisions(broker, ONLY, "test").lost is not None
+        assert read_decisions(broker, ONLY).lost is None
         commit_one(broker, b"new")
         assert visible(broker, "orders") == {b"old": 1, b"new": 1}

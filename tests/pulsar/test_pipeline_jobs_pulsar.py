@@ -28,7 +28,7 @@ def test_jobs_on_a_cluster(
     options = reading_options(address, ("orders",), None, cluster_options)
     table = ExportDirectory(str(tmp_path / "table"), VERSIONS)
     job = Export(spark, options, table, on_progress=lambda _: None)
-    with SnapshotManager(broker, part_size=3) as keeper:
+    with SnapshotManager(broker, segment_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 5)
         for number in (1, 2):

@@ -26,7 +26,7 @@ def test_records_of_a_cluster_are_those_that_a_reader_is_given(
     config = tmp_path / "config.toml"
     config.write_text(f'[pulsar]\nadmin_url = "{cluster.admin}"\n')
     common = {"broker": f"{cluster.url}/{namespace}", "pattern": "or.*", "config": str(config)}
-    with SnapshotManager(broker, part_size=3) as keeper:
+    with SnapshotManager(broker, segment_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 5)
         life.run(60)

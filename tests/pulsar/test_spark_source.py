@@ -67,7 +67,7 @@ def world(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Iterato
         namespace = request.getfixturevalue("namespace")
         broker = opening()
         options = {"broker": f"{cluster.url}/{namespace}", "pulsar.admin_url": cluster.admin}
-    with broker, SnapshotManager(broker, part_size=3) as keeper:
+    with broker, SnapshotManager(broker, segment_size=3) as keeper:
         keeper.recover()
         yield World(spark, broker, keeper, options)
 

@@ -18,9 +18,9 @@ from txnbuffer.recovery.restore import read_snapshot
 T = "t"
 
 
-def registered(part_size=3, **options):
+def registered(segment_size=3, **options):
     broker = MemoryBroker(**options)
-    owner = keeper(broker, part_size=part_size)
+    owner = keeper(broker, segment_size=segment_size)
     owner.register(T)
     return broker, owner, TopicWriter(broker, T)
 
@@ -68,7 +68,7 @@ def test_row_02_snapshots_by_time_and_count_carry_positions_and_aborts(by):
 
 
 def test_row_03_an_abort_goes_with_the_ledger_of_its_marker():
-    broker, owner, writer = registered(part_size=1)
+    broker, owner, writer = registered(segment_size=1)
     abort_some(writer, 1)
     broker.roll(T)
     abort_some(writer, 2, 3)
@@ -77,7 +77,7 @@ def test_row_03_an_abort_goes_with_the_ledger_of_its_marker():
     owner.snapshot(T)
     owner.trim(T, broker.ledgers(T)[1].ledger)
     assert owner.buffer(T).aborted.ids() == [TxnId(0, 2), TxnId(0, 3)]
-    assert keeper(broker, part_size=1).buffer(T).aborted.ids() == [TxnId(0, 2), TxnId(0, 3)]
+    assert keeper(broker, segment_size=1).buffer(T).aborted.ids() == [TxnId(0, 2), TxnId(0, 3)]
 
 
 def test_row_04_a_deleted_topic_leaves_no_entry_behind():
@@ -114,16 +114,16 @@ def test_row_06_every_entry_round_trips():
 
 
 def test_row_07_fourteen_aborts_of_capacity_five():
-    broker, owner, writer = registered(part_size=5)
+    broker, owner, writer = registered(segment_size=5)
     abort_some(writer, *range(1, 11))
     broker.roll(T)
     abort_some(writer, *range(11, 15))
     owner.pump()
     owner.snapshot(T)
     snapshot = read_snapshot(T, entries(broker, T))
-    assert (len(snapshot.chain), len(snapshot.state.buffer.tail)) == (2, 4)
-    assert_true(keeper(broker, part_size=5), broker, T)
-    owner = keeper(broker, part_size=5)
+    assert (len(snapshot.chain), len(snapshot.state.buffer.unsealed)) == (2, 4)
+    assert_true(keeper(broker, segment_size=5), broker, T)
+    owner = keeper(broker, segment_size=5)
     owner.snapshot(T)
     owner.trim(T, broker.ledgers(T)[1].ledger)
     assert [txn.least for txn in owner.buffer(T).aborted.ids()] == [11, 12, 13, 14]

@@ -28,7 +28,7 @@ def write_aborts(keeper: SnapshotManager, log: TopicWriter, first: int, count: i
 def test_the_snapshot_topic_keeps_a_steady_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "COMPACT_BYTES", 20_000)
     address = f"file:{tmp_path / 'log'}"
-    with open_broker(address) as broker, SnapshotManager(broker, part_size=10) as keeper:
+    with open_broker(address) as broker, SnapshotManager(broker, segment_size=10) as keeper:
         keeper.recover()
         keeper.register("orders")
         log = TopicWriter(broker, "orders")

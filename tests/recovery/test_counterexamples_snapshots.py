@@ -133,7 +133,7 @@ def test_row_u4_a_replay_adds_no_abort_twice():
         owner = keeper(broker)
         owner.snapshot(T)
     assert_true(owner, broker, T)
-    tail = owner._tails[T].state().buffer.tail
+    tail = owner._followed[T].state().buffer.unsealed
     assert len(set(tail.least.tolist())) == len(tail.least)
 
 

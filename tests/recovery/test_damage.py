@@ -21,7 +21,7 @@ from snapshots.errors import (
 from snapshots.format import PART, SPILL, message
 from snapshots.keys import part_key, spill_key
 from snapshots.scan import TopicEntries
-from txnbuffer.recovery.codec import decode_part, encode_part
+from txnbuffer.recovery.codec import decode_segment, encode_segment
 from txnbuffer.recovery.restore import read_snapshot
 
 T = "t"
@@ -91,9 +91,9 @@ def test_row_p12_a_part_of_another_chain_is_damage():
 def test_row_p12_a_last_part_of_another_snapshot_is_damage():
     broker, _, _ = stored()
     found = entries(broker, T)
-    part = decode_part(T, 3, found.parts[3])
-    items = dataclasses.replace(part.part.items, least=part.part.items.least + 50)
-    value = encode_part(dataclasses.replace(part, part=dataclasses.replace(part.part, items=items)))
+    part = decode_segment(T, 3, found.parts[3])
+    items = dataclasses.replace(part.segment.items, least=part.segment.items.least + 50)
+    value = encode_segment(dataclasses.replace(part, segment=dataclasses.replace(part.segment, items=items)))
     with pytest.raises(SnapshotDamaged, match="t-end: its chain does not end with the last part"):
         read_snapshot(T, dataclasses.replace(found, parts=found.parts | {3: found.parts[3]._replace(value=value)}))
 
@@ -119,8 +119,8 @@ def test_h13_epochs_never_fall_along_the_chain_nor_pass_the_end(epochs, fine):
     found = entries(broker, T)
     before = end_of(broker).chain_first
     for number, epoch in enumerate(epochs, 1):
-        part = decode_part(T, number, found.parts[number])
-        value = encode_part(dataclasses.replace(part, epoch=epoch, chain_before=before))
+        part = decode_segment(T, number, found.parts[number])
+        value = encode_segment(dataclasses.replace(part, epoch=epoch, chain_before=before))
         before = value[-16:]
         found.parts[number] = found.parts[number]._replace(value=value, epoch=epoch)
     end = dataclasses.replace(end_of(broker), epoch=2, chain_next=before)

@@ -79,10 +79,10 @@ def test_an_open_transaction_is_all_that_a_snapshot_tells_of(broker: Broker, res
 
 def test_what_outgrows_memory_is_read_again_from_the_ledger_that_is_left(broker: Broker) -> None:
     owner, writer = emptied(broker)
-    owner.tail(T).numbering.held_limit = 0
+    owner.followed(T).sequencing.held_limit = 0
     writer.records(2, "e", "f")
     owner.pump()
-    assert owner.tail(T).numbering.trails
+    assert owner.followed(T).sequencing.lagging
     writer.commit(2)
     owner.pump()
     assert owner.problems == {}
@@ -93,7 +93,7 @@ def test_what_outgrows_memory_is_read_again_from_the_ledger_that_is_left(broker:
 def test_a_snapshot_of_nothing_but_numbers_begins_with_the_ledger_that_is_left(broker: Broker) -> None:
     owner, _ = emptied(broker)
     owner.snapshot(T)
-    state = owner.tail(T).state()
+    state = owner.followed(T).state()
     left = broker.ledgers(T)[0].ledger
     assert state.sequencer.position == Position(left, -1)
     assert state.resume_ledger == left

@@ -25,7 +25,14 @@ from txnbuffer.buffer import (
 )
 from txnbuffer.model import TxnId
 from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
-from txnbuffer.recovery.codec import EncodedSegment, TopicState, decode_part, decode_state, encode_part, encode_state
+from txnbuffer.recovery.codec import (
+    EncodedSegment,
+    TopicState,
+    decode_segment,
+    decode_state,
+    encode_segment,
+    encode_state,
+)
 from txnbuffer.streams.failover import Version
 
 T = "orders"
@@ -42,7 +49,7 @@ ITEMS = Items.of(
 PART = EncodedSegment(T, 7, chain_start(T, "incarnation-1"), BufferSegment(1, ITEMS))
 STATE = TopicState(
     BufferState(
-        part_size=5,
+        segment_size=5,
         applied=Position(5, 77),
         max_read=Position(4, 12, 3),
         first_ledger=3,
@@ -61,8 +68,8 @@ STATE = TopicState(
             (BitMap64([9, 10, 11]).serialize(), BitMap64().serialize()),
             (BitMap64([12]).serialize(), BitMap64([700]).serialize()),
         ),
-        parts=SegmentColumns(1, longs(4), longs(3), longs(2)),
-        tail=ITEMS,
+        segments=SegmentColumns(1, longs(4), longs(3), longs(2)),
+        unsealed=ITEMS,
         counters=Counters(1, 2, 3, 4, 1),
         damage=(Damage(TxnId(0, 10), Position(4, 12), 5, 4),),
     ),
@@ -100,9 +107,9 @@ def test_owner():
 
 
 def test_part():
-    data = committed("snapshots/part-1.bin", encode_part(PART))
-    entry = decode_part(T, 1, Stored(Position(1, 0), "1", "part", 7, data))
-    assert plain(entry.part.items) == plain(ITEMS)
+    data = committed("snapshots/part-1.bin", encode_segment(PART))
+    entry = decode_segment(T, 1, Stored(Position(1, 0), "1", "part", 7, data))
+    assert plain(entry.segment.items) == plain(ITEMS)
     assert entry.chain_after == data[-16:] == digest(data[:-16])
     avro = by_avro("part-1", data)
     assert np.cumsum(avro["least"]).tolist() == [9, 3, 700]
@@ -179,10 +186,10 @@ def test_columns_of_equal_numbers_are_short_and_parts_are_small():
     least = np.cumsum(rng.integers(1, 20, count))
     markers = Positions(longs(*[4] * count), np.cumsum(rng.integers(1, 40, count)), longs(*[-1] * count))
     none = Positions.of([])
-    value = encode_part(
+    value = encode_segment(
         EncodedSegment(T, 7, b"c" * 16, BufferSegment(1, Items(longs(*[0] * count), least, markers, none, none)))
     )
     assert len(value) <= 3 * count
-    entry = decode_part(T, 1, Stored(Position(1, 0), "1", "part", 7, value))
-    assert plain(entry.part.items)[1] == least.tolist()
-    assert [*entry.part.items.markers] == [*markers]
+    entry = decode_segment(T, 1, Stored(Position(1, 0), "1", "part", 7, value))
+    assert plain(entry.segment.items)[1] == least.tolist()
+    assert [*entry.segment.items.markers] == [*markers]

@@ -186,10 +186,10 @@ def test_the_older_snapshot_can_still_be_resumed_from_after_a_trim():
     older = owner.buffer(T).applied.ledger
     writer.plain(*"ghijklmnopqrst")
     owner.pump()
-    owner._write([owner._tails[T]])
-    needed = min(owner._tails[T].generations)
+    owner._write([owner._followed[T]])
+    needed = min(owner._followed[T].generations)
     assert needed == older
-    owner._broker.trim(T, min(10**6, owner._tails[T].floor()))
+    owner._broker.trim(T, min(10**6, owner._followed[T].floor()))
     assert broker.ledgers(T)[0].ledger == older
 
 
@@ -215,12 +215,12 @@ def test_a_part_that_cannot_be_read_again_stays():
     owner.pump()
     owner.snapshot(T)
     aborted = owner.buffer(T).aborted.ids()
-    owner._tails[T].writer.live_parts.pop(2)
+    owner._followed[T].writer.live_parts.pop(2)
     with pytest.raises(Exception, match="entry t-2"):
         owner.trim(T, 10**6)
     assert owner.buffer(T).aborted.ids() == aborted
-    state = owner._tails[T].state()
-    assert state.buffer.parts.first == owner._tails[T].writer.first_part == 1
+    state = owner._followed[T].state()
+    assert state.buffer.segments.first == owner._followed[T].writer.first_part == 1
 
 
 def test_row_u8_a_deletion_finishes_after_a_failure():
@@ -253,12 +253,12 @@ def test_messages_held_for_their_seqnos_are_bounded(monkeypatch):
         abort_some(writer, *range(turn * 5 + 1, turn * 5 + 5))
         writer.plain("b", "c")
         owner.pump()
-        assert owner._tails[T].numbering._held_bytes <= 1000
+        assert owner._followed[T].sequencing._held_bytes <= 1000
     assert owner.sequencer(T).next_seqno == 2
     writer.commit(500)
     owner.pump()
     assert_true(owner, broker, T)
-    assert not owner._tails[T].numbering.trails
+    assert not owner._followed[T].sequencing.lagging
     writer.plain("d")
     owner.pump()
     assert_true(owner, broker, T)

@@ -11,7 +11,7 @@ from snapshots.errors import SnapshotDamaged, UnsupportedSnapshot
 from snapshots.format import END, EPOCH_PROPERTY, gone, message
 from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key
 from txnbuffer.buffer import visible_counts
-from txnbuffer.recovery.load import Snapshots, load
+from txnbuffer.recovery.load import SnapshotLoader, load
 from txnbuffer.recovery.verify import diff_states
 
 T = "t"
@@ -150,7 +150,7 @@ def test_topics_that_are_loaded_together_are_what_each_is_alone(broker):
     owner.snapshot("u")
     TopicWriter(broker, "plain").plain("a")
     topics = ["u", T, "plain", "u"]  # one of them twice, for a trim may ask for that
-    with Snapshots(broker, topics) as snapshots:
+    with SnapshotLoader(broker, topics) as snapshots:
         for topic in topics:
             alone, together = load(broker, topic), snapshots.load(topic)
             assert diff_states(alone.buffer, together.buffer) == []
@@ -165,7 +165,7 @@ def test_damage_of_one_topic_keeps_no_other_from_being_loaded_together():
     owner, _ = owned(broker)
     owner.register("u")
     put(broker, gone(part_key(T, 2), owner.epoch))
-    with Snapshots(broker, ["u", T]) as snapshots:
+    with SnapshotLoader(broker, ["u", T]) as snapshots:
         with pytest.raises(SnapshotDamaged, match="t-2"):
             snapshots.load(T)
         assert snapshots.load("u").registered

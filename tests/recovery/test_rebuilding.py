@@ -23,7 +23,7 @@ from txnbuffer.recovery import rebuild
 from txnbuffer.recovery.codec import decode_state, encode_state
 from txnbuffer.recovery.load import LoadedTopic
 from txnbuffer.recovery.manager import SnapshotManager
-from txnbuffer.recovery.rebuild import compared, folded, write
+from txnbuffer.recovery.rebuild import compare, fold_log, write
 from txnbuffer.recovery.restore import read_snapshot
 from txnbuffer.recovery.verify import Level, verify
 
@@ -32,14 +32,14 @@ from txnbuffer.recovery.verify import Level, verify
 @given(st.integers(0, 2**32), st.booleans())
 def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, part_size=3) as keeper:
+        with SnapshotManager(broker, segment_size=3) as keeper:
             keeper.recover()
             for topic in ("orders", "stock"):
                 Life(broker, keeper, topic, seed).run(40)
         before = {topic: records_of(broker, topic) for topic in ("orders", "stock")}
         if lost:
             broker.delete_topic(SNAPSHOT_TOPIC)
-        found = [folded(broker, topic) for topic in before]
+        found = [fold_log(broker, topic) for topic in before]
         for one in found:
             assert (one.problem == "") != lost
             assert one.differences == ()
@@ -62,7 +62,7 @@ def test_a_snapshot_made_anew_is_what_the_log_says(seed: int, lost: bool) -> Non
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, part_size=3) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", 1)
         life.run(40)
@@ -77,30 +77,30 @@ def test_what_is_appended_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyP
             return found
 
         monkeypatch.setattr(rebuild, "from_snapshot", busy)
-        assert compared(broker, "orders")[2] == []
-        assert folded(broker, "orders").differences == ()
+        assert compare(broker, "orders")[2] == []
+        assert fold_log(broker, "orders").differences == ()
 
 
 def test_what_a_snapshot_says_wrongly_is_told() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, part_size=3) as keeper:
+        with SnapshotManager(broker, segment_size=3) as keeper:
             keeper.recover()
             Life(broker, keeper, "orders", 1).run(40)
-        right = folded(broker, "orders")
+        right = fold_log(broker, "orders")
         assert right.sound
         assert right.aborts
         state = decode_state(right.state)
-        forgetful = replace(state, buffer=replace(state.buffer, tail=Items.of()))  # the newest aborts are lost
+        forgetful = replace(state, buffer=replace(state.buffer, unsealed=Items.of()))  # the newest aborts are lost
         wrong = replace(right, state=encode_state(forgetful))
         with acquire(broker)[0] as ownership:
             write(broker, ownership, scan(broker), wrong, now_ms=1)
-        assert "aborted, only in the second" in str(folded(broker, "orders").differences)
+        assert "aborted, only in the second" in str(fold_log(broker, "orders").differences)
 
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32))
 def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
-    with MemoryBroker() as broker, SnapshotManager(broker, part_size=3) as keeper:
+    with MemoryBroker() as broker, SnapshotManager(broker, segment_size=3) as keeper:
         keeper.recover()
         life = Life(broker, keeper, "orders", seed)
         origin = broker.ledgers("orders")[0].ledger
@@ -110,19 +110,19 @@ def test_a_sound_snapshot_of_a_trimmed_log_is_not_wrong(seed: int) -> None:
         keeper.trim("orders", broker.ledgers("orders")[-1].ledger)
         life.run(20)
         keeper.pump()
-        found = folded(broker, "orders")
+        found = fold_log(broker, "orders")
         assert found.problem == ""
         assert found.differences == ()
-        assert compared(broker, "orders")[2] == []
+        assert compare(broker, "orders")[2] == []
         gone = broker.ledgers("orders")[0].ledger > origin
         assert found.trimmed == gone
         assert found.transactional or not gone
-        assert compared(broker, "orders")[3] == gone
+        assert compare(broker, "orders")[3] == gone
 
 
 def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
     with MemoryBroker() as broker:
-        with SnapshotManager(broker, part_size=100) as keeper:
+        with SnapshotManager(broker, segment_size=100) as keeper:
             keeper.recover()
             keeper.register("orders")
             log = TopicWriter(broker, "orders")
@@ -136,23 +136,23 @@ def test_a_snapshot_of_a_trimmed_log_that_lacks_an_abort_is_wrong() -> None:
             keeper.snapshot("orders")
             (left,) = broker.ledgers("orders")[1:]
             assert keeper.trim("orders", left.ledger) == left.ledger
-        assert folded(broker, "orders").sound
+        assert fold_log(broker, "orders").sound
         with acquire(broker)[0] as ownership:
             entries = scan(broker).topics["orders"]
             state = read_snapshot("orders", entries).state
             writer = SnapshotWriter("orders", broker.incarnation("orders"))
             writer.found(entries)
-            forgetful = replace(state, buffer=replace(state.buffer, tail=Items.of()))
+            forgetful = replace(state, buffer=replace(state.buffer, unsealed=Items.of()))
             commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(forgetful)))])
-        found = folded(broker, "orders")
+        found = fold_log(broker, "orders")
         assert found.differences == (f"shown, and hidden by the log: 2 records, such as {left.ledger}:0",)
-        assert compared(broker, "orders")[2:] == ([*found.differences], True)
+        assert compare(broker, "orders")[2:] == ([*found.differences], True)
 
 
 def test_a_topic_that_was_made_anew_gets_no_snapshot_of_the_old_one() -> None:
     with MemoryBroker() as broker:
         broker.create_topic("orders")
-        found = folded(broker, "orders")
+        found = fold_log(broker, "orders")
         broker.delete_topic("orders")
         broker.create_topic("orders")
         ownership, table = acquire(broker)
@@ -163,7 +163,7 @@ def test_a_topic_that_was_made_anew_gets_no_snapshot_of_the_old_one() -> None:
 def test_a_log_without_transactions_needs_no_snapshot() -> None:
     with MemoryBroker() as broker:
         broker.create_topic("plain")
-        found = folded(broker, "plain")
+        found = fold_log(broker, "plain")
         assert (found.transactional, found.sound, found.problem) == (False, True, "the topic has no snapshot")
 
 
@@ -172,9 +172,9 @@ def test_a_lost_snapshot_is_no_sound_one() -> None:
         with SnapshotManager(broker) as keeper:
             keeper.recover()
             life = Life(broker, keeper, "orders", 1)
-            while not folded(broker, "orders").transactional:
+            while not fold_log(broker, "orders").transactional:
                 life.run(5)
         broker.delete_topic(SNAPSHOT_TOPIC)
-        assert not folded(broker, "orders").sound
+        assert not fold_log(broker, "orders").sound
         with pytest.raises(SnapshotMissing):
             records_of(broker, "orders")

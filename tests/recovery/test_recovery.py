@@ -80,7 +80,7 @@ def test_a_ledger_closed_and_wholly_applied_may_go():
     broker.roll(T)
     owner = keeper(broker)
     owner.snapshot(T)
-    assert trimmed_to(broker, 10**6) == owner._tails[T].state().following_ledger
+    assert trimmed_to(broker, 10**6) == owner._followed[T].state().following_ledger
     for _ in range(2):  # the proof has to outlive the ledger that it is about
         owner = keeper(broker)
         assert owner.problems == {}

@@ -23,7 +23,7 @@ def test_any_part_of_the_last_write_may_stand_there_twice(
     monkeypatch.setattr(scan, "END_TIMEOUT", 0.01)
     with MemoryBroker() as broker:
         writer = TopicWriter(broker, T)
-        keeper = SnapshotManager(broker, part_size=2)
+        keeper = SnapshotManager(broker, segment_size=2)
         keeper.recover()
         keeper.register(T)
         for txn in range(1, 8):
@@ -40,7 +40,7 @@ def test_any_part_of_the_last_write_may_stand_there_twice(
         broker.repeat(SNAPSHOT_TOPIC, placed.positions[first], placed.positions[last])
         if compacted:
             broker.compact(SNAPSHOT_TOPIC)
-        with SnapshotManager(broker, part_size=2) as again:
+        with SnapshotManager(broker, segment_size=2) as again:
             again.recover()
             assert (again.problems, again.notes) == ({}, [])
             assert len(again.buffer(T).aborted) == 7

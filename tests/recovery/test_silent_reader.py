@@ -15,7 +15,7 @@ from snapshots.scan import scan
 from snapshots.shards import ONLY
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import Lease, Owner, encode
-from txnbuffer.recovery.decision_log import look
+from txnbuffer.recovery.decision_log import read_decisions
 from txnbuffer.recovery.load import load
 from txnbuffer.recovery.manager import SnapshotManager
 
@@ -96,5 +96,5 @@ def test_a_decision_log_is_begun_anew_above_all_that_it_says(monkeypatch: pytest
             entries = [Owner(7, "a"), Lease(1, 100, "s", 0), Lease(101, 100, "s", 0)]
             writer.append(Batch.of([encode(entry) for entry in entries])).result()
         cut_short(monkeypatch, broker, given)
-        found = look(broker, ONLY)
+        found = read_decisions(broker, ONLY)
         assert (found.history.epoch, sorted(found.history.leases), found.lost) == (7, [1, 101], None)

@@ -5,7 +5,7 @@ from writing import TopicWriter
 
 from broker_io.memory import MemoryBroker
 from snapshots.keys import SNAPSHOT_TOPIC
-from txnbuffer.recovery.followed_topic import drop_parts
+from txnbuffer.recovery.followed_topic import drop_segments
 
 T = "t"
 
@@ -19,7 +19,7 @@ def registered(broker):
 def trailing(broker):
     """An owner that holds nothing for its seqnos, so that it reads all of the log again."""
     owner, writer = registered(broker)
-    owner._tails[T].numbering.held_limit = 0
+    owner._followed[T].sequencing.held_limit = 0
     return owner, writer
 
 
@@ -50,7 +50,7 @@ def test_numbering_that_has_caught_up_needs_the_log_behind_it_no_more():
         broker.roll(T)
         writer.commit(txn)
         owner.pump()
-        assert owner._tails[T].numbering._reader is None
+        assert owner._followed[T].sequencing._reader is None
         owner.snapshot(T)
         owner.snapshot(T)
         assert owner.trim(T, 10**6) == broker.ledgers(T)[-1].ledger
@@ -65,14 +65,14 @@ def test_parts_that_wait_to_be_written_are_not_dropped():
     broker.roll(T)
     writer.plain("p")
     owner.pump()
-    tail = owner._tails[T]
+    tail = owner._followed[T]
     tail.plan(owner.epoch)
     assert len(tail.writer.waiting) == 2
-    assert not drop_parts(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
+    assert not drop_segments(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
     assert len(owner.buffer(T).aborted) == 7
-    assert len(tail.buffer.parts.summaries) == 2
+    assert len(tail.buffer.segments.summaries) == 2
     owner.snapshot(T)
-    assert drop_parts(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
+    assert drop_segments(broker, SNAPSHOT_TOPIC, tail, broker.ledgers(T)[-1].ledger)
     assert len(owner.buffer(T).aborted) == 1
 
 

@@ -163,10 +163,12 @@ def test_topics_that_are_gone_or_new_are_told():
 
 def test_states_are_compared_to_the_last_id():
     broker, owner, _ = stored()
-    one, numbers = rebuild(broker, T, part_size=3, until=broker.last_position(T))
-    two, _ = rebuild(broker, T, part_size=3, until=broker.last_position(T))
+    one, numbers = rebuild(broker, T, segment_size=3, until=broker.last_position(T))
+    two, _ = rebuild(broker, T, segment_size=3, until=broker.last_position(T))
     assert diff_states(one, two) == []
-    two.aborted.discard(*(column[:1] for column in (two.snapshot_state().tail.most, two.snapshot_state().tail.least)))
+    two.aborted.discard(
+        *(column[:1] for column in (two.snapshot_state().unsealed.most, two.snapshot_state().unsealed.least))
+    )
     assert "aborted, only in the first: 1" in diff_states(one, two)[0]
     one.suppressed.add(Position(10**6, 0), Position(10**6, 1))
     assert "suppressed, only in the first" in diff_states(one, two)[1]

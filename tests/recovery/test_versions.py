@@ -30,28 +30,28 @@ def test_a_topic_has_one_version_whoever_owns_it(broker):
     writer.plain("p")
     writer.plain("q")
     owner.pump()
-    first = owner.tail(T).failover
+    first = owner.followed(T).failover
     assert first.versions == (Version(first.current.uuid, 0),)
-    owner.tail(T).index = INDEX
+    owner.followed(T).index = INDEX
     owner.snapshot(T)
     owner.close()
     for _ in range(2):
         owner = keeper(broker)
-        assert owner.tail(T).failover == first
-        assert owner.tail(T).index.ends.tolist() == [2]
+        assert owner.followed(T).failover == first
+        assert owner.followed(T).index.ends.tolist() == [2]
         owner.close()
 
 
 def test_an_entry_without_versions_gives_each_recovery_the_same_one(broker):
     owner = keeper(broker)
     owner.register(T)
-    owner.tail(T).failover = _Nothing()
+    owner.followed(T).failover = _Nothing()
     owner.snapshot(T)
     owner.close()
     found = set()
     for _ in range(2):
         owner = keeper(broker)
-        found.add(owner.tail(T).failover)
+        found.add(owner.followed(T).failover)
         owner.close()
     (log,) = found
     assert log.versions == (Version(log.current.uuid, 0),)
@@ -64,12 +64,12 @@ def test_topics_made_anew_and_rebuilt_ones_have_other_versions(broker):
     def version(change):
         clock.advance(0.001)
         change(T)
-        return owner.tail(T).failover.current.uuid
+        return owner.followed(T).failover.current.uuid
 
     uuids = [version(owner.register), version(owner.rebuild), version(owner.rebuild)]
     owner.close()
     owner = keeper(broker, clock=clock)
-    assert owner.tail(T).failover.versions == tuple(Version(uuid, 0) for uuid in reversed(uuids))
+    assert owner.followed(T).failover.versions == tuple(Version(uuid, 0) for uuid in reversed(uuids))
     owner.delete(T)
     uuids.append(version(owner.register))  # of the log that is still there some may have been trimmed meanwhile
     owner.delete(T)

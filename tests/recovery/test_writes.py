@@ -17,7 +17,7 @@ from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key, spill_key
 from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
 from txnbuffer.buffer import BufferSegment, Items
-from txnbuffer.recovery.codec import EncodedSegment, PartPayload, encode_part
+from txnbuffer.recovery.codec import EncodedSegment, SegmentPayload, encode_segment
 
 T = "t"
 
@@ -36,7 +36,7 @@ def before_the_write(**options):
     abort_some(writer, *range(20, 11, -1))  # not in the order of their numbers
     writer.plain("p")
     owner.pump()
-    plan, _ = owner._tails[T].plan(owner.epoch)
+    plan, _ = owner._followed[T].plan(owner.epoch)
     return broker, owner, plan
 
 
@@ -82,14 +82,14 @@ def test_row_p2_u1_u2_a_failed_write_reaches_the_caller_and_is_made_good(fault, 
     broker, _, _ = before_the_write()
     between = Interfering(broker)
     owner = keeper(between, max_entry_bytes=SMALL)
-    changes = owner._tails[T].due.changes
+    changes = owner._followed[T].due.changes
     between.before = failing(broker, step, {"fail": 0, "lose": 99, "part": 1}[fault])
     with pytest.raises(DiskFailed):
         owner.snapshot(T)
-    assert owner._tails[T].due.changes == changes
+    assert owner._followed[T].due.changes == changes
     owner.snapshot(T)
     assert owner.epoch > 2
-    assert owner._tails[T].due.changes == 0
+    assert owner._followed[T].due.changes == 0
     assert_true(owner, broker, T)
     assert_true(keeper(broker, max_entry_bytes=SMALL), broker, T)
 
@@ -184,7 +184,7 @@ def test_row_p3_no_entry_outgrows_the_limit():
         Items(wild, wild, places, none, none),
     ):
         writer = SnapshotWriter("t" * 400, "i" * 64)
-        writer.add([PartPayload(BufferSegment(1, items))])
+        writer.add([SegmentPayload(BufferSegment(1, items))])
         plan = writer.plan(2**60, bytes(5 * 2**20))
         sizes = Batch.of([*plan.first, plan.end, *plan.tombstones]).sizes()
         assert len(plan.first) == 1 + 6
@@ -219,7 +219,7 @@ def test_row_p5_trimming_and_deleting_leave_no_stale_key():
     owner.trim(T, broker.ledgers(T)[-2].ledger)
     kept = entries(broker, T)
     assert sorted(kept.parts) == [8, 9]
-    assert set(kept.spills) == set(owner._tails[T].writer.last.spill_numbers)
+    assert set(kept.spills) == set(owner._followed[T].writer.last.spill_numbers)
     assert_recovers_what_remains(broker, owner)
     owner.delete(T)
     broker.compact(SNAPSHOT_TOPIC)
@@ -250,7 +250,7 @@ def assert_recovers_what_remains(broker, owner):
 @pytest.mark.parametrize("landed", range(5))
 def test_row_p5_a_deletion_that_was_cut_short_is_finished(landed):
     broker, owner, _ = before_the_write()
-    tail = owner._tails[T]
+    tail = owner._followed[T]
     tail.writer.waiting.clear()
     plan = tail.writer.plan_deletion(owner.epoch, keep_end=True)
     assert len(plan.tombstones) == 4
@@ -332,7 +332,7 @@ def test_row_p8_no_transactional_record_before_the_first_snapshot_is_durable():
 
 def test_row_p9_positions_to_resume_from_stand_in_the_end_entry_only():
     broker, owner, _ = before_the_write()
-    state = owner._tails[T].state()
+    state = owner._followed[T].state()
     part = next(iter(entries(broker, T).parts.values()))
     assert state.buffer.max_read is not None
     assert b"max_read" not in part.value
@@ -359,7 +359,7 @@ def test_an_orphan_part_is_overwritten_by_its_true_owner():
     broker, owner, plan = before_the_write()
     items = Items.of([((0, 5), (1, 1, -1))])
     number = plan.numbers[0]
-    forged = encode_part(EncodedSegment(T, owner.epoch, plan.chain[number - 1], BufferSegment(number, items)))
+    forged = encode_segment(EncodedSegment(T, owner.epoch, plan.chain[number - 1], BufferSegment(number, items)))
     put(broker, plan.first[0]._replace(value=forged))
     successor = keeper(broker, max_entry_bytes=SMALL)
     assert_true(successor, broker, T)
@@ -380,4 +380,4 @@ def test_parts_must_come_in_their_order():
     writer = SnapshotWriter(T, "i")
     items = Items.of([((0, 5), (1, 1, -1))])
     with pytest.raises(ValueError, match="part 2 sealed where part 1 is due"):
-        writer.add([PartPayload(BufferSegment(2, items))])
+        writer.add([SegmentPayload(BufferSegment(2, items))])

@@ -22,7 +22,7 @@ from txnbuffer.coordinator.progress import IdSet, bitmap_of
 from txnbuffer.coordinator.takeover import ID_MARGIN, IDS_PER_SECOND, initial_low_water_mark
 from txnbuffer.errors import DecisionsLost, LogDeleted
 from txnbuffer.model import Outcome
-from txnbuffer.recovery.decision_log import begin_anew
+from txnbuffer.recovery.decision_log import reset_decisions
 from txnbuffer.service import cluster as beside_module
 from txnbuffer.service import standby as standby_module
 from txnbuffer.service.cluster import as_log_deleted
@@ -164,7 +164,7 @@ async def test_a_log_with_entries_of_an_older_service_is_refused_until_it_is_beg
             with pytest.raises(DecisionsLost, match=r"entries and no owner's.*--decisions --write"):
                 async with connected(cluster):
                     pass
-        found = begin_anew(cluster, ONLY, "tests")
+        found = reset_decisions(cluster, ONLY, "tests")
         assert "no owner's" in (found.lost or "")
         async with connected(cluster) as (_, app):
             assert next(app.ids) > 200 + ID_MARGIN

@@ -271,7 +271,7 @@ async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
     [
         (["describe", "none"], 2, "has no topic 'none' open"),
         (["abort", "0:99999"], 2, "never leased"),
-        (["abort", "nonsense"], 2, "is no transaction id"),
+        (["abort", "nonsense"], 2, "is not a transaction id"),
     ],
 )
 @on_a_loop

@@ -23,7 +23,7 @@ from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.coordinator.takeover import ID_MARGIN, data_loss_evidence, recovery_entries
 from txnbuffer.errors import CoordinatorStopped, DecisionsLost
 from txnbuffer.model import Outcome, TxnId
-from txnbuffer.recovery.decision_log import begin_anew, hold, look
+from txnbuffer.recovery.decision_log import exclusive_writer, read_decisions, reset_decisions
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.service.engine import Engine
 
@@ -108,11 +108,11 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
         assert wrong.topic == TOPIC
         assert "has lost entries" in wrong.what
         with cluster.connect() as broker:
-            found = begin_anew(broker, ONLY, "test")
+            found = reset_decisions(broker, ONLY, "test")
         assert found.lost is not None
         assert found.open_transactions(ONLY) == {2: {"a"}, 3: {"a"}}
         assert found.halves(ONLY) == [3]
-        assert look(cluster, ONLY).lost is None
+        assert read_decisions(cluster, ONLY).lost is None
         async with beside(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a", "b", ids=10)
             first = next(app.ids)
@@ -139,8 +139,8 @@ async def test_a_deleted_log_is_missed_though_nothing_was_marked():
         for _ in range(3):
             with cluster.connect() as broker, pytest.raises(DecisionsLost):
                 await Engine.start(broker, shared=True)
-        begin_anew(cluster, ONLY, "test")
-        assert look(cluster, ONLY).lost is None
+        reset_decisions(cluster, ONLY, "test")
+        assert read_decisions(cluster, ONLY).lost is None
 
 
 @on_a_loop
@@ -171,7 +171,7 @@ async def test_ids_that_nobody_leased_are_no_sign_of_a_loss():
                 with cluster.writer("a") as writer:
                     writer.append(transactional([1000 * turn])).result()
                 await eventually(lambda: TxnId(0, 1000 * turn) in set(ended(engine)))  # noqa: B023  awaited here
-        assert look(cluster, ONLY).lost is None
+        assert read_decisions(cluster, ONLY).lost is None
 
 
 def ended(engine: Engine) -> list[TxnId]:
@@ -184,11 +184,11 @@ async def test_a_log_that_is_served_is_not_begun_anew():
     with MemoryBroker() as cluster:
         async with beside(cluster) as (engine, _):
             with pytest.raises(StillHeld, match="stop it, and those that stand by"):
-                begin_anew(cluster, ONLY, "test")
-            with pytest.raises(StillHeld, match="stop it"), hold(cluster, ONLY):
+                reset_decisions(cluster, ONLY, "test")
+            with pytest.raises(StillHeld, match="stop it"), exclusive_writer(cluster, ONLY):
                 raise AssertionError
             await app_on(engine, cluster, "a")  # it serves on
-            assert look(cluster, ONLY).lost is None
+            assert read_decisions(cluster, ONLY).lost is None
 
 
 @on_a_loop
@@ -197,7 +197,7 @@ async def test_what_is_whole_stays_as_it_is():
         async with beside(cluster) as (engine, _):
             await app_on(engine, cluster, "a")
         end = cluster.last_position(TOPIC)
-        assert begin_anew(cluster, ONLY, "test").lost is None
+        assert reset_decisions(cluster, ONLY, "test").lost is None
         assert cluster.last_position(TOPIC) == end
 
 

@@ -302,7 +302,7 @@ async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster)
         ask_visible(app, txn, "a")
         assert await answer(app) is Outcome.COMMIT
         first = engine.topics.get("a").followed
-        await eventually(lambda: first.numbering.sequencer.next_seqno == 2)
+        await eventually(lambda: first.sequencing.sequencer.next_seqno == 2)
         broker.faults.fail_read(TopicNotFound("the broker is confused"), topic="a")
         await eventually(lambda: engine.topics.get("a").followed not in (None, first))
         await followed_anew(engine, cluster, "a")
@@ -310,5 +310,5 @@ async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster)
         ask_visible(app, later, "a")
         assert await answer(app) is Outcome.COMMIT
         tail = engine.topics.get("a").followed
-        await eventually(lambda: tail.numbering.sequencer.next_seqno == 3)
+        await eventually(lambda: tail.sequencing.sequencer.next_seqno == 3)
         assert tail.failover.versions == first.failover.versions

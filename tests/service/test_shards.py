@@ -31,7 +31,7 @@ from txnbuffer.errors import (
     UnregisteredTopic,
 )
 from txnbuffer.model import EARLIEST, Outcome, TxnId
-from txnbuffer.recovery.decision_log import look
+from txnbuffer.recovery.decision_log import read_decisions
 from txnbuffer.recovery.verify import Level, verify
 from txnbuffer.rpc.frames import NamedRequest
 from txnbuffer.service import engine, remote_shards
@@ -313,11 +313,11 @@ async def test_a_decision_log_that_lost_what_topics_of_another_shard_know_is_fou
         app = await App.on(world, 0, THERE)
         await app.write(THERE, [1])
         assert await app.commit(1, THERE, wait_visible=True) is Outcome.COMMIT
-        assert look(world.cluster, Shard(0, 2)).lost is None
+        assert read_decisions(world.cluster, Shard(0, 2)).lost is None
         await world.kill(0)
         world.cluster.delete_topic("__txnbuffer_decisions-partition-0")
         world.cluster.create_topic("__txnbuffer_decisions-partition-0")
-        assert look(world.cluster, Shard(0, 2)).lost is not None
+        assert read_decisions(world.cluster, Shard(0, 2)).lost is not None
         told = [found.topic for found in verify(world.cluster) if found.level is Level.ERROR]
         assert told == ["__txnbuffer_decisions-partition-0"]
 

@@ -79,13 +79,13 @@ def written(ledger_entries: int = 1000) -> tuple[MemoryBroker, SnapshotManager, 
         log.records(txn, f"v{txn}")
         log.commit(txn)
     keeper.pump()
-    keeper.tail("t").cursors = {"cache": 6, "slow": 1}
+    keeper.followed("t").cursors = {"cache": 6, "slow": 1}
     keeper.snapshot("t")
     return broker, keeper, log
 
 
 def versions(keeper: SnapshotManager) -> tuple[Version, ...]:
-    return keeper.tail("t").failover.versions
+    return keeper.followed("t").failover.versions
 
 
 def test_a_rebuilt_topic_goes_on_with_its_history() -> None:
@@ -94,7 +94,7 @@ def test_a_rebuilt_topic_goes_on_with_its_history() -> None:
     keeper.rebuild("t")
     assert versions(keeper)[1:] == before
     assert versions(keeper)[0].seqno == 7
-    assert keeper.tail("t").cursors == {"cache": 6, "slow": 1}
+    assert keeper.followed("t").cursors == {"cache": 6, "slow": 1}
     log.records(9, "more")
     log.commit(9)
     keeper.pump()

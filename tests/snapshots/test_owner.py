@@ -116,7 +116,7 @@ def test_p6_a_zombie_write_is_refused_or_ignored():
         writer.records(txn, "x")
         writer.abort(txn)
     zombie.pump()
-    plan, _ = zombie._tails["t"].plan(zombie.epoch)
+    plan, _ = zombie._followed["t"].plan(zombie.epoch)
     owner = keeper(broker)
     owner.snapshot("t")
     with pytest.raises(OwnershipLost):

@@ -46,7 +46,7 @@ def test_a_connection_that_does_not_begin_with_one_sound_hello_ends(messages: tu
 
 
 def test_who_never_says_hello_is_not_waited_for() -> None:
-    server = StreamServer(ServerConfig(hello_within=60.0), 0.0)
+    server = StreamServer(ServerConfig(hello_timeout=60.0), 0.0)
     server.tick(59.0)
     assert not server.closed
     server.tick(60.0)

@@ -1,6 +1,6 @@
 """One topic's transactional state, pure: a fold over its log, the reader's rule, and sequence numbers."""
 
-from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Ignored, Reason, Suppressed, TransactionEnded, Void
 from txnbuffer.buffer.sequencer import Sequenced, Sequencer, SequencerState, reader_floor
 from txnbuffer.buffer.sets import OpenTxn
@@ -19,7 +19,7 @@ from txnbuffer.buffer.visibility import decided_rows, visible_counts, visible_ma
 
 __all__ = [
     "NOWHERE",
-    "PART_SIZE",
+    "SEGMENT_SIZE",
     "BufferSegment",
     "BufferState",
     "CoordinatorColumns",

@@ -36,9 +36,9 @@ from txnbuffer.buffer.sets import (
 )
 from txnbuffer.buffer.state import BufferSegment, BufferState, Counters, Items
 from txnbuffer.errors import OutOfOrder, ProtocolStopped, SegmentMismatch
-from txnbuffer.model import Marker, Outcome, RecordRun, TxnId, Undecodable
+from txnbuffer.model import Marker, Outcome, RecordRange, TxnId, Undecodable
 
-PART_SIZE = 8000
+SEGMENT_SIZE = 8000
 DAMAGE_KEPT = 1000
 """So many damaged commits are kept one by one; all are counted."""
 
@@ -48,7 +48,7 @@ _COUNTER_OF = {Reason.LATE: "late", Reason.DUPLICATE: "duplicates", Reason.UNDEC
 class TransactionBuffer:
     """What of one topic is visible, as of the last message applied.
 
-    `part_size` is the number of aborts and suppressed ranges in a sealed part.
+    `segment_size` is the number of aborts and suppressed ranges in a sealed part.
     """
 
     __slots__ = (
@@ -61,16 +61,16 @@ class TransactionBuffer:
         "damage",
         "first_ledger",
         "ongoing",
-        "parts",
+        "segments",
         "suppressed",
     )
 
-    def __init__(self, part_size: int = PART_SIZE) -> None:
+    def __init__(self, segment_size: int = SEGMENT_SIZE) -> None:
         self.aborted = AbortedSet()
         self.suppressed = SuppressedRanges()
         self.ongoing = Ongoing()
         self.coordinators: dict[int, CoordinatorState] = {}
-        self.parts = BufferSegments(part_size)
+        self.segments = BufferSegments(segment_size)
         self.first_ledger = 0
         self.damage: list[Damage] = []
         self._counters = Counters()
@@ -79,43 +79,43 @@ class TransactionBuffer:
         self._stopped: ProtocolStopped | None = None
 
     @classmethod
-    def restore(cls, state: BufferState, parts: Iterable[BufferSegment]) -> TransactionBuffer:
-        """The buffer whose `snapshot_state()` was `state`; `parts` are all that it names, ascending.
+    def restore(cls, state: BufferState, segments: Iterable[BufferSegment]) -> TransactionBuffer:
+        """The buffer whose `snapshot_state()` was `state`; `segments` are all that it names, ascending.
 
         Raises SegmentMismatch if they are not.
         """
-        buffer = cls(state.part_size)
-        buffer.parts = BufferSegments.of(state.part_size, state.parts, state.tail)
+        buffer = cls(state.segment_size)
+        buffer.segments = BufferSegments.of(state.segment_size, state.segments, state.unsealed)
         buffer.ongoing = Ongoing.of(state.ongoing)
         buffer.coordinators = coordinator_states(state.coordinators)
         buffer.first_ledger = state.first_ledger
         buffer.damage = list(state.damage)
         buffer._counters = state.counters
         buffer._applied = state.applied
-        expected = iter(buffer.parts.summaries)
-        for part in parts:
-            if part.summary != next(expected, None):
+        expected = iter(buffer.segments.summaries)
+        for segment in segments:
+            if segment.summary != next(expected, None):
                 raise SegmentMismatch(
-                    f"part {part.number} is not the one that the state names there; recover from another"
+                    f"part {segment.number} is not the one that the state names there; recover from another"
                 )
-            buffer._load(part.items)
+            buffer._load(segment.items)
         missing = next(expected, None)
         if missing is not None:
             raise SegmentMismatch(f"part {missing.number} is missing; recover from another snapshot")
-        buffer._load(state.tail)
+        buffer._load(state.unsealed)
         return buffer
 
     def snapshot_state(self) -> BufferState:
         """All but the sealed parts, copied. Parts that `take_sealed` has not given out yet belong to it."""
         return BufferState(
-            part_size=self.parts.part_size,
+            segment_size=self.segments.segment_size,
             applied=self._applied,
             max_read=self.decided_position,
             first_ledger=self.first_ledger,
             ongoing=self.ongoing.columns(),
             coordinators=coordinator_columns(self.coordinators),
-            parts=self.parts.columns(),
-            tail=self.parts.tail(),
+            segments=self.segments.columns(),
+            unsealed=self.segments.unsealed(),
             counters=self._counters,
             damage=tuple(self.damage),
         )
@@ -183,7 +183,7 @@ class TransactionBuffer:
         if self._applied is not None and placed.positions.first <= self._applied:
             raise OutOfOrder(placed.positions.first, self._applied)
         for item in decode(placed):
-            if isinstance(item, RecordRun):
+            if isinstance(item, RecordRange):
                 self._apply_run(item, placed.positions, effects)
             elif isinstance(item, PlacedMarker):
                 self._apply_marker(item.position, item.marker, effects)
@@ -198,7 +198,7 @@ class TransactionBuffer:
 
     def take_sealed(self) -> list[BufferSegment]:
         """The parts sealed since the last call: an owner writes them, a reader drops them."""
-        return self.parts.take_sealed()
+        return self.segments.take_sealed()
 
     def trim(self, first_ledger: int) -> list[int]:
         """All ledgers below one are gone: drop what only their records need.
@@ -209,17 +209,17 @@ class TransactionBuffer:
         if first_ledger > self.first_ledger:
             self.first_ledger = first_ledger
             self.suppressed.trim(first_ledger)
-        return self.parts.trim(first_ledger)
+        return self.segments.trim(first_ledger)
 
-    def forget(self, part: BufferSegment) -> None:
+    def forget(self, segment: BufferSegment) -> None:
         """Take the ids of a dropped part out of the aborted set; doing so again changes nothing."""
-        if part.number >= self.parts.first_number:
-            raise ValueError(f"part {part.number} was not dropped")
-        self.aborted.discard(part.items.most, part.items.least)
+        if segment.number >= self.segments.first_number:
+            raise ValueError(f"part {segment.number} was not dropped")
+        self.aborted.discard(segment.items.most, segment.items.least)
 
     # The fold
 
-    def _apply_run(self, run: RecordRun, positions: Positions, effects: list[Effect]) -> None:
+    def _apply_run(self, run: RecordRange, positions: Positions, effects: list[Effect]) -> None:
         txn, first, last, first_seq, size = run
         if txn is not None:
             entry = self.ongoing.get(txn)
@@ -280,14 +280,14 @@ class TransactionBuffer:
         state.add(committed, aborted)
         if hidden:
             self.aborted.add(hidden)
-            self.parts.add_aborts(hidden, position)
+            self.segments.add_aborts(hidden, position)
         self.ongoing.tidy()
 
     def _suppress(
         self, reason: Reason, txn: TxnId | None, first: Position, last: Position, size: int, effects: list[Effect]
     ) -> None:
         self._count(**{_COUNTER_OF[reason]: size})
-        longer = self.parts.add_range(first, last, self._applied)
+        longer = self.segments.add_range(first, last, self._applied)
         if first.ledger >= self.first_ledger:
             if longer:
                 self.suppressed.extend(last)
@@ -312,7 +312,7 @@ class TransactionBuffer:
                 self.suppressed.add(first, last)
 
 
-def _record_at(run: RecordRun, index: int, positions: Positions) -> Position:
+def _record_at(run: RecordRange, index: int, positions: Positions) -> Position:
     """Position of one record of a run; `positions` are those of the messages that it was read from."""
     row = positions.search(run.first)
     if row < len(positions) and positions[row] == run.first:

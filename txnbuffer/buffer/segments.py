@@ -1,7 +1,7 @@
 """Aborts and suppressed ranges in log order, cut into parts that are numbered for ever.
 
 Aborts and ranges are appended to the tail. The first item that finds the tail full seals it: what is in
-it becomes the next part, exactly `part_size` items, and never changes again. Where the cuts fall
+it becomes the next part, exactly `segment_size` items, and never changes again. Where the cuts fall
 depends on the log alone, not on how it was read or when snapshots were taken; a marker's items may
 fall into two parts. Suppressed messages that follow one another in the log are one range, as long as
 the range is in the tail.
@@ -21,12 +21,12 @@ from txnbuffer.model import TxnId
 class BufferSegments:
     """The tail, the sealed parts that nobody took yet, and the summaries of all parts that still count."""
 
-    __slots__ = ("_aborts", "_ranges", "_sealed", "next_number", "part_size", "summaries")
+    __slots__ = ("_aborts", "_ranges", "_sealed", "next_number", "segment_size", "summaries")
 
-    def __init__(self, part_size: int) -> None:
-        if part_size < 1:
-            raise ValueError(f"a part can't hold {part_size} items: at least 1")
-        self.part_size = part_size
+    def __init__(self, segment_size: int) -> None:
+        if segment_size < 1:
+            raise ValueError(f"a part can't hold {segment_size} items: at least 1")
+        self.segment_size = segment_size
         self.next_number = 1
         self.summaries: deque[SegmentSummary] = deque()
         self._sealed: list[BufferSegment] = []
@@ -34,16 +34,16 @@ class BufferSegments:
         self._ranges: list[tuple[Position, Position]] = []
 
     @property
-    def tail_size(self) -> int:
+    def unsealed_size(self) -> int:
         return len(self._aborts) + len(self._ranges)
 
     def add_aborts(self, txns: list[TxnId], marker: Position) -> None:
         """Add transactions that one marker aborted."""
         start = 0
         while start < len(txns):
-            if self.tail_size >= self.part_size:
+            if self.unsealed_size >= self.segment_size:
                 self._seal()
-            stop = start + self.part_size - self.tail_size
+            stop = start + self.segment_size - self.unsealed_size
             self._aborts += [(txn, marker) for txn in txns[start:stop]]
             start = stop
 
@@ -55,7 +55,7 @@ class BufferSegments:
         if self._ranges and self._ranges[-1][1] == before and before.ledger == first.ledger:
             self._ranges[-1] = (self._ranges[-1][0], last)
             return True
-        if self.tail_size >= self.part_size:
+        if self.unsealed_size >= self.segment_size:
             self._seal()
         self._ranges.append((first, last))
         return False
@@ -65,7 +65,7 @@ class BufferSegments:
         """The number of the oldest part that still counts, or that the next one will get."""
         return self.next_number - len(self.summaries)
 
-    def tail(self) -> Items:
+    def unsealed(self) -> Items:
         return Items.of(self._aborts, self._ranges)
 
     def columns(self) -> SegmentColumns:
@@ -73,19 +73,19 @@ class BufferSegments:
         return SegmentColumns(self.first_number, rows[1], rows[2], rows[3])
 
     @classmethod
-    def of(cls, part_size: int, sealed: SegmentColumns, tail: Items) -> BufferSegments:
+    def of(cls, segment_size: int, sealed: SegmentColumns, unsealed: Items) -> BufferSegments:
         """The same as before a snapshot; all sealed parts were taken."""
-        parts = cls(part_size)
+        segments = cls(segment_size)
         numbers = range(sealed.first, sealed.end)
         rows = zip(
             numbers, sealed.last_ledgers.tolist(), sealed.aborts.tolist(), sealed.suppressed.tolist(), strict=True
         )
-        parts.summaries.extend(map(SegmentSummary._make, rows))
-        parts.next_number = sealed.end
-        ids = map(TxnId, tail.most.tolist(), tail.least.tolist())
-        parts._aborts = list(zip(ids, tail.markers, strict=True))
-        parts._ranges = list(zip(tail.firsts, tail.lasts, strict=True))
-        return parts
+        segments.summaries.extend(map(SegmentSummary._make, rows))
+        segments.next_number = sealed.end
+        ids = map(TxnId, unsealed.most.tolist(), unsealed.least.tolist())
+        segments._aborts = list(zip(ids, unsealed.markers, strict=True))
+        segments._ranges = list(zip(unsealed.firsts, unsealed.lasts, strict=True))
+        return segments
 
     def take_sealed(self) -> list[BufferSegment]:
         """The parts sealed since the last call."""
@@ -104,8 +104,8 @@ class BufferSegments:
         return dropped
 
     def _seal(self) -> None:
-        part = BufferSegment(self.next_number, self.tail())
-        self._sealed.append(part)
-        self.summaries.append(part.summary)
+        segment = BufferSegment(self.next_number, self.unsealed())
+        self._sealed.append(segment)
+        self.summaries.append(segment.summary)
         self.next_number += 1
         self._aborts, self._ranges = [], []

@@ -153,14 +153,14 @@ class BufferState:
     the number of all.
     """
 
-    part_size: int
+    segment_size: int
     applied: Position | None
     max_read: Position | None
     first_ledger: int
     ongoing: OngoingColumns
     coordinators: CoordinatorColumns
-    parts: SegmentColumns
-    tail: Items
+    segments: SegmentColumns
+    unsealed: Items
     counters: Counters
     damage: tuple[Damage, ...]
 

@@ -156,8 +156,8 @@ def _buffer_record(broker: Broker, loaded: LoadedTopic) -> Row:
         ],
         "aborts": len(buffer.aborted),
         "suppressed_ranges": sum(1 for _ in buffer.suppressed.ranges()),
-        "parts": len(state.parts),
-        "unsealed": len(state.tail.least) + len(state.tail.firsts),
+        "parts": len(state.segments),
+        "unsealed": len(state.unsealed.least) + len(state.unsealed.firsts),
         "coordinators": [
             f"{most}: epoch {epoch}, low-water mark {mark}"
             for most, epoch, mark in zip(

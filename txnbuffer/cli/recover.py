@@ -13,8 +13,8 @@ from snapshots.shards import Shard
 from txnbuffer.cli.options import address_argument, open_for_reading, open_for_writing, tls_option, with_config
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.config import Config
-from txnbuffer.recovery.decision_log import Decisions, begin_anew, hold, look
-from txnbuffer.recovery.rebuild import compared
+from txnbuffer.recovery.decision_log import Decisions, exclusive_writer, read_decisions, reset_decisions
+from txnbuffer.recovery.rebuild import compare
 
 OWNER = "txnbuf recover"
 
@@ -58,7 +58,7 @@ def command(
 def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None, output: str, *, write: bool) -> None:
     check_data_topic(topic)
     with open_for_reading(address, config, tls_ca) as broker:
-        rebuilt, sequencer, differences, trimmed = compared(broker, topic)
+        rebuilt, sequencer, differences, trimmed = compare(broker, topic)
     show_record(
         {
             "topic": topic,
@@ -80,7 +80,7 @@ def _recover_topic(address: str, topic: str, config: Config, tls_ca: str | None,
         return
     if not write:
         sys.exit(1 if differences else 0)
-    with open_for_writing(address, config) as broker, hold(broker, owner_of(broker, topic)):
+    with open_for_writing(address, config) as broker, exclusive_writer(broker, owner_of(broker, topic)):
         _write(broker, topic)
     narrate(f"wrote the rebuilt state as the snapshot of {topic}")
 
@@ -98,7 +98,7 @@ def _recover_decisions(address: str, config: Config, tls_ca: str | None, output:
     with opened as broker:
         count = shards_of(broker)
         shards = [Shard(number, count) for number in range(count)]
-        found = [begin_anew(broker, shard, OWNER) if write else look(broker, shard) for shard in shards]
+        found = [reset_decisions(broker, shard, OWNER) if write else read_decisions(broker, shard) for shard in shards]
     rows = [_row(shard, one) for shard, one in zip(shards, found, strict=True)]
     show_rows(rows, output)
     lost = [one for one in found if one.lost is not None]

@@ -304,7 +304,7 @@ class CommittedFollower:
         """
         self._first_ledger = self._broker.ledgers(self.topic)[0].ledger
         floor = reader_floor(self._first_ledger, self._at)
-        parts = self._buffer.parts.summaries
+        parts = self._buffer.segments.summaries
         if not parts or parts[0].last_ledger >= floor or floor < self._first_ledger:
             return
         loaded = load(self._broker, self.topic)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
-from txnbuffer.checks import check_done, check_plain
+from txnbuffer.checks import check_sync_function, check_sync_result
 from txnbuffer.client import lifecycle
 from txnbuffer.client.client import ATTEMPTS, FIRST_PAUSE, Client
 from txnbuffer.client.cursors import At
@@ -346,12 +346,12 @@ class SyncClient(Portal):
         attempts: int = ATTEMPTS,
     ) -> Result:
         """As Client.run: `work(txn)` is called again only after TransactionAborted."""
-        check_plain(work)
+        check_sync_function(work)
         pause = FIRST_PAUSE
         for attempt in range(1, attempts + 1):
             try:
                 with self.transaction(name=name, number=number, timeout=timeout) as txn:
-                    result = check_done(work(txn))
+                    result = check_sync_result(work(txn))
             except TransactionAborted:
                 if attempt == attempts:
                     raise
@@ -450,12 +450,12 @@ class SyncClient(Portal):
         options: dict[str, Any],
     ) -> Processed:
         self.check()
-        check_plain(handler)
+        check_sync_function(handler)
 
         def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:
             async def handle(txn: Transaction, records: Record | RecordBatch) -> None:
                 plain = SyncTransaction(self, txn, None)
-                await in_caller(lambda: check_done(handler(plain, records)))
+                await in_caller(lambda: check_sync_result(handler(plain, records)))
                 await plain.hand_over(RETURNED)
 
             return process(source, group, handle, **options)

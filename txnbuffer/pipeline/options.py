@@ -153,7 +153,7 @@ def broker_options(broker: str, path: str | None, settings: Mapping[str, str]) -
     if not is_cluster(broker):
         return {}
     flags = [f"{name}={text}" for name, text in settings.items()]
-    return load_config(path, os.environ, flags, told_by="option").pulsar.options()
+    return load_config(path, os.environ, flags, option="option").pulsar.options()
 
 
 def _trusting(broker: str, path: str | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from txnbuffer.pipeline.offsets import OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.ranges import Extent, RangeAnchor, behind
 from txnbuffer.recovery.followed_topic import TopicSequencer
-from txnbuffer.recovery.load import LoadedTopic, Snapshots, load
+from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 
 MESSAGE_TIMEOUT = 60.0
 """Seconds in which a message that is known to be there must come."""
@@ -75,7 +75,7 @@ class TopicView:
         self._reader: Reader | None = None
         self._numbering: TopicSequencer | None = None
 
-    def look(self, snapshots: Snapshots | None = None) -> PinnedTopic:
+    def look(self, snapshots: SnapshotLoader | None = None) -> PinnedTopic:
         """The topic as it is now, good until the next look; its snapshot is one of those that are read together.
 
         Raises what reading its snapshot and its log raises, ProtocolStopped and ReplayStalled.
@@ -91,7 +91,7 @@ class TopicView:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _look(self, snapshots: Snapshots | None) -> PinnedTopic:
+    def _look(self, snapshots: SnapshotLoader | None) -> PinnedTopic:
         if self._loaded is not None and self._is_old(self._loaded):
             self.close()
         if self._loaded is None:
@@ -111,7 +111,7 @@ class TopicView:
                 self._topic,
                 loaded.buffer,
                 loaded.sequencer,
-                renumber=loaded.numbered,
+                sequenced=loaded.sequenced,
                 resume=loaded.resume,
             )
 
@@ -120,7 +120,7 @@ class TopicView:
         if self._broker.incarnation(self._topic) != loaded.incarnation:
             return True
         first = self._broker.ledgers(self._topic)[0].ledger
-        parts = loaded.buffer.parts.summaries
+        parts = loaded.buffer.segments.summaries
         return first > loaded.first_ledger and bool(parts) and parts[0].last_ledger < first
 
     def _folded(self) -> PinnedTopic:
@@ -130,7 +130,7 @@ class TopicView:
         self._fold(loaded, self._broker.last_position(self._topic))
         sequencer = loaded.sequencer
         known = {Position(ledger, 0): seqno for ledger, seqno in sequencer.first_seqnos.items()}
-        numbered = loaded.numbered if sequencer.position is None else sequencer.position
+        numbered = loaded.sequenced if sequencer.position is None else sequencer.position
         known.setdefault(behind(numbered), sequencer.next_seqno)
         extents = self._extents()
         anchors = tuple(RangeAnchor(at, known[at]) for at in sorted(known) if at >= Position(extents[0].ledger, 0))
@@ -186,7 +186,7 @@ def fix_all(
 ) -> dict[str, PinnedTopic]:
     """Topics as they are now, with one scan for the snapshots of all of them. Raises as `TopicView.look` does."""
     fixed: dict[str, PinnedTopic] = {}
-    with Snapshots(broker, topics) as snapshots:
+    with SnapshotLoader(broker, topics) as snapshots:
         for topic in topics:
             with TopicView(broker, topic, isolated=isolated, numbered=numbered) as view:
                 fixed[topic] = view.look(snapshots)

@@ -64,7 +64,7 @@ REST_BYTES = 2048
 ITEM_BYTES = 6 * MAX_LONG_BYTES
 
 
-def part_items(limit: int) -> int:
+def segment_items(limit: int) -> int:
     """So many items fit into an entry of at most `limit` bytes, whatever they are."""
     return (limit - REST_BYTES) // ITEM_BYTES
 
@@ -76,7 +76,7 @@ class EncodedSegment:
     topic: str
     epoch: int
     chain_before: bytes
-    part: BufferSegment
+    segment: BufferSegment
     chain_after: bytes = b""
 
 
@@ -102,12 +102,12 @@ def get_items(values: Mapping[str, Any], prefix: str) -> Items:
     )
 
 
-def encode_part(entry: EncodedSegment) -> bytes:
+def encode_segment(entry: EncodedSegment) -> bytes:
     """The value of a part entry; its last 16 bytes are the chain digest after it."""
-    items = entry.part.items
+    items = entry.segment.items
     values = {
         "topic": entry.topic,
-        "number": entry.part.number,
+        "number": entry.segment.number,
         "epoch": entry.epoch,
         **put_position("low", items.first),
         **put_position("high", items.last),
@@ -117,17 +117,17 @@ def encode_part(entry: EncodedSegment) -> bytes:
     return sealed(record("part-1", __package__), values, "chain_after")
 
 
-class PartPayload(NamedTuple):
+class SegmentPayload(NamedTuple):
     """A sealed part for the writer of snapshots."""
 
-    part: BufferSegment
+    segment: BufferSegment
 
     @property
     def number(self) -> int:
-        return self.part.number
+        return self.segment.number
 
     def encode(self, topic: str, epoch: int, chain_before: bytes) -> bytes:
-        return encode_part(EncodedSegment(topic, epoch, chain_before, self.part))
+        return encode_segment(EncodedSegment(topic, epoch, chain_before, self.segment))
 
 
 def _decode(data: bytes) -> tuple[EncodedSegment, Position | None, Position | None]:
@@ -141,13 +141,13 @@ def _decode(data: bytes) -> tuple[EncodedSegment, Position | None, Position | No
     return entry, get_position(values, "low"), get_position(values, "high")
 
 
-def decode_part(topic: str, number: int, stored: Stored) -> EncodedSegment:
+def decode_segment(topic: str, number: int, stored: Stored) -> EncodedSegment:
     """The part entry of that number. Raises SnapshotDamaged and UnsupportedSnapshot."""
     key = EntryKey(topic, KeyKind.PART, number)
     entry, low, high = checked(key, PART, stored, _decode)
-    if (entry.topic, entry.part.number) != (topic, number):
-        raise SnapshotDamaged(topic, str(key), f"it is part {entry.part.number} of topic {entry.topic}")
-    items: Items = entry.part.items
+    if (entry.topic, entry.segment.number) != (topic, number):
+        raise SnapshotDamaged(topic, str(key), f"it is part {entry.segment.number} of topic {entry.topic}")
+    items: Items = entry.segment.items
     if not len(items) or (low, high) != (items.first, items.last) or entry.epoch != stored.epoch:
         raise SnapshotDamaged(topic, str(key), "its head and its items contradict each other")
     return entry
@@ -224,22 +224,22 @@ def decode_state(data: bytes) -> TopicState:
 
 def _put_buffer(buffer: BufferState) -> dict[str, Any]:
     return {
-        "part_size": buffer.part_size,
+        "part_size": buffer.segment_size,
         **put_position("applied", buffer.applied),
         **put_position("max_read", buffer.max_read),
         "first_ledger": buffer.first_ledger,
         **_put_ongoing(buffer.ongoing),
         **_put_coordinators(buffer.coordinators),
-        "part_first": buffer.parts.first,
-        "parts": len(buffer.parts),
+        "part_first": buffer.segments.first,
+        "parts": len(buffer.segments),
         **put_columns(
             {
-                "part_last_ledger": buffer.parts.last_ledgers,
-                "part_aborts": buffer.parts.aborts,
-                "part_ranges": buffer.parts.suppressed,
+                "part_last_ledger": buffer.segments.last_ledgers,
+                "part_aborts": buffer.segments.aborts,
+                "part_ranges": buffer.segments.suppressed,
             }
         ),
-        **put_items("tail_", buffer.tail),
+        **put_items("tail_", buffer.unsealed),
         **buffer.counters._asdict(),
         **_put_damage(buffer.damage),
     }
@@ -248,19 +248,19 @@ def _put_buffer(buffer: BufferState) -> dict[str, Any]:
 def _get_buffer(values: Mapping[str, Any]) -> BufferState:
     parts = values["parts"]
     return BufferState(
-        part_size=values["part_size"],
+        segment_size=values["part_size"],
         applied=get_position(values, "applied"),
         max_read=get_position(values, "max_read"),
         first_ledger=values["first_ledger"],
         ongoing=_get_ongoing(values),
         coordinators=_get_coordinators(values),
-        parts=SegmentColumns(
+        segments=SegmentColumns(
             values["part_first"],
             get_column(values, "part_last_ledger", parts),
             get_column(values, "part_aborts", parts),
             get_column(values, "part_ranges", parts),
         ),
-        tail=get_items(values, "tail_"),
+        unsealed=get_items(values, "tail_"),
         counters=Counters(**{name: values[name] for name in Counters._fields}),
         damage=_get_damage(values),
     )

@@ -58,16 +58,16 @@ class Decisions(NamedTuple):
         ]
 
 
-def look(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisions:
+def read_decisions(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisions:
     """Fold the topics of all shards, which may have transactions of this one, and read its decision log after that.
 
-    What a marker tells stands there by then. `buffers`: topics as `folded` just had them.
+    What a marker tells stands there by then. `buffers`: topics as `replayed_topics` just had them.
 
-    Raises as `folded`, and UnreadableDecision.
+    Raises as `replayed_topics`, and UnreadableDecision.
     """
     decisions = shard.topic(DECISIONS)
     if buffers is None:
-        buffers = folded(broker, shard.of)
+        buffers = replayed_topics(broker, shard.of)
     history, gone = _read_history(broker, decisions)
     lost = (
         gone or missing_owner_evidence(history) or data_loss_evidence(history, history.epoch + 1, shard.number, buffers)
@@ -75,14 +75,14 @@ def look(broker: Broker, shard: Shard, buffers: Buffers | None = None) -> Decisi
     return Decisions(decisions, history, buffers, lost)
 
 
-def begin_anew(broker: Broker, shard: Shard, owner: str) -> Decisions:
+def reset_decisions(broker: Broker, shard: Shard, owner: str) -> Decisions:
     """Let a log that has lost something go on above all that is known; returns what was found before.
 
-    Raises StillHeld, and changes nothing, while a service has it; and as `look`.
+    Raises StillHeld, and changes nothing, while a service has it; and as `read_decisions`.
     """
     broker.create_topic(shard.topic(DECISIONS))
-    with hold(broker, shard) as writer:
-        found = look(broker, shard)
+    with exclusive_writer(broker, shard) as writer:
+        found = read_decisions(broker, shard)
         if found.lost is not None and writer is not None:
             entries = recovery_entries(found.history, shard.number, found.buffers, owner)
             writer.append(Batch.of(entries)).result()
@@ -90,7 +90,7 @@ def begin_anew(broker: Broker, shard: Shard, owner: str) -> Decisions:
 
 
 @contextmanager
-def hold(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
+def exclusive_writer(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
     """Be the decision log's only writer: no service takes over meanwhile. None where there is no such log.
 
     Raises StillHeld while a service has it.
@@ -108,7 +108,7 @@ def hold(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
         yield writer
 
 
-def folded(broker: Broker, shards: int) -> Buffers:
+def replayed_topics(broker: Broker, shards: int) -> Buffers:
     """The topics of all shards, up to their ends.
 
     Raises SnapshotError for a topic whose snapshot can't be used: repair that first; and what a reader raises.

@@ -27,11 +27,18 @@ from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.effects import Effect, Suppressed, TransactionEnded
 from txnbuffer.buffer.sequencer import Sequenced, Sequencer
 from txnbuffer.mutations.index import IndexColumns
-from txnbuffer.recovery.codec import UNKNOWN_LEDGER, EncodedSegment, PartPayload, TopicState, decode_part, encode_state
+from txnbuffer.recovery.codec import (
+    UNKNOWN_LEDGER,
+    EncodedSegment,
+    SegmentPayload,
+    TopicState,
+    decode_segment,
+    encode_state,
+)
 from txnbuffer.recovery.restore import Restored, version_of
 from txnbuffer.streams.failover import FailoverLog
 
-Told = Callable[[PlacedBatch, Sequenced], None]
+OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
 HELD_BYTES = 8 * 1024 * 1024
 """Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
@@ -41,9 +48,9 @@ STEP_MESSAGES = 4096
 
 
 class TopicSequencer:
-    """Gives seqnos behind `renumber` (exclusive), in step with a buffer that was applied up to `resume`.
+    """Gives seqnos behind `sequenced` (exclusive), in step with a buffer that was applied up to `resume`.
 
-    `trails`: what is to be numbered is read from the log again. `told` is called with what got seqnos.
+    `lagging`: what is to be numbered is read from the log again. `on_sequenced` is called with what got seqnos.
     """
 
     def __init__(
@@ -53,40 +60,40 @@ class TopicSequencer:
         buffer: TransactionBuffer,
         sequencer: Sequencer,
         *,
-        renumber: Position,
+        sequenced: Position,
         resume: Position,
     ) -> None:
         self.sequencer = sequencer
         self.held_limit = HELD_BYTES
-        self.told: Told | None = None
+        self.on_sequenced: OnSequenced | None = None
         self._broker = broker
         self._topic = topic
         self._buffer = buffer
-        self._renumber = renumber
-        self.trails = renumber != resume
+        self._renumber = sequenced
+        self.lagging = sequenced != resume
         self._reader: Reader | None = None
         self._held: deque[PlacedBatch] = deque()
         self._held_bytes = 0
 
     @property
-    def behind(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether something is decided that has to be read from the log again to be numbered."""
         limit = self._buffer.max_read_position
-        return self.trails and limit is not None and not reaches(self._renumber, limit)
+        return self.lagging and limit is not None and not reaches(self._renumber, limit)
 
     def applied(self, placed: PlacedBatch) -> None:
         """The buffer has applied these messages, the next of the tail."""
-        if not self.trails:
+        if not self.lagging:
             self._held.append(placed)
             self._held_bytes += _weight(placed)
             if self._held_bytes > self.held_limit:
                 self.advance()
-                self.trails = self._held_bytes > self.held_limit
-            if self.trails:
+                self.lagging = self._held_bytes > self.held_limit
+            if self.lagging:
                 self._held.clear()
                 self._held_bytes = 0
 
-    def goes_on(self, ledger: int) -> None:
+    def continued_in(self, ledger: int) -> None:
         """The log goes on in this ledger behind what is applied: once all that is numbered, the next is there.
 
         Then the ledger before may vanish, whatever comes and however long it stays undecided.
@@ -101,7 +108,7 @@ class TopicSequencer:
 
     def step(self) -> bool:
         """Number some of what is decided by now, a bounded amount; False if nothing was left to do."""
-        if self.trails:
+        if self.lagging:
             return self._read()
         while self._held:
             placed = self._held[0]
@@ -119,8 +126,8 @@ class TopicSequencer:
     def _number(self, placed: PlacedBatch) -> int:
         """Number what is decided of a batch; how many of its messages have been numbered by now."""
         numbered = self.sequencer.advance(placed, self._buffer)
-        if self.told is not None and numbered.stop > numbered.start:
-            self.told(placed, numbered)
+        if self.on_sequenced is not None and numbered.stop > numbered.start:
+            self.on_sequenced(placed, numbered)
         at = self.sequencer.position
         if at is None:
             return 0
@@ -131,8 +138,8 @@ class TopicSequencer:
         """Number one batch of the log behind the last number; False if nothing more is decided there."""
         limit = self._buffer.max_read_position
         if limit is None or reaches(self._renumber, limit):
-            self.trails = not reaches(self._renumber, self._buffer.applied)
-            if not self.trails:
+            self.lagging = not reaches(self._renumber, self._buffer.applied)
+            if not self.lagging:
                 self.close()
             return False
         if self._reader is None:
@@ -157,7 +164,7 @@ REPLAY_TIMEOUT = 30.0
 class CapturedSnapshot(NamedTuple):
     """The snapshot of one topic about to be written, and how many messages and changes it covers."""
 
-    tail: FollowedTopic
+    followed: FollowedTopic
     plan: SnapshotPlan
     state: TopicState
     messages: int
@@ -188,12 +195,12 @@ class FollowedTopic:
         self._following = (self.buffer.applied, restored.following_ledger)
         self._reader: Reader | None = broker.reader(self.topic, restored.resume, inclusive=False)
         self._resume = restored.resume
-        self.numbering = TopicSequencer(
+        self.sequencing = TopicSequencer(
             broker,
             self.topic,
             self.buffer,
             restored.sequencer,
-            renumber=restored.renumber,
+            sequenced=restored.sequenced,
             resume=restored.resume,
         )
         self.failover: FailoverLog = restored.failover
@@ -217,13 +224,13 @@ class FollowedTopic:
                     )
                 effects += found
             self.due.measured(self.due.messages - messages, self._clock.monotonic() - started)
-        self.numbering.advance()
+        self.sequencing.advance()
         return effects
 
     def taken_over(self, owner: str) -> None:
         """Begin a version of the topic's history: `owner`, another text for each, goes on from what is numbered."""
         uuid = version_of(self.topic, self.writer.incarnation, owner)
-        self.failover = self.failover.taken_over(uuid, self.numbering.sequencer.next_seqno - 1)
+        self.failover = self.failover.taken_over(uuid, self.sequencing.sequencer.next_seqno - 1)
 
     def read(self, timeout: float = 0.0) -> list[Effect] | None:
         """Apply the next messages; None if none came in `timeout` seconds.
@@ -238,7 +245,7 @@ class FollowedTopic:
     def apply(self, placed: PlacedBatch) -> list[Effect]:
         """Apply messages that follow the applied ones, for an owner that knows what it appends. Raises as `read`."""
         effects = self.buffer.apply_batch(placed)
-        self.numbering.applied(placed)
+        self.sequencing.applied(placed)
         self.due.applied(len(placed), sum(isinstance(effect, TransactionEnded | Suppressed) for effect in effects))
         return effects
 
@@ -252,10 +259,10 @@ class FollowedTopic:
         """The state at this moment. Sealed parts have to be taken first."""
         following = self._following_ledger()
         if following != UNKNOWN_LEDGER:
-            self.numbering.goes_on(following)
+            self.sequencing.continued_in(following)
         return TopicState(
             self.buffer.snapshot_state(),
-            self.numbering.sequencer.snapshot_state(),
+            self.sequencing.sequencer.snapshot_state(),
             self.origin_ledger,
             following,
             self.failover.versions,
@@ -272,7 +279,7 @@ class FollowedTopic:
 
     def plan(self, epoch: int) -> tuple[SnapshotPlan, TopicState]:
         """The next snapshot of this topic, as it stands at this moment."""
-        self.writer.add(map(PartPayload, self.buffer.take_sealed()))
+        self.writer.add(map(SegmentPayload, self.buffer.take_sealed()))
         state = self.state()
         return self.writer.plan(epoch, encode_state(state)), state
 
@@ -289,7 +296,7 @@ class FollowedTopic:
         """The lowest ledger that readers of what is still undecided and both kept snapshots need."""
         return min([self.state().resume_ledger, *self.generations])
 
-    def give_reader(self) -> Reader:
+    def take_reader(self) -> Reader:
         """The reader, which goes on behind `at`, for its new owner: from here on what comes is given to `apply`."""
         reader, self._reader = self._reader, None
         if reader is None:
@@ -299,7 +306,7 @@ class FollowedTopic:
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-        self.numbering.close()
+        self.sequencing.close()
 
 
 def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
@@ -311,27 +318,27 @@ def _following(applied: Position | None, ledgers: list[Ledger]) -> int:
     return UNKNOWN_LEDGER
 
 
-def drop_parts(broker: Broker, snapshot_topic: str, tail: FollowedTopic, first_ledger: int) -> bool:
+def drop_segments(broker: Broker, snapshot_topic: str, followed: FollowedTopic, first_ledger: int) -> bool:
     """All ledgers below one are gone: let buffer and next snapshot forget the parts that only they needed.
 
     Each dropped part is read again first, for its ids stand nowhere else. True if there were any. Raises
     SnapshotDamaged if one can't be read; then nothing was dropped.
     """
-    tail.numbering.sequencer.trim(first_ledger)
-    writer, summaries = tail.writer, tail.buffer.parts.summaries
+    followed.sequencing.sequencer.trim(first_ledger)
+    writer, summaries = followed.writer, followed.buffer.segments.summaries
     if writer.waiting:
         return False  # not all parts are durable yet; the next snapshot comes back to this
     expired = itertools.takewhile(lambda summary: summary.last_ledger < first_ledger, summaries)
     numbers = [summary.number for summary in expired if summary.number in writer.chain]
     places = writer.live_parts
-    entries = [read_part(broker, snapshot_topic, tail.topic, number, places.get(number)) for number in numbers]
-    for number, entry in zip(tail.buffer.trim(first_ledger), entries, strict=True):
-        tail.buffer.forget(entry.part)
+    entries = [read_segment(broker, snapshot_topic, followed.topic, number, places.get(number)) for number in numbers]
+    for number, entry in zip(followed.buffer.trim(first_ledger), entries, strict=True):
+        followed.buffer.forget(entry.segment)
         writer.drop_to(number + 1)
     return bool(entries)
 
 
-def read_part(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
+def read_segment(broker: Broker, snapshot_topic: str, topic: str, number: int, at: Position | None) -> EncodedSegment:
     """One part entry from where it stands in the snapshot topic."""
     key = EntryKey(topic, KeyKind.PART, number)
     if at is None:
@@ -343,4 +350,4 @@ def read_part(broker: Broker, snapshot_topic: str, topic: str, number: int, at: 
     _, value, properties, _ = placed.messages[0]
     names = (VERSION_PROPERTY, KIND_PROPERTY, EPOCH_PROPERTY)
     version, kind, epoch = (properties.get(name, "") for name in names)
-    return decode_part(topic, number, Stored(at, version, kind, int(epoch or -1), value))
+    return decode_segment(topic, number, Stored(at, version, kind, int(epoch or -1), value))

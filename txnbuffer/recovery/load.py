@@ -17,7 +17,7 @@ from broker_io.position import Position
 from snapshots.errors import SnapshotError, SnapshotMissing, UnsupportedSnapshot
 from snapshots.scan import Scan
 from snapshots.shard_count import snapshot_topic_of
-from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.recovery.restore import Restored, before_ledger, fresh, restore
 from txnbuffer.streams.failover import FailoverLog
@@ -30,7 +30,7 @@ ATTEMPTS = 5
 class LoadedTopic:
     """One topic as a reader starts with it.
 
-    Apply the log to `buffer` behind `resume`, number it behind `numbered` (both exclusive). What `buffer` calls
+    Apply the log to `buffer` behind `resume`, number it behind `sequenced` (both exclusive). What `buffer` calls
     decided is decided from the first moment; it knows the rest once it was applied up to the end of the log.
     `registered` is False for a topic without a snapshot, which has no transactions: its whole log is to be
     applied, and its records have no seqnos yet. The snapshot tells of all from `origin_ledger` on, the log still
@@ -42,7 +42,7 @@ class LoadedTopic:
     buffer: TransactionBuffer
     sequencer: Sequencer
     resume: Position
-    numbered: Position
+    sequenced: Position
     first_ledger: int
     origin_ledger: int
     registered: bool
@@ -57,7 +57,7 @@ class LoadedTopic:
         lowest = before_ledger(self.first_ledger)
         known = [(before_ledger(ledger), seqno) for ledger, seqno in self.sequencer.first_seqnos.items()]
         if self.registered:
-            known.append((self.numbered, self.sequencer.next_seqno))
+            known.append((self.sequenced, self.sequencer.next_seqno))
         usable = [(at, seqno) for at, seqno in known if at == lowest or lowest < at < start]
         if not usable:
             return None, max(lowest, Position(start.ledger, start.entry - 1))
@@ -84,7 +84,7 @@ def load(broker: Broker, topic: str, *, snapshot_topic: str | None = None) -> Lo
     raise AssertionError("the last attempt returns or raises")
 
 
-class Snapshots:
+class SnapshotLoader:
     """Loads many topics by one scan of each topic that holds their snapshots; it is read on for every topic.
 
     What was read of a topic is let go of when it is loaded, so that another time it is loaded alone.
@@ -162,7 +162,7 @@ def _restored(broker: Broker, topic: str, snapshot_topic: str, running: Scan) ->
 
 
 def _fresh(broker: Broker, topic: str) -> Restored:
-    return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), PART_SIZE)
+    return fresh(topic, broker.incarnation(topic), broker.ledgers(topic), SEGMENT_SIZE)
 
 
 def _loaded(broker: Broker, restored: Restored) -> LoadedTopic:
@@ -172,7 +172,7 @@ def _loaded(broker: Broker, restored: Restored) -> LoadedTopic:
         restored.buffer,
         restored.sequencer,
         restored.resume,
-        restored.renumber,
+        restored.sequenced,
         broker.ledgers(restored.topic)[0].ledger,
         restored.origin_ledger,
         restored.snapshot is not None,

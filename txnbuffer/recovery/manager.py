@@ -26,16 +26,16 @@ from snapshots.owner import SnapshotOwnership, acquire
 from snapshots.policy import DEFAULT_POLICY, SnapshotPolicy
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotPlan, SnapshotWriter, commit
-from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.errors import ProtocolStopped
-from txnbuffer.recovery.codec import PartPayload
-from txnbuffer.recovery.followed_topic import CapturedSnapshot, FollowedTopic, drop_parts
+from txnbuffer.recovery.codec import SegmentPayload
+from txnbuffer.recovery.followed_topic import CapturedSnapshot, FollowedTopic, drop_segments
 from txnbuffer.recovery.restore import (
     LOST,
     Restored,
-    deleted_whole,
+    deletion_complete,
     exists,
     fresh,
     holds_transactions,
@@ -43,7 +43,7 @@ from txnbuffer.recovery.restore import (
     kept_history,
     restore,
     restored_topics,
-    was_deleted,
+    topic_deleted,
 )
 
 
@@ -51,12 +51,12 @@ class FollowedTopicFactory:
     """`entries` are what the snapshot topic holds of a topic, whatever state that is in."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, policy: SnapshotPolicy, part_size: int, max_entry_bytes: int
+        self, broker: Broker, clock: Clock, policy: SnapshotPolicy, segment_size: int, max_entry_bytes: int
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._policy = policy
-        self._part_size = part_size
+        self._segment_size = segment_size
         self._max_entry_bytes = max_entry_bytes
 
     def whole(self, topic: str, entries: TopicEntries, epoch: int) -> FollowedTopic:
@@ -70,36 +70,36 @@ class FollowedTopicFactory:
         """
         self._broker.create_topic(topic)
         ledgers = self._broker.ledgers(topic)
-        tail = self._whole(topic, TopicEntries(), epoch, ledgers)
+        followed = self._whole(topic, TopicEntries(), epoch, ledgers)
         try:
             if any(ledger.entries for ledger in ledgers):
-                tail.replay()
-            if tail.buffer.transactional and deleted != tail.writer.incarnation:
+                followed.replay()
+            if followed.buffer.transactional and deleted != followed.writer.incarnation:
                 raise SnapshotMissing(topic, LOST)
         except Error:
-            tail.close()
+            followed.close()
             raise
-        return tail
+        return followed
 
     def _whole(self, topic: str, entries: TopicEntries, epoch: int, ledgers: list[Ledger]) -> FollowedTopic:
         branch = f"{epoch}-{self._clock.now_ms()}"  # seqnos begin anew: nobody goes on from older ones
         incarnation = self._broker.incarnation(topic)
-        return self.restored(fresh(topic, incarnation, ledgers, self._part_size, branch), entries)
+        return self.restored(fresh(topic, incarnation, ledgers, self._segment_size, branch), entries)
 
-    def keep_history(self, tail: FollowedTopic, former: TopicEntries) -> None:
+    def keep_history(self, followed: FollowedTopic, former: TopicEntries) -> None:
         """Let readers of a topic whose log was folded anew go on from what it still has of its history."""
-        incarnation, ledgers = tail.writer.incarnation, self._broker.ledgers(tail.topic)
-        uuid = tail.failover.current.uuid
-        kept = kept_history(tail.topic, incarnation, former, ledgers, tail.numbering.sequencer, uuid)
+        incarnation, ledgers = followed.writer.incarnation, self._broker.ledgers(followed.topic)
+        uuid = followed.failover.current.uuid
+        kept = kept_history(followed.topic, incarnation, former, ledgers, followed.sequencing.sequencer, uuid)
         if kept is not None:
-            tail.failover, tail.cursors = kept
+            followed.failover, followed.cursors = kept
 
     def restored(self, restored: Restored, entries: TopicEntries) -> FollowedTopic:
         """From where a snapshot ends."""
         writer = self.writer(restored.topic, restored.incarnation, entries)
         if restored.snapshot is not None:
             writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
-            writer.add(map(PartPayload, restored.rewrite))
+            writer.add(map(SegmentPayload, restored.rewrite))
         return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
 
     def writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:
@@ -118,10 +118,10 @@ class ForEach(Protocol):
     def __call__(self, function: Callable[[str], T], topics: Iterable[str], /) -> Iterable[T]: ...
 
 
-class Replayed(NamedTuple):
+class ReplayedTopic(NamedTuple):
     """`effects`: what was replayed. `notes` tell what was unusual."""
 
-    tail: FollowedTopic
+    followed: FollowedTopic
     effects: list[Effect]
     notes: list[str]
 
@@ -132,13 +132,13 @@ class TopicGone(NamedTuple):
     why: Error
 
 
-def replayed(
+def replay_topic(
     broker: Broker,
     table: SnapshotTable,
     snapshot_topic: str,
-    new_tail: Callable[[Restored, TopicEntries], FollowedTopic],
+    follow: Callable[[Restored, TopicEntries], FollowedTopic],
     topic: str,
-) -> Replayed | TopicGone | Error:
+) -> ReplayedTopic | TopicGone | Error:
     """What became of a topic with entries. An error stops this topic, and is returned: the others go on."""
     try:
         restored = restore(broker, table, topic, snapshot_topic=snapshot_topic)
@@ -147,13 +147,13 @@ def replayed(
     except Error as error:
         return error
     try:
-        tail = new_tail(restored, table.topics[topic])
+        followed = follow(restored, table.topics[topic])
     except Error as error:
         return error
     try:
-        return Replayed(tail, tail.replay(), restored.notes)
+        return ReplayedTopic(followed, followed.replay(), restored.notes)
     except Error as error:
-        tail.close()
+        followed.close()
         return error
 
 
@@ -176,7 +176,7 @@ class SnapshotManager:
         clock: Clock | None = None,
         policy: SnapshotPolicy = DEFAULT_POLICY,
         snapshot_topic: str = SNAPSHOT_TOPIC,
-        part_size: int = PART_SIZE,
+        segment_size: int = SEGMENT_SIZE,
         max_entry_bytes: int = MAX_ENTRY_BYTES,
         floor: Floor | None = None,
         each: ForEach = map,
@@ -186,15 +186,15 @@ class SnapshotManager:
         self._broker = broker
         self._clock = clock or SystemClock()
         self._snapshot_topic = snapshot_topic
-        self._make = FollowedTopicFactory(broker, self._clock, policy, part_size, max_entry_bytes)
+        self._make = FollowedTopicFactory(broker, self._clock, policy, segment_size, max_entry_bytes)
         self._floor = floor
         self._each = each
         self._ownership: SnapshotOwnership | None = None
-        self._tails: dict[str, FollowedTopic] = {}
+        self._followed: dict[str, FollowedTopic] = {}
         self._unsettled: list[tuple[SnapshotWriter, SnapshotPlan]] = []
         self._fallen_back: list[str] = []
         self._deleted: dict[str, str] = {}
-        self._remade: set[str] = set()
+        self._recreated: set[str] = set()
 
     # What is asked
 
@@ -206,14 +206,14 @@ class SnapshotManager:
     @property
     def topics(self) -> list[str]:
         """The topics that are followed, sorted."""
-        return sorted(self._tails)
+        return sorted(self._followed)
 
     def buffer(self, topic: str) -> TransactionBuffer:
         """Raises NotRegistered, or what stopped the topic."""
-        return self._tail(topic).buffer
+        return self._followed_topic(topic).buffer
 
     def sequencer(self, topic: str) -> Sequencer:
-        return self._tail(topic).numbering.sequencer
+        return self._followed_topic(topic).sequencing.sequencer
 
     # What is done
 
@@ -228,24 +228,26 @@ class SnapshotManager:
         self._ownership, table = acquire(self._broker, self._snapshot_topic)
         effects: dict[str, list[Effect]] = {}
         topics = restored_topics(table)
-        read = partial(replayed, self._broker, table, self._snapshot_topic, self._make.restored)
+        read = partial(replay_topic, self._broker, table, self._snapshot_topic, self._make.restored)
         for topic, state in zip(topics, self._each(read, topics), strict=True):
             if found := self._guarded(topic, partial(self._recovered, table.topics[topic], topic, state)):
                 effects[topic] = found
-        for tail in self._tails.values() if owner else ():
-            tail.taken_over(owner)
-        changed = self._tails if owner else self._fallen_back
-        self._write([self._tails[topic] for topic in changed if topic in self._tails])
+        for followed in self._followed.values() if owner else ():
+            followed.taken_over(owner)
+        changed = self._followed if owner else self._fallen_back
+        self._write([self._followed[topic] for topic in changed if topic in self._followed])
         return effects
 
-    def expect(self, topics: Iterable[str]) -> None:
+    def check_registered(self, topics: Iterable[str]) -> None:
         """After `recover`, topics that were registered once: one that has lost its snapshot stands in `problems`.
 
-        So does one that was made anew and holds transactions again, with TopicNotFound: `remake` it.
+        So does one that was made anew and holds transactions again, with TopicNotFound: `recreate` it.
         """
-        for topic in {*topics} - {*self._tails, *self.problems, *self._deleted}:
+        for topic in {*topics} - {*self._followed, *self.problems, *self._deleted}:
             if self._guarded(topic, partial(holds_transactions, self._broker, topic)):
-                self.problems[topic] = was_deleted(topic) if topic in self._remade else SnapshotMissing(topic, LOST)
+                self.problems[topic] = (
+                    topic_deleted(topic) if topic in self._recreated else SnapshotMissing(topic, LOST)
+                )
 
     def register(self, topic: str, prepared: FollowedTopic | None = None) -> None:
         """Follow a topic, made if missing; its first snapshot is durable before this returns.
@@ -253,18 +255,18 @@ class SnapshotManager:
         `prepared`: what `prepare` gave. Raises as that does, what stopped the topic if it is known but can't be
         followed, and whatever the write raises: then it is not registered.
         """
-        if topic in self._tails or topic in self.problems:
-            self._tail(topic)
+        if topic in self._followed or topic in self.problems:
+            self._followed_topic(topic)
             return
-        tail = prepared or self.prepare(topic)
+        followed = prepared or self.prepare(topic)
         try:
-            self._write([tail])
+            self._write([followed])
         except Error as error:
-            tail.close()
-            if tail.writer.last is not None:
+            followed.close()
+            if followed.writer.last is not None:
                 self.problems[topic] = error
             raise
-        self._follow(tail)
+        self._follow(followed)
 
     def prepare(self, topic: str) -> FollowedTopic:
         """What `register` needs, by questions to the broker only: any thread may ask them meanwhile.
@@ -281,11 +283,11 @@ class SnapshotManager:
         """
         check_data_topic(topic)
         entries = scan(self._broker, self._snapshot_topic, topic).topics.get(topic, TopicEntries())
-        if (tail := self._tails.pop(topic, None)) is not None:
-            tail.close()
+        if (followed := self._followed.pop(topic, None)) is not None:
+            followed.close()
         self._begin(self._make.whole(topic, entries, self.epoch), entries)
 
-    def remake(self, topic: str) -> None:
+    def recreate(self, topic: str) -> None:
         """Follow a topic that was missing: the same one from its snapshot, one made anew from the start of its log.
 
         Raises as `register`; then it can be tried again.
@@ -295,12 +297,12 @@ class SnapshotManager:
         table = scan(self._broker, self._snapshot_topic, topic)
         entries = table.topics.get(topic, TopicEntries())
         try:
-            tail = self._make.restored(
+            followed = self._make.restored(
                 restore(self._broker, table, topic, snapshot_topic=self._snapshot_topic), entries
             )
         except SnapshotMissing:
-            tail = self._make.whole(topic, entries, self.epoch)
-        self._begin(tail)
+            followed = self._make.whole(topic, entries, self.epoch)
+        self._begin(followed)
 
     def pump(self, timeout: float = 0.0) -> dict[str, list[Effect]]:
         """Apply what is new in all topics, waiting up to `timeout` seconds for the first of it; snapshot what is due.
@@ -310,57 +312,57 @@ class SnapshotManager:
         self._owned()
         deadline = self._clock.monotonic() + timeout
         effects = self._read_all(0.0)
-        while not effects and (left := deadline - self._clock.monotonic()) > 0 and self._tails:
+        while not effects and (left := deadline - self._clock.monotonic()) > 0 and self._followed:
             effects = self._read_all(min(left, WAIT_STEP))
         now = self._clock.monotonic()
-        self._write([tail for tail in self._tails.values() if tail.due.due(now)])
+        self._write([followed for followed in self._followed.values() if followed.due.due(now)])
         return effects
 
     def apply(self, topic: str, placed: PlacedBatch) -> list[Effect] | None:
         """Apply what was just appended to a topic; None if that stopped it, and then `problems` tells why."""
-        tail = self._tails.get(topic)
-        return None if tail is None else self._guarded(topic, partial(tail.apply, placed))
+        followed = self._followed.get(topic)
+        return None if followed is None else self._guarded(topic, partial(followed.apply, placed))
 
-    def tail(self, topic: str) -> FollowedTopic:
+    def followed(self, topic: str) -> FollowedTopic:
         """How a topic is followed. Raises NotRegistered, or what stopped the topic."""
-        return self._tail(topic)
+        return self._followed_topic(topic)
 
     def stop(self, topic: str, error: Error) -> None:
         """A topic can't be followed any further: its error stands in `problems`."""
         self.problems[topic] = stopped_by(topic, error)
-        if (tail := self._tails.pop(topic, None)) is not None:
-            tail.close()
+        if (followed := self._followed.pop(topic, None)) is not None:
+            followed.close()
 
     def due(self) -> list[str]:
         """The topics whose snapshot is due."""
         now = self._clock.monotonic()
-        return [topic for topic, tail in [*self._tails.items()] if tail.due.due(now)]
+        return [topic for topic, followed in [*self._followed.items()] if followed.due.due(now)]
 
     def snapshot(self, topic: str) -> None:
         """Write a snapshot now. Raises as `pump`; then the next one covers the same and more."""
-        self._write([self._tail(topic)])
+        self._write([self._followed_topic(topic)])
 
     def trim(self, topic: str, first_ledger: int) -> int:
         """Drop the ledgers below `first_ledger` as far as nothing needs them; the first ledger that still exists.
 
         Parts whose markers are all gone leave the snapshot. Raises as `snapshot`.
         """
-        tail = self._tail(topic)
-        self._write([tail])
+        followed = self._followed_topic(topic)
+        self._write([followed])
         other = None if self._floor is None else self._floor(topic)
-        self._broker.trim(topic, min(first_ledger, tail.floor(), first_ledger if other is None else other))
+        self._broker.trim(topic, min(first_ledger, followed.floor(), first_ledger if other is None else other))
         existing = self._broker.ledgers(topic)[0].ledger
-        if self._drop_parts(tail):
-            self._write([tail])
+        if self._drop_segments(followed):
+            self._write([followed])
         return existing
 
     def delete(self, topic: str) -> None:
         """Forget a topic. While the data topic is there, which is the caller's, one entry tells of the deletion."""
-        tail = self._tail(topic)
+        followed = self._followed_topic(topic)
         self.settle()
-        self._delete_keys(tail.writer)
-        tail.close()
-        del self._tails[topic]
+        self._delete_keys(followed.writer)
+        followed.close()
+        del self._followed[topic]
 
     def close(self) -> None:
         """Snapshot what has changed, as far as that is still possible, and give up ownership."""
@@ -370,12 +372,12 @@ class SnapshotManager:
         try:
             if not ownership.lost:
                 self._ownership = ownership
-                self._write([tail for tail in self._tails.values() if tail.due.messages])
+                self._write([followed for followed in self._followed.values() if followed.due.messages])
         finally:
             self._ownership = None
-            for tail in self._tails.values():
-                tail.close()
-            self._tails.clear()
+            for followed in self._followed.values():
+                followed.close()
+            self._followed.clear()
             ownership.close()
 
     def __enter__(self) -> Self:
@@ -397,13 +399,13 @@ class SnapshotManager:
             raise OwnershipLost(self._snapshot_topic, self._ownership.epoch)
         return self._ownership
 
-    def _tail(self, topic: str) -> FollowedTopic:
+    def _followed_topic(self, topic: str) -> FollowedTopic:
         self._owned()
         if topic in self.problems:
             raise self.problems[topic]
-        if topic not in self._tails:
+        if topic not in self._followed:
             raise NotRegistered(f"topic {topic} is not followed here: register it first")
-        return self._tails[topic]
+        return self._followed[topic]
 
     def _guarded(self, topic: str, work: Callable[[], T]) -> T | None:
         """Do something for one topic; if it fails the topic stops, and nothing else does."""
@@ -415,33 +417,33 @@ class SnapshotManager:
             self.stop(topic, error.of_topic(topic) if isinstance(error, ProtocolStopped) else error)
             return None
 
-    def _recovered(self, entries: TopicEntries, topic: str, state: Replayed | TopicGone | Error) -> list[Effect]:
+    def _recovered(self, entries: TopicEntries, topic: str, state: ReplayedTopic | TopicGone | Error) -> list[Effect]:
         if isinstance(state, Error):
             raise state
         if isinstance(state, TopicGone):
-            if not deleted_whole(self._broker, topic, entries):
+            if not deletion_complete(self._broker, topic, entries):
                 self._delete_keys(self._make.writer(topic, incarnation_written(topic, entries), entries))
-                self._remade.add(topic)
+                self._recreated.add(topic)
                 self.notes.append(f"topic {topic}: removed what was left of its snapshot ({state.why})")
             else:
                 self._deleted[topic] = incarnation_written(topic, entries)
             return []
         self.notes += state.notes
         self._fallen_back += [topic] if state.notes else []
-        self._tails[topic] = state.tail
+        self._followed[topic] = state.followed
         return state.effects
 
     def _read_all(self, timeout: float) -> dict[str, list[Effect]]:
         effects: dict[str, list[Effect]] = {}
-        for topic, tail in [*self._tails.items()]:
+        for topic, followed in [*self._followed.items()]:
             for _ in range(READS_IN_A_ROW):
-                found = self._guarded(topic, partial(tail.read, timeout))
+                found = self._guarded(topic, partial(followed.read, timeout))
                 if found is None:
                     break
                 effects.setdefault(topic, []).extend(found)
                 timeout = 0.0
-            if topic in self._tails:
-                self._guarded(topic, tail.numbering.advance)
+            if topic in self._followed:
+                self._guarded(topic, followed.sequencing.advance)
         return effects
 
     # A snapshot in steps, for an owner that must not wait: all but `settle` and `write` belong to the one thread that
@@ -458,35 +460,35 @@ class SnapshotManager:
 
     def begin(self, topics: Iterable[str]) -> list[CapturedSnapshot]:
         """Capture the state of topics as it is now."""
-        return [self._tails[topic].capture(self._owned().epoch) for topic in topics if topic in self._tails]
+        return [self._followed[topic].capture(self._owned().epoch) for topic in topics if topic in self._followed]
 
     def write(self, captured: Sequence[CapturedSnapshot]) -> None:
         """Write what was captured. Raises as `pump`."""
-        self._commit([(one.tail.writer, one.plan) for one in captured])
+        self._commit([(one.followed.writer, one.plan) for one in captured])
 
     def finish(self, captured: Sequence[CapturedSnapshot]) -> None:
         """What was captured is durable."""
-        for tail, _, state, messages, changes in captured:
-            tail.written(state, messages, changes)
-            if tail.buffer.applied is not None:
-                self._drop_parts(tail)
+        for followed, _, state, messages, changes in captured:
+            followed.written(state, messages, changes)
+            if followed.buffer.applied is not None:
+                self._drop_segments(followed)
 
-    def _write(self, tails: Sequence[FollowedTopic]) -> None:
-        if not tails:
+    def _write(self, followed_topics: Sequence[FollowedTopic]) -> None:
+        if not followed_topics:
             return
         self.settle()
-        for tail in tails:
-            tail.numbering.advance()
-        captured = [tail.capture(self._owned().epoch) for tail in tails]
+        for followed in followed_topics:
+            followed.sequencing.advance()
+        captured = [followed.capture(self._owned().epoch) for followed in followed_topics]
         self.write(captured)
         self.finish(captured)
 
-    def _drop_parts(self, tail: FollowedTopic) -> bool:
+    def _drop_segments(self, followed: FollowedTopic) -> bool:
         """Let go of parts whose ledgers are gone; the next snapshot names them no more."""
-        existing = self._broker.ledgers(tail.topic)[0].ledger
-        if existing <= max(tail.buffer.first_ledger, tail.origin_ledger):
+        existing = self._broker.ledgers(followed.topic)[0].ledger
+        if existing <= max(followed.buffer.first_ledger, followed.origin_ledger):
             return False
-        return drop_parts(self._broker, self._snapshot_topic, tail, existing)
+        return drop_segments(self._broker, self._snapshot_topic, followed, existing)
 
     def _commit(self, planned: list[tuple[SnapshotWriter, SnapshotPlan]]) -> None:
         ownership = self._owned()
@@ -496,23 +498,23 @@ class SnapshotManager:
         if (note := ownership.compact()) is not None:
             self.notes.append(note)
 
-    def _begin(self, tail: FollowedTopic, former: TopicEntries | None = None) -> None:
+    def _begin(self, followed: FollowedTopic, former: TopicEntries | None = None) -> None:
         """Follow a topic from here on; its snapshot is durable before. It goes on with the history of `former`."""
         try:
-            tail.replay()
+            followed.replay()
             if former is not None:
-                self._make.keep_history(tail, former)
-            self._write([tail])
+                self._make.keep_history(followed, former)
+            self._write([followed])
         except BaseException:
-            tail.close()
+            followed.close()
             raise
-        self._follow(tail)
+        self._follow(followed)
 
-    def _follow(self, tail: FollowedTopic) -> None:
-        self.problems.pop(tail.topic, None)
-        self._deleted.pop(tail.topic, None)
-        self._remade.discard(tail.topic)
-        self._tails[tail.topic] = tail
+    def _follow(self, followed: FollowedTopic) -> None:
+        self.problems.pop(followed.topic, None)
+        self._deleted.pop(followed.topic, None)
+        self._recreated.discard(followed.topic)
+        self._followed[followed.topic] = followed
 
     def _delete_keys(self, writer: SnapshotWriter) -> None:
         keep_end = exists(self._broker, writer.topic, writer.incarnation)

@@ -1,11 +1,11 @@
-"""A topic's snapshot made anew from its log: folded anywhere, in any process, then written by the owner.
+"""Rebuilding a topic's snapshot from its log, and comparing the two.
 
-`folded` reads the log from its first ledger to its end and writes nothing; what it returns is bytes, which can be sent.
-`write` puts that in the place of the topic's snapshot, whatever state this is in.
+`fold_log` reads the log from its first ledger to its end, in any process, and writes nothing. Its result is bytes,
+which can be sent to the owner. There `write` replaces the topic's snapshot by it, even if that is damaged.
 
-Where the first ledgers are trimmed the snapshot knows more than the log: which transactions ended there, and how many
-records were visible. Then the two are not compared as a whole, but a record that the snapshot shows and what is left
-of the log hides proves the snapshot wrong: whatever came before, that record is aborted, late or sent twice.
+If the first ledgers are trimmed, the snapshot knows more than the log: which transactions ended there, and how many
+records were visible. Then the two can't be compared as a whole. But a record that the snapshot shows and the rest of
+the log hides proves the snapshot wrong: that record is aborted, late or a duplicate, whatever came before.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from snapshots.format import FORMAT_VERSION, PART, Stored, chain_start
 from snapshots.owner import SnapshotOwnership
 from snapshots.scan import SnapshotTable, TopicEntries
 from snapshots.writer import MAX_ENTRY_BYTES, SnapshotWriter, commit
-from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import PinnedVisibility, decided_rows, visible_counts
 from txnbuffer.recovery.codec import (
     EncodedSegment,
-    PartPayload,
+    SegmentPayload,
     TopicState,
-    decode_part,
+    decode_segment,
     decode_state,
-    encode_part,
+    encode_segment,
     encode_state,
 )
 from txnbuffer.recovery.load import LoadedTopic, load
@@ -47,7 +47,7 @@ _ANY_EPOCH = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Folded:
+class FoldedLog:
     """A topic as its log tells it, up to the log's end when it was read.
 
     `state` and `parts` are in their written form. `differences` from the snapshot that there is, a line each; `problem`
@@ -74,14 +74,14 @@ class Folded:
         return not self.differences and (not self.problem or not self.transactional)
 
 
-def folded(broker: Broker, topic: str) -> Folded:
+def fold_log(broker: Broker, topic: str) -> FoldedLog:
     """Fold the log of a topic. Raises TopicNotFound, ProtocolStopped, PositionTrimmed, Damaged."""
     incarnation, origin = broker.incarnation(topic), broker.ledgers(topic)[0].ledger
     end = broker.last_position(topic)
     loaded, problem = from_snapshot(broker, topic)
     end = end if loaded is None else loaded.buffer.applied  # both are compared as of one position
-    part_size = PART_SIZE if loaded is None else loaded.buffer.parts.part_size
-    buffer, sequencer, parts = TransactionBuffer(part_size), Sequencer(), []
+    segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
+    buffer, sequencer, parts = TransactionBuffer(segment_size), Sequencer(), []
     start = before_ledger(origin)
     with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:
         while end is not None and (buffer.applied is None or buffer.applied < end):
@@ -96,22 +96,22 @@ def folded(broker: Broker, topic: str) -> Folded:
     state = TopicState(buffer.snapshot_state(), sequencer.snapshot_state(), origin)
     written = encode_state(state), tuple(_encoded(topic, part) for part in parts)
     differences, trimmed = _differences(broker, loaded, buffer)
-    return Folded(
+    return FoldedLog(
         topic, incarnation, buffer.transactional or trimmed, str(buffer.applied), len(buffer.aborted),
         len(buffer.ongoing), sequencer.next_seqno - 1, *written, problem, tuple(differences), trimmed,
     )  # fmt: skip
 
 
-def compared(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str], bool]:
+def compare(broker: Broker, topic: str) -> tuple[TransactionBuffer, Sequencer, list[str], bool]:
     """The state of a topic from its log alone, how its snapshot, with the log behind it, differs, and whether that
     knows what stood in ledgers that are gone.
 
     A service that runs appends meanwhile: both are as of one position.
     """
     loaded, problem = from_snapshot(broker, topic)
-    part_size = PART_SIZE if loaded is None else loaded.buffer.parts.part_size
+    segment_size = SEGMENT_SIZE if loaded is None else loaded.buffer.segments.segment_size
     until = broker.last_position(topic) if loaded is None else loaded.buffer.applied
-    rebuilt, sequencer = rebuild(broker, topic, part_size=part_size, until=until)
+    rebuilt, sequencer = rebuild(broker, topic, segment_size=segment_size, until=until)
     if loaded is None:
         return rebuilt, sequencer, [problem], False
     return rebuilt, sequencer, *_differences(broker, loaded, rebuilt)
@@ -159,7 +159,7 @@ def _shown_wrongly(broker: Broker, loaded: LoadedTopic, rebuilt: TransactionBuff
     return [] if first is None else [f"shown, and hidden by the log: {count} records, such as {first}"]
 
 
-def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, found: Folded, now_ms: int) -> None:
+def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, found: FoldedLog, now_ms: int) -> None:
     """Make what was folded the topic's snapshot, as the owner.
 
     Raises TopicNotFound if the topic was made anew since, OwnershipLost, and what the broker raises.
@@ -170,7 +170,7 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     entries = table.topics.get(topic, TopicEntries())
     state = decode_state(found.state)
     branch = f"{ownership.epoch}-{now_ms}"  # seqnos begin anew: nobody goes on from older ones
-    failover = fresh(topic, found.incarnation, ledgers, state.buffer.part_size, branch).failover
+    failover = fresh(topic, found.incarnation, ledgers, state.buffer.segment_size, branch).failover
     cursors: dict[str, int] = {}
     sequencer = Sequencer.restore(state.sequencer)
     kept = kept_history(topic, found.incarnation, entries, ledgers, sequencer, failover.current.uuid)
@@ -179,13 +179,13 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
     writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
     writer.found(entries)
-    writer.add(PartPayload(_decoded(topic, number, part)) for number, part in enumerate(found.parts, 1))
+    writer.add(SegmentPayload(_decoded(topic, number, part)) for number, part in enumerate(found.parts, 1))
     commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])
 
 
 def _encoded(topic: str, part: BufferSegment) -> bytes:
-    return encode_part(EncodedSegment(topic, _ANY_EPOCH, chain_start(topic, ""), part))
+    return encode_segment(EncodedSegment(topic, _ANY_EPOCH, chain_start(topic, ""), part))
 
 
 def _decoded(topic: str, number: int, data: bytes) -> BufferSegment:
-    return decode_part(topic, number, Stored(Position(0, 0), FORMAT_VERSION, PART, _ANY_EPOCH, data)).part
+    return decode_segment(topic, number, Stored(Position(0, 0), FORMAT_VERSION, PART, _ANY_EPOCH, data)).segment

@@ -29,13 +29,13 @@ from snapshots.keys import SNAPSHOT_TOPIC, EntryKey, KeyKind
 from snapshots.records import BadRecord, reaches
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.segments import chained, state_bytes
-from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.columns import any_transactional
 from txnbuffer.errors import SegmentMismatch
 from txnbuffer.mutations.index import IndexColumns, SnapshotIndex
-from txnbuffer.recovery.codec import UNKNOWN_LEDGER, UUID_BYTES, TopicState, decode_part, decode_state
+from txnbuffer.recovery.codec import UNKNOWN_LEDGER, UUID_BYTES, TopicState, decode_segment, decode_state
 from txnbuffer.streams.failover import FailoverLog, Version
 
 
@@ -53,7 +53,7 @@ class StoredSnapshot:
 class Restored:
     """One topic as its snapshot has it.
 
-    The log is applied behind `resume` and numbered behind `renumber`, both exclusive. `snapshot` is None where
+    The log is applied behind `resume` and numbered behind `sequenced`, both exclusive. `snapshot` is None where
     the whole log has to be replayed; `rewrite` are its parts if they are not all live any more, and have to
     be written again before an end entry names them; `notes` tell what was unusual, for operators.
     """
@@ -66,7 +66,7 @@ class Restored:
     origin_ledger: int
     following_ledger: int
     resume: Position
-    renumber: Position
+    sequenced: Position
     failover: FailoverLog
     index: IndexColumns = field(default_factory=lambda: SnapshotIndex().columns())
     cursors: dict[str, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
         state = decode_state(state_bytes(topic, end, entries.spills))
     except BadRecord as error:
         raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), str(error)) from error
-    named = state.buffer.parts
+    named = state.buffer.segments
     if (named.first, named.end) != (end.first_part, end.next_part):
         raise SnapshotDamaged(topic, str(EntryKey(topic, KeyKind.END)), "its state and its head name different parts")
     chain: dict[int, bytes] = {}
@@ -108,28 +108,28 @@ def read_snapshot(topic: str, entries: TopicEntries) -> StoredSnapshot:
 
 def _parts(topic: str, end: EndEntry, found: dict[int, Stored], chain: dict[int, bytes]) -> Iterator[BufferSegment]:
     """The parts one by one, for all of them at once are big; their digests go into `chain`."""
-    for entry in chained(topic, end, found, decode_part):
-        chain[entry.part.number] = entry.chain_after
-        yield entry.part
+    for entry in chained(topic, end, found, decode_segment):
+        chain[entry.segment.number] = entry.chain_after
+        yield entry.segment
 
 
 def resume_positions(topic: str, state: TopicState, ledgers: Sequence[Ledger]) -> tuple[Position, Position]:
     """Behind which positions the log is to be applied, and numbered. Raises AppliedPositionTrimmed."""
     existing = {ledger.ledger for ledger in ledgers}
-    applied, numbered = state.buffer.applied, state.sequencer.position
+    applied, sequenced = state.buffer.applied, state.sequencer.position
     if applied is not None and applied.ledger in existing:
         resume = applied
     elif state.following_ledger in existing:
         resume = before_ledger(state.following_ledger)
     else:
         raise AppliedPositionTrimmed(topic, applied, ledgers[0].ledger)
-    if reaches(numbered, applied):
+    if reaches(sequenced, applied):
         return resume, resume
-    if numbered is None and state.origin_ledger in existing:
+    if sequenced is None and state.origin_ledger in existing:
         return resume, before_ledger(state.origin_ledger)
-    if numbered is not None and numbered.ledger in existing:
-        return resume, numbered
-    raise AppliedPositionTrimmed(topic, numbered, ledgers[0].ledger)
+    if sequenced is not None and sequenced.ledger in existing:
+        return resume, sequenced
+    raise AppliedPositionTrimmed(topic, sequenced, ledgers[0].ledger)
 
 
 def restore(
@@ -161,7 +161,7 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
     snapshot = read_snapshot(topic, entries)
     if snapshot.end.incarnation != incarnation:
         raise SnapshotMissing(topic, "the topic was deleted and made anew since")
-    resume, renumber = resume_positions(topic, snapshot.state, ledgers)
+    resume, sequenced = resume_positions(topic, snapshot.state, ledgers)
     return Restored(
         topic,
         incarnation,
@@ -171,7 +171,7 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
         snapshot.state.origin_ledger,
         snapshot.state.following_ledger,
         resume,
-        renumber,
+        sequenced,
         stored_log(topic, incarnation, snapshot.state.versions),
         snapshot.state.index,
         dict(snapshot.state.cursors),
@@ -179,12 +179,12 @@ def _restored(topic: str, incarnation: str, entries: TopicEntries, ledgers: Sequ
 
 
 def fresh(
-    topic: str, incarnation: str, ledgers: Sequence[Ledger], part_size: int = PART_SIZE, branch: str = ""
+    topic: str, incarnation: str, ledgers: Sequence[Ledger], segment_size: int = SEGMENT_SIZE, branch: str = ""
 ) -> Restored:
     """A topic from the start of what its log holds; `branch` tells its history from others of the same topic."""
     origin = ledgers[0].ledger
     start = before_ledger(origin)
-    buffer, sequencer = TransactionBuffer(part_size), Sequencer()
+    buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
     log = FailoverLog.initial(version_of(topic, incarnation, branch))
     return Restored(topic, incarnation, None, buffer, sequencer, origin, origin, start, start, log)
 
@@ -247,7 +247,7 @@ def _from_older(
             restored.notes.append(f"topic {topic}: recovered from the older snapshot {snapshot.end.snapshot_id}")
             named = {number: entries.parts[number] for number in snapshot.end.parts}
             if any(number not in live or live[number].position != part.position for number, part in named.items()):
-                restored.rewrite = [decode_part(topic, number, part).part for number, part in named.items()]
+                restored.rewrite = [decode_segment(topic, number, part).segment for number, part in named.items()]
         return restored
     return None
 
@@ -263,7 +263,7 @@ def _from_start(
             continue
         if state.origin_ledger != ledgers[0].ledger or state.origin_ledger == UNKNOWN_LEDGER:
             return None
-        restored = fresh(topic, incarnation, ledgers, state.buffer.part_size)
+        restored = fresh(topic, incarnation, ledgers, state.buffer.segment_size)
         restored.failover = stored_log(topic, incarnation, state.versions)
         restored.cursors = dict(state.cursors)
         restored.notes.append(f"topic {topic}: replayed from the start of its log, of which nothing was ever trimmed")
@@ -285,7 +285,7 @@ def restored_topics(table: SnapshotTable) -> list[str]:
     return sorted(topic for topic, entries in table.topics.items() if entries)
 
 
-def deleted_whole(broker: Broker, topic: str, entries: TopicEntries) -> bool:
+def deletion_complete(broker: Broker, topic: str, entries: TopicEntries) -> bool:
     """Whether nothing of a deletion is left to be done: its end entry is of the topic that is there, and alone."""
     end = _end(topic, entries)
     if end is None or not end.deleted or entries.parts or entries.spills:
@@ -331,6 +331,6 @@ def holds_transactions(broker: Broker, topic: str) -> bool:
     return False
 
 
-def was_deleted(topic: str) -> TopicNotFound:
+def topic_deleted(topic: str) -> TopicNotFound:
     """Why a topic that is there is not the one that is asked for."""
     return TopicNotFound(f"topic {topic!r} was deleted; one that was made anew has to be registered")

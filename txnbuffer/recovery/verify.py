@@ -26,17 +26,17 @@ from snapshots.records import reaches
 from snapshots.scan import SnapshotTable, TopicEntries, scan
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
-from txnbuffer.buffer.buffer import PART_SIZE, TransactionBuffer
+from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import DecisionsLost
-from txnbuffer.recovery.codec import TopicState, decode_part
-from txnbuffer.recovery.decision_log import Buffers, folded, look
+from txnbuffer.recovery.codec import TopicState, decode_segment
+from txnbuffer.recovery.decision_log import Buffers, read_decisions, replayed_topics
 from txnbuffer.recovery.restore import (
     LOST,
     StoredSnapshot,
     before_ledger,
-    deleted_whole,
+    deletion_complete,
     holds_transactions,
     read_snapshot,
     restored_topics,
@@ -122,7 +122,7 @@ def _stored(broker: Broker, topic: str | None) -> Iterator[Finding]:
 
 def _folded(broker: Broker, shards: int) -> Buffers:
     try:
-        return folded(broker, shards)
+        return replayed_topics(broker, shards)
     except Error:
         return {}  # it has been told of the topic that can't be read
 
@@ -135,7 +135,7 @@ def _decisions(broker: Broker, shards: Sequence[Shard], buffers: Buffers) -> Ite
         if decisions not in there:
             continue
         try:
-            lost = look(broker, shard, buffers).lost
+            lost = read_decisions(broker, shard, buffers).lost
         except Error as error:
             yield Finding(Level.ERROR, decisions, f"the decision log can't be read to its end: {error}")
         else:
@@ -160,7 +160,7 @@ def verify_topic(broker: Broker, table: SnapshotTable, topic: str) -> list[Findi
     """One topic of a scan: every entry in itself, the chain, the log that follows, and the log before."""
     entries = table.topics[topic]
     findings = [*_parts(topic, entries)]
-    if deleted_whole(broker, topic, entries):
+    if deletion_complete(broker, topic, entries):
         what = "its snapshot was deleted on purpose: readers refuse its transactions until it is registered again"
         return [Finding(Level.WARNING, topic, what, str(EntryKey(topic, KeyKind.END)), entries.end and entries.end[0])]
     try:
@@ -207,7 +207,7 @@ def _parts(topic: str, entries: TopicEntries) -> Iterator[Finding]:
             return  # told with the end entry
     for number, stored in sorted(entries.parts.items()):
         try:
-            decode_part(topic, number, stored)
+            decode_segment(topic, number, stored)
         except SnapshotError as error:
             level = Level.ERROR if number in named else Level.WARNING
             what = error.what if isinstance(error, SnapshotDamaged) else str(error)
@@ -233,7 +233,7 @@ def _against_log(broker: Broker, topic: str, entries: TopicEntries, snapshot: St
         what = f"{numbers}: whole in itself; not compared with the log, whose first ledgers were trimmed"
         return [Finding(Level.OK, topic, what, end, place), *_damage(broker, topic, snapshot)]
     try:
-        buffer, sequencer = rebuild(broker, topic, part_size=state.buffer.part_size, until=state.buffer.applied)
+        buffer, sequencer = rebuild(broker, topic, segment_size=state.buffer.segment_size, until=state.buffer.applied)
     except Error as error:
         return [Finding(Level.ERROR, topic, f"the log can't be read again: {error}", end, place)]
     buffer.trim(state.buffer.first_ledger)
@@ -266,13 +266,13 @@ def _damage(broker: Broker, topic: str, snapshot: StoredSnapshot) -> list[Findin
 
 
 def rebuild(
-    broker: Broker, topic: str, *, part_size: int = PART_SIZE, until: Position | None = None
+    broker: Broker, topic: str, *, segment_size: int = SEGMENT_SIZE, until: Position | None = None
 ) -> tuple[TransactionBuffer, Sequencer]:
     """Fold the log from its first ledger up to a position (None: an empty state), and number it.
 
     Raises ProtocolStopped, PositionTrimmed, Damaged, and AppliedPositionTrimmed if the log ends before `until`.
     """
-    buffer, sequencer = TransactionBuffer(part_size), Sequencer()
+    buffer, sequencer = TransactionBuffer(segment_size), Sequencer()
     first = broker.ledgers(topic)[0].ledger
     start = before_ledger(first)
     with broker.reader(topic, start, inclusive=False) as reader, broker.reader(topic, start, inclusive=False) as second:

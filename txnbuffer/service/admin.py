@@ -143,8 +143,8 @@ class ServiceAdmin:
         buffer = topic.followed.buffer
         return answer | {
             "applied": _text(buffer.applied),
-            "next_seqno": topic.followed.numbering.sequencer.next_seqno,
-            "parts": len(buffer.parts.summaries),
+            "next_seqno": topic.followed.sequencing.sequencer.next_seqno,
+            "parts": len(buffer.segments.summaries),
             "counters": buffer.counters._asdict(),
             "transactions": [
                 await self._ongoing(topic, entry) for _, entry in zip(range(20), buffer.ongoing, strict=False)

@@ -26,7 +26,7 @@ from broker_io.errors import Error, PositionTrimmed
 from broker_io.port import Broker, NotifyingReader, Reader
 from broker_io.position import Position, Positions
 from txnbuffer.errors import ReplayStalled
-from txnbuffer.recovery.restore import was_deleted
+from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.limits import MIB, weight
 
 AT_ONCE = 8
@@ -322,7 +322,7 @@ class LogFollower:
 
     def _check_incarnation(self) -> None:
         if self._incarnation is not None and self._broker.incarnation(self.name) != self._incarnation:
-            raise was_deleted(self.name)
+            raise topic_deleted(self.name)
 
     def _look(self) -> None:
         """A reader that is silent may be dead: go on with another one where the log has more."""

@@ -58,12 +58,12 @@ class SnapshotScheduler:
         for topic in [*self._topics.by_name.values()]:
             if topic.followed is None:
                 continue
-            numbering = topic.followed.numbering
-            if not numbering.behind:
-                numbering.step()
+            sequencing = topic.followed.sequencing
+            if not sequencing.has_backlog:
+                sequencing.step()
                 continue
             try:
-                await self._topics.exclusively([topic.name], numbering.step)
+                await self._topics.exclusively([topic.name], sequencing.step)
             except (DiskFailed, OwnershipLost):
                 raise
             except Error as error:

@@ -66,8 +66,8 @@ class Feed:
 
     def attach(self) -> int:
         """Take from now on what is numbered; the last number before. Called while nothing is numbered."""
-        self.followed.numbering.told = self._numbered
-        return self.followed.numbering.sequencer.next_seqno - 1
+        self.followed.sequencing.on_sequenced = self._numbered
+        return self.followed.sequencing.sequencer.next_seqno - 1
 
     def begin(self, high: int, budget: MemoryBudget) -> None:
         """Manage the mutations behind `high`, within a budget."""
@@ -116,7 +116,7 @@ class Feed:
 
     def close(self) -> None:
         """Feed nobody any more; its cursors are closed."""
-        self.followed.numbering.told = None
+        self.followed.sequencing.on_sequenced = None
         self.take()
         self.persist()
         self._budget.remove(self.name)
@@ -125,7 +125,7 @@ class Feed:
 
     def place(self, request: ReadLog) -> SeqnoAnchor:
         """Where to begin to read so that as little as may be is read in vain. Raises MutationsTrimmed."""
-        ledgers = [*self.followed.numbering.sequencer.first_seqnos.items()]
+        ledgers = [*self.followed.sequencing.sequencer.first_seqnos.items()]
         places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers]
         if request.anchor is not None:
             places.append(SeqnoAnchor(*request.anchor, inclusive=True))
@@ -167,7 +167,7 @@ class Feed:
 
 def oldest_seqno(followed: FollowedTopic, first_ledger: int) -> int:
     """The seqno of the first mutation that a topic still has if its log begins with a ledger."""
-    sequencer = followed.numbering.sequencer
+    sequencer = followed.sequencing.sequencer
     firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
     return min(firsts, default=sequencer.next_seqno)
 
@@ -288,9 +288,9 @@ class Cursors:
         for name, topic in sorted(self._topics.by_name.items()):
             if topic.followed is None:
                 continue
-            high = topic.followed.numbering.sequencer.next_seqno - 1
+            high = topic.followed.sequencing.sequencer.next_seqno - 1
             for cursor, seqno in sorted(topic.followed.cursors.items()):
-                needed = first_needed(seqno, dict(topic.followed.numbering.sequencer.first_seqnos))
+                needed = first_needed(seqno, dict(topic.followed.sequencing.sequencer.first_seqnos))
                 held = {"seqno": seqno, "items_remaining": max(high - seqno, 0), "first_ledger": needed}
                 rows.append({"topic": name, "cursor": cursor, **held})
         return rows
@@ -303,7 +303,7 @@ class Cursors:
         found = self._topics.get(topic)
         if found is None or (followed := found.followed) is None:
             return None
-        firsts = dict(followed.numbering.sequencer.first_seqnos)
+        firsts = dict(followed.sequencing.sequencer.first_seqnos)
         kept: dict[str, int] = {}
         floor: int | None = None
         for name, seqno in followed.cursors.items():

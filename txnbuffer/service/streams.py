@@ -406,7 +406,7 @@ class Streams:
             task.cancel()
         self.backfills.close()
         for feed in self.feeds.values():
-            feed.followed.numbering.told = None
+            feed.followed.sequencing.on_sequenced = None
 
     # For connections
 
@@ -553,7 +553,7 @@ class Streams:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
         ledgers = await self._topics.work(broker.ledgers, name)
         trimmed = oldest_seqno(followed, ledgers[0].ledger) - 1
-        high = followed.numbering.sequencer.next_seqno - 1
+        high = followed.sequencing.sequencer.next_seqno - 1
         return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, trimmed_seqno=trimmed)
 
     def _look_at(self, feed: Feed) -> None:

@@ -22,7 +22,7 @@ from snapshots.policy import SnapshotPolicy
 from snapshots.shard_count import record_shard_count, recorded_shard_count
 from snapshots.shards import ONLY, Shard
 from snapshots.writer import MAX_ENTRY_BYTES
-from txnbuffer.buffer.buffer import PART_SIZE
+from txnbuffer.buffer.buffer import SEGMENT_SIZE
 from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.decisions import OwnerAddress, OwnerEpoch, encode_owner_address
@@ -36,7 +36,7 @@ from txnbuffer.coordinator.takeover import (
     missing_owner_evidence,
 )
 from txnbuffer.errors import DecisionsLost, InvalidConfiguration
-from txnbuffer.recovery.codec import part_items
+from txnbuffer.recovery.codec import segment_items
 from txnbuffer.recovery.manager import SnapshotManager
 from txnbuffer.service.decision_log import DecisionLog
 
@@ -165,7 +165,7 @@ def take_over(
         clock=clock,
         policy=policy,
         snapshot_topic=snapshots,
-        part_size=min(PART_SIZE, part_items(config.max_message_bytes)),
+        segment_size=min(SEGMENT_SIZE, segment_items(config.max_message_bytes)),
         max_entry_bytes=min(MAX_ENTRY_BYTES, config.max_message_bytes),
         each=pool.map,
     )
@@ -185,7 +185,7 @@ def take_over(
             manager.recover("" if isinstance(broker, PolicyBroker) else secrets.token_hex(16))
         _check_whole(log, shard, manager)
         _begin_ids(broker, log, writer, clock)
-        manager.expect(filter(shard.owns, log.history.topics))
+        manager.check_registered(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
         raise

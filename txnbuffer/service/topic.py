@@ -35,7 +35,7 @@ from txnbuffer.errors import ForeignTopic, TopicNotCreated, UnregisteredTopic
 from txnbuffer.model import TxnId
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.recovery.manager import SnapshotManager
-from txnbuffer.recovery.restore import was_deleted
+from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES, MIB
 from txnbuffer.service.log_followers import LogFollower, LogFollowers
 
@@ -243,7 +243,7 @@ class Topics:
             self._follow(topic)
         if self.followers is not None:
             for name in {*filter(self.shard.owns, registered)} - {*self.by_name, *self.manager.problems}:
-                self.manager.stop(name, was_deleted(name))
+                self.manager.stop(name, topic_deleted(name))
         for name, problem in self.manager.problems.items():
             topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
             topic.problem = problem
@@ -325,8 +325,8 @@ class Topics:
         if effects is None:
             self._stopped(topic)
             return
-        if self.followers is None or not followed.numbering.behind:
-            followed.numbering.step()
+        if self.followers is None or not followed.sequencing.has_backlog:
+            followed.sequencing.step()
         self._applied(topic, effects)
 
     def _stopped(self, topic: ServiceTopic) -> None:
@@ -372,7 +372,7 @@ class Topics:
 
     def _keep(self, name: str, prepared: FollowedTopic | None) -> None:
         if self._was_missing(name):
-            self.manager.remake(name)
+            self.manager.recreate(name)
         else:
             self.manager.register(name, prepared)
 
@@ -387,8 +387,8 @@ class Topics:
         return self.broker.writer(name, exclusive=True)
 
     def _follow(self, topic: ServiceTopic) -> None:
-        followed = topic.followed = self.manager.tail(topic.name)
-        reader = followed.give_reader()
+        followed = topic.followed = self.manager.followed(topic.name)
+        reader = followed.take_reader()
         if self.followers is None:
             reader.close()
         else:
@@ -400,11 +400,11 @@ class Topics:
         self._followed += 1
         if self._followed > MORE * self._sharing:
             self._share_memory()
-        followed.numbering.held_limit = self._share
+        followed.sequencing.held_limit = self._share
 
     def _share_memory(self) -> None:
         followed_topics = [topic.followed for topic in self.by_name.values() if topic.followed is not None]
         self._followed = self._sharing = len(followed_topics)
         self._share = max(HELD_BYTES // max(len(followed_topics), 1), LEAST_HELD)
         for followed in followed_topics:
-            followed.numbering.held_limit = self._share
+            followed.sequencing.held_limit = self._share

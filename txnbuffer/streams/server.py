@@ -79,56 +79,56 @@ class TopicInfo:
     has_memory: bool = True
 
 
-def answer(request: StreamRequest, facts: TopicInfo) -> Answer:
+def answer(request: StreamRequest, info: TopicInfo) -> Answer:
     """Ok, with what the stream starts from; or what the client has to do first; or why not."""
     stream, topic, start, end = request[:4]
     snapshot_start, snapshot_end, flags = request.snapshot_start, request.snapshot_end, request.flags
-    if request.cluster not in ("", facts.cluster):
-        return Refused(stream, ForeignToken(f"topic {topic} is of cluster {facts.cluster}, not {request.cluster}"))
+    if request.cluster not in ("", info.cluster):
+        return Refused(stream, ForeignToken(f"topic {topic} is of cluster {info.cluster}, not {request.cluster}"))
     anew = RequestFlag.FROM_NOW in flags or RequestFlag.FROM_OLDEST in flags
     if anew:
-        start = facts.high_seqno if RequestFlag.FROM_NOW in flags else facts.trimmed_seqno
+        start = info.high_seqno if RequestFlag.FROM_NOW in flags else info.trimmed_seqno
         snapshot_start = snapshot_end = start
     if not 0 <= start <= end:
         return _out_of_range(stream, topic, f"start {start} lies behind end {end}")
     if not 0 <= snapshot_start <= start <= snapshot_end:
         return _out_of_range(stream, topic, f"start {start} is not within [{snapshot_start}, {snapshot_end}]")
-    point = None if anew else _rollback(request, facts)
+    point = None if anew else _rollback(request, info)
     if point is not None:
         return RollbackRequired(stream, point)
     if RequestFlag.TO_NOW in flags:
-        end = facts.high_seqno
-    if not start <= min(end, facts.high_seqno):
-        return _out_of_range(stream, topic, f"start {start} lies behind its last mutation, {facts.high_seqno}")
-    if start < facts.trimmed_seqno:
+        end = info.high_seqno
+    if not start <= min(end, info.high_seqno):
+        return _out_of_range(stream, topic, f"start {start} lies behind its last mutation, {info.high_seqno}")
+    if start < info.trimmed_seqno:
         return Refused(
             stream,
             StreamTrimmed(
-                f"topic {topic} is trimmed up to seqno {facts.trimmed_seqno}, a stream behind {start} would have a "
+                f"topic {topic} is trimmed up to seqno {info.trimmed_seqno}, a stream behind {start} would have a "
                 f"hole; start from the oldest mutation there is"
             ),
         )
     if start in (snapshot_start, snapshot_end):
         snapshot_start = snapshot_end = start
-    if not facts.has_memory:
+    if not info.has_memory:
         return Refused(stream, StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again"))
     return Ok(
-        *(stream, facts.log.told, start, snapshot_start, snapshot_end, end, facts.high_seqno, facts.purge_seqno),
-        *(facts.cluster, facts.incarnation),
+        *(stream, info.log.told, start, snapshot_start, snapshot_end, end, info.high_seqno, info.purge_seqno),
+        *(info.cluster, info.incarnation),
     )
 
 
-def _rollback(request: StreamRequest, facts: TopicInfo) -> int | None:
+def _rollback(request: StreamRequest, info: TopicInfo) -> int | None:
     """A topic made anew under an old name has nothing in common with the old one."""
-    same = request.incarnation in ("", facts.incarnation)
+    same = request.incarnation in ("", info.incarnation)
     return rollback_point(
         request.start,
         request.snapshot_start,
         request.snapshot_end,
         request.versions if same else (),
-        facts.log,
-        facts.high_seqno,
-        purge_seqno=0 if RequestFlag.IGNORE_PURGED in request.flags else facts.purge_seqno,
+        info.log,
+        info.high_seqno,
+        purge_seqno=0 if RequestFlag.IGNORE_PURGED in request.flags else info.purge_seqno,
         known_purge_seqno=request.purge_seqno if same else 0,
         strict=RequestFlag.STRICT in request.flags,
     )
@@ -143,13 +143,13 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`max_streams` of a connection; `hello_within` seconds a client has to begin; `slow_after` seconds without
+    """`max_streams` of a connection; `hello_timeout` seconds a client has to begin; `slow_after` seconds without
     credits, while there is something to send, a stream is ended as too slow; noop intervals that clients may
     ask for, in seconds.
     """
 
     max_streams: int = 1000
-    hello_within: float = 60.0
+    hello_timeout: float = 60.0
     slow_after: float = 720.0
     min_noop_interval: float = 0.1
     max_noop_interval: float = 10_800.0
@@ -232,12 +232,12 @@ class StreamServer:
 
     # --- from the topics ---
 
-    def topic_found(self, stream: int, facts: TopicInfo, now: float) -> None:
+    def topic_found(self, stream: int, info: TopicInfo, now: float) -> None:
         """The answer to FindTopic; nothing happens if the client has closed the stream meanwhile."""
         producer = self._streams.get(stream)
         if producer is None:
             return
-        result = answer(producer.request, facts)
+        result = answer(producer.request, info)
         self._say(result)
         if not isinstance(result, Ok):
             self._totals["rollbacks"] += isinstance(result, RollbackRequired)
@@ -330,7 +330,7 @@ class StreamServer:
         """Ask a silent client, give up one that does not answer, end streams whose reader does not keep up."""
         if self.closed:
             return
-        late = now - self._opened_at >= self._config.hello_within
+        late = now - self._opened_at >= self._config.hello_timeout
         if self._pulse.silent(now) if self._pulse else late:
             self.hang_up(ConnectionSilent("the client has not been heard for too long; open another connection"))
             return
@@ -449,20 +449,20 @@ def check_cursor_name(name: object) -> str:
     return name
 
 
-def acknowledged(at: int | ResumeToken, topic: str, facts: TopicInfo) -> int:
+def acknowledged(at: int | ResumeToken, topic: str, info: TopicInfo) -> int:
     """Up to which seqno a reader has everything that stands at a seqno or at a resume token.
 
     Raises ForeignToken for a token of another topic, StreamBranched for one of another history, SeqnoOutOfRange.
     """
     if isinstance(at, ResumeToken):
-        if (at.topic, at.cluster, at.incarnation) != (topic, facts.cluster, facts.incarnation):
+        if (at.topic, at.cluster, at.incarnation) != (topic, info.cluster, info.incarnation):
             raise ForeignToken(f"the resume token is of another topic than {topic!r}, or of one that had its name")
-        common = common_seqno(at.versions, facts.log, facts.high_seqno)
+        common = common_seqno(at.versions, info.log, info.high_seqno)
         if at.seqno and (common is None or at.seqno > common):
             raise StreamBranched(f"the history of topic {topic!r} branched behind seqno {common or 0}: roll back first")
         at = at.seqno
-    if not 0 <= at <= facts.high_seqno:
-        raise SeqnoOutOfRange(f"topic {topic!r} has mutations 1 to {facts.high_seqno}: a cursor can't stand at {at}")
+    if not 0 <= at <= info.high_seqno:
+        raise SeqnoOutOfRange(f"topic {topic!r} has mutations 1 to {info.high_seqno}: a cursor can't stand at {at}")
     return at
 
 

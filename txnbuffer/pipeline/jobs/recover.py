@@ -23,8 +23,8 @@ from txnbuffer.pipeline.jobs.running import OnProgress, report_progress
 from txnbuffer.pipeline.options import ReadOptions
 from txnbuffer.pipeline.planning import names
 from txnbuffer.pipeline.spark.tasks import anywhere, open_for_reading
-from txnbuffer.recovery.decision_log import hold
-from txnbuffer.recovery.rebuild import Folded, folded, write
+from txnbuffer.recovery.decision_log import exclusive_writer
+from txnbuffer.recovery.rebuild import FoldedLog, fold_log, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,7 @@ FIELDS = {
     "trimmed": pa.bool_(),
     "failure": pa.string(),
 }
-"""The columns of `folds`: those of `Folded`, or topic and failure where a log can't be folded."""
+"""The columns of `folds`: those of `FoldedLog`, or topic and failure where a log can't be folded."""
 
 Row = dict[str, Any]
 
@@ -60,7 +60,7 @@ TRIMMED = "whole, and knows what stood in ledgers that are gone"
 
 
 def folds(topics: DataFrame, options: ReadOptions) -> DataFrame:
-    """What logs on_progress, one row for each of the topics: see `txnbuffer.recovery.rebuild.Folded`."""
+    """What logs on_progress, one row for each of the topics: see `txnbuffer.recovery.rebuild.FoldedLog`."""
     return topics.select("topic").mapInArrow(partial(fold_all, options), SCHEMA)
 
 
@@ -76,7 +76,7 @@ def fold_all(options: ReadOptions, batches: Iterator[pa.RecordBatch]) -> Iterato
 def _fold(broker: Broker, topic: str) -> Row:
     """A log that can't be folded holds back no other."""
     try:
-        found = folded(broker, topic)
+        found = fold_log(broker, topic)
     except Error as error:
         return {"topic": topic, "failure": str(error)}
     return {name: getattr(found, name, None) for name in FIELDS}
@@ -115,14 +115,14 @@ def recover(
     return failed + [_row(one, written=one.topic in written) for one in found]
 
 
-def _write(options: ReadOptions, found: list[Folded], on_progress: OnProgress) -> None:
+def _write(options: ReadOptions, found: list[FoldedLog], on_progress: OnProgress) -> None:
     if options.broker.startswith("txnbuf:"):
         raise InvalidRequest(f"{options.broker} is a service, which owns its snapshots: stop it and name its log")
     with open_broker(options.broker, **options.broker_options) as broker:
         owners = {one.topic: owner_of(broker, one.topic) for one in found}
         written = 0
         for owner in sorted(set(owners.values())):
-            with hold(broker, owner):
+            with exclusive_writer(broker, owner):
                 ownership, table = acquire(broker, owner.topic(SNAPSHOT_TOPIC))
                 with ownership:
                     for one in (one for one in found if owners[one.topic] == owner):
@@ -131,11 +131,11 @@ def _write(options: ReadOptions, found: list[Folded], on_progress: OnProgress) -
                         on_progress(f"{written} of {len(found)}: the snapshot of {one.topic} is what its log tells")
 
 
-def _folded(row: Any) -> Folded:
+def _folded(row: Any) -> FoldedLog:
     columns = row.asDict()
     del columns["failure"]
     columns |= {"state": bytes(row.state), "parts": tuple(map(bytes, row.parts)), "differences": tuple(row.differences)}
-    return Folded(**columns)
+    return FoldedLog(**columns)
 
 
 def _failed(row: Any) -> Row:
@@ -145,7 +145,7 @@ def _failed(row: Any) -> Row:
     }  # fmt: skip
 
 
-def _row(one: Folded, *, written: bool) -> Row:
+def _row(one: FoldedLog, *, written: bool) -> Row:
     return {
         "topic": one.topic,
         "snapshot": one.problem or ("differs" if one.differences else TRIMMED if one.trimmed else "equal"),

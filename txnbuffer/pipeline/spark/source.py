@@ -55,7 +55,7 @@ from txnbuffer.pipeline.ranges import RangeAnchor, RecordRange, packed
 from txnbuffer.pipeline.reading import RecordFilter
 from txnbuffer.pipeline.spark.sink import BatchWriter, StreamWriter
 from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, judge_of, open_for_reading, read_task
-from txnbuffer.recovery.load import Snapshots
+from txnbuffer.recovery.load import SnapshotLoader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,7 +172,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         strict = self._options.fail_on_data_loss if all_there is None else all_there
         self._fixed = {}
         topics = names(self._open(), self._options, all_there=strict)
-        with Snapshots(self._open(), topics) as snapshots:
+        with SnapshotLoader(self._open(), topics) as snapshots:
             for topic in topics:
                 try:
                     self._fixed[topic] = self._view(topic).look(snapshots)
