@@ -27,9 +27,7 @@ def check_name(name: object, what: str) -> str:
 def check_number(number: object) -> int:
     """The sequence number of a named producer's transaction. Raises InvalidRequest."""
     if type(number) is not int or not 1 <= number <= MAX_NUMBER:
-        raise InvalidRequest(
-            f"the number of a transaction must be an integer from 1 to {MAX_NUMBER}, got {_short(number)}"
-        )
+        raise InvalidRequest(f"the number of a transaction must be an integer from 1 to 2^63 - 1, got {_short(number)}")
     return number
 
 

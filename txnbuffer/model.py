@@ -21,7 +21,7 @@ __all__ = [
     "MarkerItem",
     "Outcome",
     "Position",
-    "RecordRange",
+    "RecordSlice",
     "TxnId",
     "Undecodable",
 ]
@@ -95,7 +95,7 @@ class Marker:
                 raise ValueError(f"transaction {txn} can't hold {records} records")
 
 
-class RecordRange(NamedTuple):
+class RecordSlice(NamedTuple):
     """Consecutive records of one ledger: of one transaction, with consecutive seqs, or ordinary ones.
 
     The range has `size` records, from `first` to `last`. For ordinary records `txn` is None and `first_seq` is 0.

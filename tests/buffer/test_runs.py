@@ -12,7 +12,7 @@ from broker_io.batch import Batch, Labels, Message, Numbers, PlacedBatch
 from broker_io.position import Position, Positions
 from txnbuffer.buffer.decoding import FEW_ROWS, PlacedMarker, decode, decode_columns, decode_rows
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
-from txnbuffer.model import Outcome, RecordRange, TxnId, Undecodable
+from txnbuffer.model import Outcome, RecordSlice, TxnId, Undecodable
 from txnbuffer.protocol import MARKER, RECORDS, SEQ, TXN, VERSION, encode_marker
 
 X, Y = TxnId(0, 1), TxnId(0, 2)
@@ -78,7 +78,7 @@ def test_every_message_is_in_exactly_one_item(history, cut) -> None:
             covered = [event for event in events if event.records and item.first <= event.records[0] <= item.last]
             assert (covered[0].records[0], covered[-1].records[-1]) == (item.first, item.last)
             assert isinstance(item, Undecodable) == covered[0].bad
-            if isinstance(item, RecordRange):
+            if isinstance(item, RecordSlice):
                 assert {event.txn for event in covered} == {item.txn}
                 assert sum(len(event.records) for event in covered) == item.size
                 assert covered[0].seq == item.first_seq
@@ -88,7 +88,7 @@ def test_every_message_is_in_exactly_one_item(history, cut) -> None:
 
 def runs(log: Log) -> list[tuple[TxnId | None, int, int]]:
     (placed,) = log.batches()
-    return [(item.txn, item.first_seq, item.size) for item in both(placed) if isinstance(item, RecordRange)]
+    return [(item.txn, item.first_seq, item.size) for item in both(placed) if isinstance(item, RecordSlice)]
 
 
 @pytest.mark.parametrize("more", [0, FEW_ROWS])
@@ -114,7 +114,7 @@ def test_a_record_set_is_a_run_of_its_own() -> None:
     log.record(None)
     (placed,) = log.batches()
     assert runs(log) == [(X, 1, 1), (X, 2, 5), (X, 7, 2), (X, 9, 1), (None, 0, 3), (None, 0, 1)]
-    assert both(placed)[1] == RecordRange(X, Position(1, 1, 0), Position(1, 1, 4), 2, 5)
+    assert both(placed)[1] == RecordSlice(X, Position(1, 1, 0), Position(1, 1, 4), 2, 5)
 
 
 @pytest.mark.parametrize("properties", [*BROKEN, BROKEN_SET], ids=str)
@@ -124,7 +124,7 @@ def test_broken_records_are_undecodable(properties: dict[str, str]) -> None:
     assert isinstance(item, Undecodable)
     assert item.first.entry == item.last.entry == 0
     assert "tb." in item.reason
-    assert run == RecordRange(X, Position(1, 1), Position(1, 1), 1, 1)
+    assert run == RecordSlice(X, Position(1, 1), Position(1, 1), 1, 1)
 
 
 def test_a_record_set_inside_a_batch_of_the_broker_is_refused() -> None:
@@ -139,7 +139,7 @@ def test_a_record_set_inside_a_batch_of_the_broker_is_refused() -> None:
 def test_another_protocol_version_stops_the_topic(version: str, rest: dict[str, str]) -> None:
     messages = [record(X, 1), record(X, 2), Message(None, b"", {VERSION: version, **rest}), record(X, 3)]
     run, stop = both(place(messages, [Position(1, entry) for entry in range(4)]))
-    assert run == RecordRange(X, Position(1, 0), Position(1, 1), 1, 2)
+    assert run == RecordSlice(X, Position(1, 0), Position(1, 1), 1, 2)
     assert stop == (UnsupportedProtocol, str(UnsupportedProtocol(Position(1, 2), repr(version[:40]))))
 
 
@@ -159,7 +159,7 @@ SOUND_MARKER = encode_marker(marker((X, Outcome.COMMIT, 1)))
 )
 def test_an_undecodable_marker_stops_the_topic(message: Message) -> None:
     run, stop = both(place([record(X, 1), message, record(X, 2)], [Position(1, entry) for entry in range(3)]))
-    assert isinstance(run, RecordRange)
+    assert isinstance(run, RecordSlice)
     kind, text = stop
     assert kind is UndecodableMarker
     assert "stopped at 1:1" in text
@@ -180,7 +180,7 @@ def test_columns_of_every_form_are_read_alike() -> None:
         for version in (Numbers(np.ones(count, np.int64)), Labels.constant("1", count)):
             batch = Batch(rows.keys, rows.values, {VERSION: version, TXN: ids, SEQ: seq})
             placed = PlacedBatch(Positions.consecutive(1, 0, count), np.zeros(count, np.int64), batch)
-            assert both(placed) == [RecordRange(X, Position(1, 0), Position(1, 9), 1, 10)]
+            assert both(placed) == [RecordSlice(X, Position(1, 0), Position(1, 9), 1, 10)]
 
 
 def test_an_empty_batch_has_no_items() -> None:

@@ -17,7 +17,7 @@ from snapshots.keys import SNAPSHOT_TOPIC, end_key, part_key, spill_key
 from snapshots.scan import scan
 from snapshots.writer import SnapshotWriter
 from txnbuffer.buffer import BufferSegment, Items
-from txnbuffer.recovery.codec import EncodedSegment, SegmentPayload, encode_segment
+from txnbuffer.recovery.codec import BufferSegmentPayload, EncodedSegment, encode_segment
 
 T = "t"
 
@@ -184,7 +184,7 @@ def test_row_p3_no_entry_outgrows_the_limit():
         Items(wild, wild, places, none, none),
     ):
         writer = SnapshotWriter("t" * 400, "i" * 64)
-        writer.add([SegmentPayload(BufferSegment(1, items))])
+        writer.add([BufferSegmentPayload(BufferSegment(1, items))])
         plan = writer.plan(2**60, bytes(5 * 2**20))
         sizes = Batch.of([*plan.first, plan.end, *plan.tombstones]).sizes()
         assert len(plan.first) == 1 + 6
@@ -380,4 +380,4 @@ def test_parts_must_come_in_their_order():
     writer = SnapshotWriter(T, "i")
     items = Items.of([((0, 5), (1, 1, -1))])
     with pytest.raises(ValueError, match="part 2 sealed where part 1 is due"):
-        writer.add([SegmentPayload(BufferSegment(2, items))])
+        writer.add([BufferSegmentPayload(BufferSegment(2, items))])

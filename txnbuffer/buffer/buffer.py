@@ -36,7 +36,7 @@ from txnbuffer.buffer.sets import (
 )
 from txnbuffer.buffer.state import BufferSegment, BufferState, Counters, Items
 from txnbuffer.errors import OutOfOrder, ProtocolStopped, SegmentMismatch
-from txnbuffer.model import Marker, Outcome, RecordRange, TxnId, Undecodable
+from txnbuffer.model import Marker, Outcome, RecordSlice, TxnId, Undecodable
 
 SEGMENT_SIZE = 8000
 DAMAGE_KEPT = 1000
@@ -183,7 +183,7 @@ class TransactionBuffer:
         if self._applied is not None and placed.positions.first <= self._applied:
             raise OutOfOrder(placed.positions.first, self._applied)
         for item in decode(placed):
-            if isinstance(item, RecordRange):
+            if isinstance(item, RecordSlice):
                 self._apply_run(item, placed.positions, effects)
             elif isinstance(item, PlacedMarker):
                 self._apply_marker(item.position, item.marker, effects)
@@ -219,7 +219,7 @@ class TransactionBuffer:
 
     # The fold
 
-    def _apply_run(self, run: RecordRange, positions: Positions, effects: list[Effect]) -> None:
+    def _apply_run(self, run: RecordSlice, positions: Positions, effects: list[Effect]) -> None:
         txn, first, last, first_seq, size = run
         if txn is not None:
             entry = self.ongoing.get(txn)
@@ -312,7 +312,7 @@ class TransactionBuffer:
                 self.suppressed.add(first, last)
 
 
-def _record_at(run: RecordRange, index: int, positions: Positions) -> Position:
+def _record_at(run: RecordSlice, index: int, positions: Positions) -> Position:
     """Position of one record of a run; `positions` are those of the messages that it was read from."""
     row = positions.search(run.first)
     if row < len(positions) and positions[row] == run.first:

@@ -15,7 +15,7 @@ from broker_io.batch import Message, PlacedBatch
 from broker_io.position import NO_INDEX, Position, Positions
 from txnbuffer.columns import ABSENT, number, numbers, present, texts_equal, transaction_codes
 from txnbuffer.errors import ProtocolStopped, UndecodableMarker, UnsupportedProtocol
-from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, RecordRange, TxnId, Undecodable
+from txnbuffer.model import MAX_LEAST, PROTOCOL_VERSION, Marker, RecordSlice, TxnId, Undecodable
 from txnbuffer.protocol import MARKER, MARKER_TEXT, MAX_SET_RECORDS, RECORDS, SEQ, TXN, VERSION, decode_marker
 
 FEW_ROWS = 8
@@ -29,7 +29,7 @@ class PlacedMarker(NamedTuple):
     marker: Marker
 
 
-Item: TypeAlias = RecordRange | PlacedMarker | Undecodable | ProtocolStopped
+Item: TypeAlias = RecordSlice | PlacedMarker | Undecodable | ProtocolStopped
 """What a log consists of. A `ProtocolStopped` comes last: nothing after it can be read."""
 
 
@@ -48,13 +48,13 @@ def decode_rows(placed: PlacedBatch) -> list[Item]:
     joinable = False
     for position, _, message in placed:
         item = _row(position, message)
-        single = isinstance(item, RecordRange) and RECORDS not in message.properties
+        single = isinstance(item, RecordSlice) and RECORDS not in message.properties
         last = items[-1] if items else None
         if (
             joinable
             and single
-            and isinstance(last, RecordRange)
-            and isinstance(item, RecordRange)
+            and isinstance(last, RecordSlice)
+            and isinstance(item, RecordSlice)
             and _follows(last, item)
         ):
             items[-1] = last._replace(last=item.last, size=last.size + 1)
@@ -71,7 +71,7 @@ def decode_columns(placed: PlacedBatch) -> list[Item]:
     properties = placed.messages.properties
     count = len(placed)
     if not any(name in properties for name in (VERSION, TXN, SEQ, RECORDS, MARKER)):
-        return [RecordRange(None, placed.positions.first, placed.positions.last, 0, count)] if count else []
+        return [RecordSlice(None, placed.positions.first, placed.positions.last, 0, count)] if count else []
     codes, table = transaction_codes(properties.get(TXN), count)
     most, least = table.most[codes], table.least[codes]
     seqs = numbers(properties.get(SEQ), count, MAX_LEAST)
@@ -121,7 +121,7 @@ def _runs(
     sets: NDArray[np.bool_],
     sizes: NDArray[np.int64],
     txns: TxnColumns,
-) -> list[RecordRange]:
+) -> list[RecordSlice]:
     first = positions.take(starts)
     last = positions.take(ends)
     if sets.any():
@@ -134,11 +134,11 @@ def _runs(
     for row in np.flatnonzero(least < 0).tolist():
         ids[row] = None
     seqs = np.maximum(txns.seqs[starts], 0).tolist()
-    return [*map(RecordRange._make, zip(ids, firsts, lasts, seqs, sizes.tolist(), strict=True))]
+    return [*map(RecordSlice._make, zip(ids, firsts, lasts, seqs, sizes.tolist(), strict=True))]
 
 
 def _with_odd(
-    placed: PlacedBatch, starts: NDArray[np.intp], odd: NDArray[np.bool_], runs: list[RecordRange]
+    placed: PlacedBatch, starts: NDArray[np.intp], odd: NDArray[np.bool_], runs: list[RecordSlice]
 ) -> list[Item]:
     items: list[Item] = [*runs]
     for at in np.flatnonzero(odd).tolist():
@@ -149,7 +149,7 @@ def _with_odd(
     return items
 
 
-def _follows(run: RecordRange, item: RecordRange) -> bool:
+def _follows(run: RecordSlice, item: RecordSlice) -> bool:
     return run.txn == item.txn and (run.txn is None or item.first_seq == run.last_seq + 1)
 
 
@@ -171,7 +171,7 @@ def _row(position: Position, message: Message) -> Item:
     if TXN not in properties and SEQ not in properties:
         if refused is None and RECORDS in properties and version is None:
             refused = f"{RECORDS} without {VERSION}"
-        return Undecodable(first, last, refused) if refused else RecordRange(None, first, last, 0, size)
+        return Undecodable(first, last, refused) if refused else RecordSlice(None, first, last, 0, size)
     return _transactional(message, first, last, size, refused)
 
 
@@ -186,7 +186,7 @@ def _transactional(message: Message, first: Position, last: Position, size: int,
         txn = TxnId.parse(properties.get(TXN, ""))
     except ValueError:
         return Undecodable(first, last, refused or _quoted(message, TXN))
-    return Undecodable(first, last, refused) if refused else RecordRange(txn, first, last, seq, size)
+    return Undecodable(first, last, refused) if refused else RecordSlice(txn, first, last, seq, size)
 
 
 def _marker(position: Position, message: Message) -> PlacedMarker | UndecodableMarker:

@@ -117,7 +117,7 @@ def encode_segment(entry: EncodedSegment) -> bytes:
     return sealed(record("part-1", __package__), values, "chain_after")
 
 
-class SegmentPayload(NamedTuple):
+class BufferSegmentPayload(NamedTuple):
     """A sealed part for the writer of snapshots."""
 
     segment: BufferSegment

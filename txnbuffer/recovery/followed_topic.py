@@ -29,8 +29,8 @@ from txnbuffer.buffer.sequencer import Sequenced, Sequencer
 from txnbuffer.mutations.index import IndexColumns
 from txnbuffer.recovery.codec import (
     UNKNOWN_LEDGER,
+    BufferSegmentPayload,
     EncodedSegment,
-    SegmentPayload,
     TopicState,
     decode_segment,
     encode_state,
@@ -279,7 +279,7 @@ class FollowedTopic:
 
     def plan(self, epoch: int) -> tuple[SnapshotPlan, TopicState]:
         """The next snapshot of this topic, as it stands at this moment."""
-        self.writer.add(map(SegmentPayload, self.buffer.take_sealed()))
+        self.writer.add(map(BufferSegmentPayload, self.buffer.take_sealed()))
         state = self.state()
         return self.writer.plan(epoch, encode_state(state)), state
 

@@ -30,7 +30,7 @@ from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.effects import Effect
 from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.errors import ProtocolStopped
-from txnbuffer.recovery.codec import SegmentPayload
+from txnbuffer.recovery.codec import BufferSegmentPayload
 from txnbuffer.recovery.followed_topic import CapturedSnapshot, FollowedTopic, drop_segments
 from txnbuffer.recovery.restore import (
     LOST,
@@ -99,7 +99,7 @@ class FollowedTopicFactory:
         writer = self.writer(restored.topic, restored.incarnation, entries)
         if restored.snapshot is not None:
             writer.adopt(restored.snapshot.end, {} if restored.rewrite else restored.snapshot.chain)
-            writer.add(map(SegmentPayload, restored.rewrite))
+            writer.add(map(BufferSegmentPayload, restored.rewrite))
         return FollowedTopic(self._broker, restored, writer, self._policy, self._clock)
 
     def writer(self, topic: str, incarnation: str, entries: TopicEntries) -> SnapshotWriter:

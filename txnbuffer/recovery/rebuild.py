@@ -27,8 +27,8 @@ from txnbuffer.buffer.sequencer import Sequencer
 from txnbuffer.buffer.state import BufferSegment
 from txnbuffer.buffer.visibility import PinnedVisibility, decided_rows, visible_counts
 from txnbuffer.recovery.codec import (
+    BufferSegmentPayload,
     EncodedSegment,
-    SegmentPayload,
     TopicState,
     decode_segment,
     decode_state,
@@ -179,7 +179,7 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     state = replace(state, versions=failover.versions, cursors=tuple(sorted(cursors.items())))
     writer = SnapshotWriter(topic, found.incarnation, min(MAX_ENTRY_BYTES, broker.max_message_bytes))
     writer.found(entries)
-    writer.add(SegmentPayload(_decoded(topic, number, part)) for number, part in enumerate(found.parts, 1))
+    writer.add(BufferSegmentPayload(_decoded(topic, number, part)) for number, part in enumerate(found.parts, 1))
     commit(ownership, [(writer, writer.plan(ownership.epoch, encode_state(state)))])
 
 
