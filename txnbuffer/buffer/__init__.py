@@ -1,4 +1,4 @@
-"""One topic's transactional state, pure: a fold over its log, the reader's rule, and sequence numbers."""
+"""The transactional state of one topic, pure: the buffer folded from its log, visibility and sequence numbers."""
 
 from txnbuffer.buffer.buffer import SEGMENT_SIZE, TransactionBuffer
 from txnbuffer.buffer.effects import Damage, Effect, EpochRaised, Ignored, Reason, Suppressed, TransactionEnded, Void

@@ -1,7 +1,7 @@
-"""A batch of a topic's log as what the transaction buffer folds: runs of records, markers, undecodable records.
+"""Decoding a batch of a topic's log into what the buffer folds: slices of records, markers, undecodable records.
 
-The properties are read as whole columns; only what is neither an ordinary nor a sound transactional
-record is looked at as a row. A handful of messages is cheaper to read row by row.
+The properties are read as whole columns. Only a message that is neither an ordinary nor a sound transactional record
+is decoded as a row. A few messages are cheaper to decode row by row.
 """
 
 from __future__ import annotations

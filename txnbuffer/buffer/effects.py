@@ -1,4 +1,4 @@
-"""What applying messages had as effects; runs of records that are simply accepted have none."""
+"""The effects of applying messages to a buffer; records that are simply accepted have none."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Aborts and suppressed ranges in log order, cut into parts that are numbered for ever.
+"""Aborts and suppressed ranges in log order, cut into segments with permanent numbers.
 
-Aborts and ranges are appended to the tail. The first item that finds the tail full seals it: what is in
-it becomes the next part, exactly `segment_size` items, and never changes again. Where the cuts fall
-depends on the log alone, not on how it was read or when snapshots were taken; a marker's items may
-fall into two parts. Suppressed messages that follow one another in the log are one range, as long as
-the range is in the tail.
+Aborts and ranges are appended to the unsealed items. The first item that finds `segment_size` of them seals these: they
+become the next segment, which never changes. So the cuts depend on the log alone, not on how it was read or when
+snapshots were written. The items of one marker may fall into two segments. Consecutive suppressed messages are one
+range as long as the range is unsealed. The stored format calls a segment a *part* and the unsealed items the *tail*.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Numbers the visible records of a topic: 1, 2, 3 ... in the order of their positions.
+"""Assigning sequence numbers to the visible records of a topic: 1, 2, 3 ... in the order of their positions.
 
-The sequencer trails at the max read position: a record gets its number once all before it is decided.
-Numbers depend on the log alone, so every reader and every recovery finds the same. After a recovery the
-log is read again from the sequencer's position, which may lie before the buffer's applied one.
+The sequencer follows the max read position: a record gets its number once all records before it are decided.
+Numbers depend on the log alone, so every reader and every recovery assigns the same. After a recovery the
+log is read again from the sequencer's position, which may be before the buffer's applied position.
 """
 
 from __future__ import annotations

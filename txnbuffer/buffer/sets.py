@@ -1,10 +1,8 @@
-"""Transactions with a record in this log and no marker yet, and the oldest of them at once.
+"""The sets of which a buffer consists: open transactions, coordinators, aborted transactions, suppressed ranges.
 
-What a topic knows of the coordinators: which transactions have ended here, and their newest epoch.
-
-The set of aborted transactions: one compressed bitmap for each coordinator.
-
-Positions that are never visible: late and duplicate records, undecodable ones; as ranges per ledger.
+Open transactions have a record in the log and no marker yet; the oldest is known at once. A coordinator's state says
+which of its transactions have ended in this log, and its newest epoch. Aborted transactions are one compressed bitmap
+for each coordinator. Suppressed positions (late, duplicate and undecodable records) are ranges by ledger.
 """
 
 from __future__ import annotations

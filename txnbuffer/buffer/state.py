@@ -1,7 +1,4 @@
-"""The whole state of a transaction buffer but for its sealed parts, as plain columns: what a snapshot holds.
-
-Aborted transactions and suppressed ranges as columns, and the sealed parts that are made of them.
-"""
+"""The state of a transaction buffer as plain columns, as a snapshot stores it, and its sealed segments."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The reader's rule: which messages of a batch are visible, by what a transaction buffer knows.
+"""The visibility rule: which messages of a batch are visible, according to a transaction buffer.
 
-A record at or before the max read position is visible if its transaction is not aborted and its
-position not suppressed; a marker never is. Nothing else is needed, from whatever position one reads.
-
-What decides whether a record is visible: asked of a transaction buffer, or of a copy that no longer changes.
+A record at or before the max read position is visible unless its transaction is aborted or its position is suppressed;
+a marker never is. The rule needs nothing else, whatever position a reader starts from. It is applied to a transaction
+buffer, or to a pinned copy that no longer changes.
 """
 
 from __future__ import annotations

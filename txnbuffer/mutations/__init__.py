@@ -1,4 +1,4 @@
-"""What became visible in a topic, for everybody who wants it: snapshots in memory, cursors, backfills; pure."""
+"""The visible mutations of a topic for any number of readers, pure: snapshots in memory, cursors, backfills."""
 
 from txnbuffer.mutations.batch import Mutation, MutationBatch
 from txnbuffer.mutations.cursor import Cursor, CursorSnapshotEnd, Item, Slice, SnapshotStart

@@ -1,4 +1,4 @@
-"""Mutations as columns: what is queued, what cursors hand out, and what a read of the log brings back."""
+"""Mutations as columns: queued by the manager, returned by cursors and by backfills."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The snapshots of one topic in memory, oldest first, each following the one before without a gap.
+"""The chain of a topic's snapshots in memory, oldest first, each following its predecessor without a gap.
 
-- The last one is open: mutations are queued there, and a newer mutation of a key replaces the older.
-- When a cursor enters an open snapshot that has mutations it is closed, and a new one opens. In an empty one
-  cursors wait: with the next mutations it is closed at once, and all of them begin it.
-- The oldest snapshot goes as soon as no cursor stands in it.
-- Two neighbours that are closed and hold no cursor become one, of which the newest mutation of each key stays,
-  unless it would outgrow `limit` bytes.
+- The newest snapshot is open: mutations are queued there, and a newer mutation of a key replaces the older one.
+- When a cursor enters an open snapshot that has mutations, it is closed and a new one opens. Cursors wait in an empty
+  one: the next mutations close it at once, and all its cursors begin it.
+- The oldest snapshot is freed as soon as it has no cursor.
+- Two closed neighbours without cursors collapse into one, which keeps the newest mutation of each key,
+  unless it would be larger than `limit` bytes.
 - A snapshot may be evicted: it keeps its place and its range, and its mutations are read from the log.
 
-All of a topic's snapshots have one owner, so two of them are taken together without a lock.
+One thread owns all snapshots of a topic, so collapsing two needs no lock.
 """
 
 from __future__ import annotations

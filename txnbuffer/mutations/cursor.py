@@ -1,17 +1,14 @@
-"""A cursor: what somebody who wants the mutations of a topic reads, one snapshot after the other.
+"""Cursors: each reads the mutations of a topic in order, snapshot by snapshot, from memory or from the log.
 
-Where they come from is not for its reader to see. Inside, a cursor stands in a snapshot in memory, or reads
-from a backfill of its own, or both: while it is behind memory it holds its place there and reads the log up to
-that place. If the place was lost meanwhile, to win back memory, it looks for another one when the backfill
-ends, and reads the log again up to there, and so on until memory has all that is missing.
+A cursor is in a snapshot in memory, or reads from its own backfill, or both: while it is older than what memory holds,
+it keeps its place there and reads the log up to that place. If the place is dropped meanwhile, to free memory, it looks
+for another one when the backfill ends, and so on until memory has all that is missing.
 
-What one cursor reads from the log: a capped queue of snapshots, made as the log's mutations come in.
-
-The range that is asked for comes as one snapshot or several. Each holds every key once, as of its end, so it
-is handed out only when its end is known: when the range ends, or when it holds half of what the queue may.
-The log is read on demand, one request at a time, and only while there is room: a queue holds at most `cap` bytes
-and one answer. Only a snapshot whose end is given (the rest of one that was begun elsewhere) is
-completed whatever it takes.
+A backfill is a capped queue of snapshots, made from the mutations that the log returns. Its range may become several
+snapshots. Each holds every key once, as of its end, so it is returned only when its end is known: when the range ends,
+or when it holds half of the queue's cap. The log is read on demand, one request at a time, and only while there is
+room: a queue holds at most `cap` bytes and one answer. Only a snapshot with a given end (the rest of one that the
+reader holds in part) is completed whatever its size.
 """
 
 from __future__ import annotations

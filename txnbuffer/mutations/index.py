@@ -1,8 +1,8 @@
 """The index of mutation snapshots: where in the log a backfill from a seqno begins.
 
-The persistence cursor adds an entry for each snapshot that it passes; the buffer's snapshot keeps them. Seqnos
-that no entry covers lie between two entries or above the last one. It is capped: beyond `cap` entries the
-oldest half is taken together in pairs, so that old seqnos are found less exactly, and recent ones exactly.
+The persistence cursor adds an entry for each snapshot that it passes; the buffer's snapshot stores them. A seqno that
+no entry covers is between two entries or above the last one. The index is capped: beyond `cap` entries the oldest half
+is merged in pairs, so that old seqnos are found less exactly than recent ones.
 """
 
 from __future__ import annotations

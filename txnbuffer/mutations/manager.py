@@ -1,14 +1,12 @@
-"""The mutation manager of one topic: what became visible, for everybody who wants it, in order and without repeats.
+"""The mutation manager of one topic: its visible mutations for any number of cursors, in order and without repeats.
 
-Mutations are queued once and read by any number of cursors. Snapshots in memory serve those that are nearly up
-to date; the others read the log. It does neither clock nor input or output: it says which reads of the log it
-wants (`take_effects`), and is given what they brought (`backfilled`). One thread owns it.
+Mutations are queued once. Snapshots in memory serve cursors that are nearly up to date; the others read the log. The
+manager has neither clock nor input or output: `take_effects` returns the reads of the log that it requests and the
+cursors to wake, and `backfilled` takes the answers. One thread owns it.
 
-The persistence cursor is part of it and never dropped: `persist` takes it through all snapshots and
-adds them to the index, by which a backfill finds its place in the log. It needs the bounds of snapshots and not their
-mutations, so however late it is it keeps no mutations in memory once these are evicted.
-
-What the manager wants done: reads of the log, and word to those who wait for mutations.
+The persistence cursor is part of it and never dropped: `persist` moves it through all snapshots and adds them to the
+index, by which a backfill finds its place in the log. It needs the bounds of snapshots, not their mutations, so it
+keeps no evicted mutations in memory however late it is.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The memory of all managers of a process, kept below a bound.
+"""The memory of all managers of a process, kept below a limit.
 
-Beyond the upper mark memory is won back until the lower mark is met: by one means for all topics, the biggest
-first, then by the next, so that no cursor is sent to the log for what could be had for nothing:
+Above the upper mark memory is freed down to the lower mark. Each means is used for all topics, the largest first,
+before the next one, so that no cursor is sent to the log while a cheaper means would do:
 
-1. let go of what every cursor has passed, and of indexes that make collapsing faster;
-2. take neighbouring snapshots together, where newer mutations replace older ones;
-3. evict mutations that the log has and no cursor stands at;
+1. free what every cursor has passed, and the indexes that make collapsing faster;
+2. collapse neighbouring snapshots in which newer mutations replace older ones;
+3. evict mutations that the log has and that no cursor needs next;
 4. send cursors to the log, the slowest first.
 
-What was let go while a reader still holds it is on its way to be freed, and counts as won.
+Memory that was freed while a reader still refers to it counts as freed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""A snapshot: a run of seqnos in which each key stands once, with its newest mutation.
+"""Snapshots in memory: a range of seqnos in which each key appears once, with its newest mutation.
 
-A snapshot without mutations is only its dummy: the place where a cursor stands that has taken nothing
-from it. With the first mutation it has a start, which cursors tell whoever they hand it to. Mutations
-without a key are never replaced; deletions are mutations like any other.
+A snapshot is a list of chunks, each a slice of mutations as they were queued; replaced mutations stay in their chunk
+until it is packed. A snapshot without mutations is only a place where cursors wait. Its first mutation gives it a
+start. Mutations without a key are never replaced; deletions are mutations like any other.
 
-One thread owns all snapshots of a topic, so taking two neighbours into one needs no lock on either.
-
-Bytes of memory, counted where they are taken and given back, and summed up to whoever has a budget.
-
-A run of mutations of one snapshot, as it was queued; replaced ones stay in it until it is packed.
+Memory is counted where it is taken and freed, and summed up to the account of the budget. One thread owns all snapshots
+of a topic, so collapsing two needs no lock.
 """
 
 from __future__ import annotations

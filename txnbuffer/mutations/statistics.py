@@ -1,4 +1,4 @@
-"""What a manager and its cursors are about, as numbers."""
+"""Statistics of a manager and its cursors."""
 
 from __future__ import annotations
 

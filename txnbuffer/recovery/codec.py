@@ -1,21 +1,19 @@
-"""The state inside an end entry, schema `state-1`: one topic between two messages, but for its parts.
+"""The stored formats of a topic's state: `state-1` inside an end entry, and `part-1`, a sealed segment.
 
-It has the whole state of the transaction buffer (`txnbuffer.buffer.state`), how far seqnos were given
-and the first seqno of each ledger, and what proves that nothing is missing where the log goes on:
-the ledger that follows if the one of the applied position was closed and wholly applied.
+`state-1` is the state of one topic between two messages, except its sealed segments: the transaction buffer
+(`txnbuffer.buffer.state`), the position of the sequencer, the first seqno of each ledger, and the following ledger. The
+latter is the ledger in which the log continues, stored if the ledger of the applied position is closed and wholly
+applied; it proves that no message is missing between the two.
 
-For change streams it has the failover log, newest version first (`failover_uuid`: six bytes each, the
-highest first), and the index of mutation snapshots, ascending: seqnos and positions of the first and last
-mutation of each, and how many stood in it. Entries of earlier releases have neither; then the topic's only
-version is the one that its incarnation gives. The durable cursors stand by name, each with the seqno up to which
-whoever owns it has all.
+For change streams it has the failover log, newest version first (`failover_uuid`: six bytes each, big-endian), the
+index of mutation snapshots, ascending (seqnos and positions of the first and last mutation of each, and their count),
+and the durable cursors by name, each with the seqno up to which its owner has everything. Entries of earlier releases
+lack these; then the topic has the one version that its incarnation gives.
 
-Sealed parts as entries: `T-1`, `T-2`, …, schema `part-1`.
-
-A part holds what the buffer sealed as one: aborted transactions with the positions of their markers, and
-ranges of suppressed positions, each in log order. Besides it has its topic, number, epoch, the first and
-last position of its items, and the chain digest before it. It ends with the digest of all its bytes
-before, which is the chain digest after it. Once an end entry names a part it is never written again.
+A sealed segment is the entry `T-1`, `T-2`, … of schema `part-1`; the format calls it a *part*. It has aborted
+transactions with the positions of their markers, and ranges of suppressed positions, each in log order; its topic,
+number, epoch, the first and last position of its items, and the chain digest before it. It ends with the digest of all
+bytes before, which is the chain digest after it. Once an end entry names a part, it is never written again.
 """
 
 from __future__ import annotations

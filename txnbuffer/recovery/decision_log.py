@@ -1,8 +1,8 @@
-"""The decision log of a shard beside the topics whose transactions it decides: is it whole, and if not, begin it anew.
+"""Checking and resetting the decision log of a shard, by comparing it with the topics whose transactions it decides.
 
-Beginning anew writes two entries behind whatever the log still holds: an owner of a higher epoch than any topic has
-seen, and a low-water mark far above every id that any topic has seen. Ids are leased above it. What was decided and had
-no marker yet is lost with the log; it aborts, as does what was open.
+A reset appends two entries: an owner whose epoch is above any that a topic has seen, and a low-water mark far above any
+id that a topic has seen. New ids are leased above it. Decisions without a marker are lost with the log: their
+transactions abort, as do the open ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Seqnos of one tailed topic: a sequencer fed from the tail, or from the log again where it trails too far.
+"""A topic as its owner follows it: buffer, sequencing, snapshots, and dropping segments whose ledgers are gone.
 
-One data topic as its owner follows it: buffer, seqnos, the account of its snapshots.
-
-Dropping parts whose ledgers are gone.
+The sequencer is fed with the messages that the buffer applies. If too many of them stay undecided, it reads them from
+the log again.
 """
 
 from __future__ import annotations

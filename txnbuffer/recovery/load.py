@@ -1,7 +1,7 @@
-"""What a reader process needs of a topic: its buffer as the newest snapshot has it, while the owner writes on.
+"""Loading a topic in a reader process: its buffer from the newest snapshot, while the owner keeps writing.
 
-A reader never writes. What it reads may not belong together, for the owner writes and the broker
-compacts meanwhile; then it reads on, and anew, a bounded number of times, before it believes in damage.
+A reader never writes. The entries that it reads may not belong together, because the owner writes and the broker
+compacts meanwhile. So it reads on, and then again from the start, a limited number of times, before it reports damage.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Making tails: from a snapshot that was restored, or from the start of what a log holds.
+"""The snapshot manager, which owns the snapshots of all topics: it recovers, follows, snapshots and trims them.
 
-A topic as a new owner finds it: restored from its snapshot, its log applied up to the end. Nothing is written.
+One scan of the snapshot topic recovers all topics. Each is restored from its snapshot and its log is applied up to the
+end; nothing is written before.
 
-The owner of buffer snapshots: recovers all topics with one scan, follows them, snapshots and trims them.
-
-Synchronous and not thread-safe: one thread calls. A topic that can't be recovered or followed stops
-alone: its error stands in `problems` under its name, every question about it raises that error, and
-the others go on. When ownership is lost everything stops.
+It is synchronous and not thread-safe: one thread calls. A topic that can't be recovered or followed stops alone:
+`problems` has its error by name, every call for it raises that error, and the others continue. When ownership is lost,
+everything stops.
 """
 
 from __future__ import annotations

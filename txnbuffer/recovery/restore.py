@@ -1,18 +1,14 @@
-"""From the entries of a topic to its restored buffer.
+"""Restoring a topic's buffer from the entries of its snapshot, and telling a lost snapshot from a deleted one.
 
-`read_snapshot` checks that the entries belong together, `restore` that the log goes on where the
-snapshot ends. If the newest end entry is unusable, `restore` falls back: first to an older end entry
-that the raw snapshot topic still holds complete, then to a replay of the whole data topic if nothing of
-it was ever trimmed, else it raises the error. What a fall-back loses is time only: the log replayed
-from there leads to the same state.
+`read_snapshot` checks that the entries belong together, `restore` that the log continues where the
+snapshot ends. If the newest end entry is unusable, `restore` falls back: first to an older end entry of which the raw
+snapshot topic still holds all parts, then to a replay of the whole data topic if it was never trimmed; otherwise it
+raises the error. A fall-back only costs time: the log replayed from there leads to the same state.
 
-What tells a snapshot that was deleted on purpose from one that was lost.
-
-As long as the data topic is there, a deletion leaves its end entry behind, `deleted` and without parts:
-the log still holds transactions, and only that entry says why no snapshot tells of them. It goes with the
-first recovery that finds the data topic gone or made anew, and a registration replaces it.
-
-Telling a topic that has lost its snapshot from one that never had transactions, or was made anew.
+As long as the data topic exists, a deletion leaves its end entry, marked `deleted` and without parts: the log still
+holds transactions, and only that entry says why no snapshot covers them. The first recovery that finds the data topic
+deleted or re-created removes it, and a registration replaces it. A log with transactions and no entry at all has lost
+its snapshot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Looking closely at snapshots without changing anything: each in itself, and against the log.
+"""Verifying snapshots without changing anything: each in itself, and against the log.
 
-A snapshot is checked against the log by folding the log anew up to the applied position and comparing
-the two states. That needs the whole log: where ledgers were trimmed, the snapshot is checked in itself.
+To check a snapshot against the log, the log is folded up to the applied position and the two states are compared. That
+requires the whole log: where ledgers were trimmed, the snapshot is checked in itself only.
 """
 
 from __future__ import annotations

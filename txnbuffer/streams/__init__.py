@@ -1,5 +1,5 @@
-"""Change streams: what committed, in order, resumable, with a truthful rollback when history branched.
+"""Change streams: committed mutations in order, resumable, with rollback when the history branched.
 
-Both sides are state machines without a clock or a network: they take messages and times, and return
-messages, effects and events.
+Both sides are state machines without clock or network: they take messages and times, and return messages,
+effects and events.
 """

@@ -1,10 +1,8 @@
-"""The client's side of change streams: streams that go on over connections, and the connection of now.
+"""The client's side of change streams: streams that outlive connections, and the current connection.
 
-Streams are opened and closed at any time; they are asked for once there is a connection, and again after each
-unexpected end. Call `take_events` and `take_frame` after anything was told to it. A stream whose reader does
-not tell `consumed` runs dry by itself.
-
-One stream at the client, over all connections on which it is opened.
+Streams are opened and closed at any time. They are requested once there is a connection, and again after each
+unexpected end. Call `take_events` and `take_frame` after each input. A stream whose reader does not call `consumed`
+uses up its window and pauses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the two sides of change streams ask of the shell around them: plain values."""
+"""Effects and events of change streams: what the two sides ask of the shell around them, as plain values."""
 
 from __future__ import annotations
 

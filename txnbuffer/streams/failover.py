@@ -1,30 +1,30 @@
-"""The failover log of a topic: which versions of its history there were, and where each began.
+"""The failover log of a topic, and the rollback of a reader: which versions its history had, and where each began.
 
-A version is `(uuid, seqno)`: from `seqno` on, history went the way of `uuid`. A new one is made whenever
-history may have branched: seqnos above it can then mean other mutations than they did before. The log
-stands newest first and keeps 25 versions; who needs an older one starts over.
+A version is `(uuid, seqno)`: from `seqno` on, the history is that of `uuid`. A new version begins whenever the history
+may have branched: seqnos above it may then stand for other mutations than before. The log is ordered newest first and
+keeps 25 versions; a reader that needs an older one starts over.
 
-The owner of an embedded log makes one whenever it takes over, for it can't tell whether the log is an older copy that
-was put back: readers of the log that is gone hold versions which this one never had. So it may keep 1,000, of which
-readers are told the newest 25.
+The owner of an embedded log begins a version at every takeover, for it can't know whether the log was restored from an
+older copy: readers of the lost log hold versions that this one never had. So it may keep 1,000 versions, of which
+readers get the newest 25.
 
-How far a client has to go back before it can read on: the search, step by step.
+`rollback_point` says how far a reader has to go back before it can continue. The reader holds everything up to
+`start`, which is within the snapshot `[snapshot_start, snapshot_end]`: its data is that of the topic as of
+`snapshot_start`, and again as of `snapshot_end` once the snapshot is complete. `versions` are those of its data, newest
+first.
 
-The client holds everything up to `start`, which lies in the snapshot `[snapshot_start, snapshot_end]`:
-up to `snapshot_start` its data is what the topic was at that seqno, from there on it is that only once the
-snapshot is complete. `versions` are those of its data, newest first.
-
-1. A client that holds nothing goes on, unless it insists on its version.
-2. Deletions up to the purge seqno are forgotten. A client that may have missed one starts over; one that
-   names this very purge seqno was told of it when it had all before, and has missed none.
+1. A reader that holds nothing continues, unless it insists on its version.
+2. Deletions up to the purge seqno are forgotten. A reader that may have missed one starts over; one that names this
+   very purge seqno had everything when it learned it, and has missed none.
 3. The newest of its versions that the server knows is where both histories were last the same: up to the
-   end of that version here, and up to where the client's own history left it. If there is none, it starts over.
-4. A client in a snapshot of which it has nothing yet holds a complete one that ends at `start`.
-5. If the snapshot it is in lies within what both have, it goes on.
+   end of that version here, and up to where the reader's own history left it. If there is none, it starts over.
+4. A reader in a snapshot of which it holds nothing yet holds a complete one that ends at `start`.
+5. If the snapshot it is in lies within the common history, it continues.
 6. If it holds all of its snapshot, that is complete at `start`.
-7. It goes back to what both have, or to the beginning of the snapshot that it can't complete, if that is lower.
+7. It goes back to the end of the common history, or to the start of the snapshot that it can't complete, if that is
+   lower.
 
-So the answer is always below `start`: a client that follows it is never told the same again.
+So the answer is always below `start`: a reader that follows it never gets the same answer again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Credits: how much of a stream may be under way, in mutations and in bytes, as its receiver grants them.
+"""Flow control of streams (credits) and keep-alive of connections.
 
-Both sides count totals since the stream was opened on its connection. So a grant can be lost with the
-connection or come twice, and no side's figure drifts away from the other's.
+Credits limit the mutations and bytes of a stream in flight, as the receiver grants them. Both sides count totals since
+the stream was opened on its connection. So a grant can be lost with the connection or arrive twice, and the counts of
+both sides still agree.
 
-Whether the other side of a connection is still there; times are seconds of any clock that never goes back.
+The pulse of a connection says whether the other side is still there; times are seconds of any monotonic clock.
 """
 
 from __future__ import annotations

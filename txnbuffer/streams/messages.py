@@ -1,7 +1,7 @@
-"""What client and server of change streams tell each other over one connection, as plain values.
+"""The messages of change streams between client and server, as plain values.
 
-Seqnos order within one topic and say nothing across topics; the messages of one stream stay in order,
-those of different streams take turns. `txnbuffer.streams.wire` has the bytes.
+Seqnos are ordered within one topic and unrelated across topics. The messages of one stream stay in order, those of
+different streams are interleaved. `txnbuffer.rpc` encodes them.
 """
 
 from __future__ import annotations

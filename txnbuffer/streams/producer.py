@@ -1,11 +1,9 @@
-"""One stream at the server: from what a cursor gives to the snapshots that the client sees.
+"""One stream at the server: how the snapshots of a cursor become those that the client sees, and its statistics.
 
-A cursor gives snapshots as memory or log happen to hold them. The client has announced the end of the
-snapshot that it holds in part, and what it lacks of it may stand in several of the cursor's: they are
-told as one, which ends where the last of them does. For until then the client's data is of no seqno: it
-lacks mutations that its own snapshot left out since newer ones of the same key were to come.
-
-Figures of streams and their connections, as plain values; bytes, seconds, counts, seqnos.
+A cursor returns snapshots as memory or log happen to hold them. A client that holds a snapshot in part has announced
+its end. What it lacks may be spread over several snapshots of the cursor: the server sends them as one, which ends
+where the last of them does. Until then the client's data is of no single seqno: it lacks mutations that its own
+snapshot left out because newer ones of the same key were to follow.
 """
 
 from __future__ import annotations

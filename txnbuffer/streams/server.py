@@ -1,16 +1,12 @@
-"""The server's side of a connection: it takes messages, answers from the topics and the cursors, and times.
+"""The server's side of change streams: one connection, the checks of a stream request, durable cursors.
 
-Call `take_effects` and `take_frame` after anything was told to it. Streams whose credits are used up are
-left out of `wanted`; so their cursors fall behind, not the memory of the connection.
+A connection takes messages, answers from topics and cursors, and times. Call `take_effects` and `take_frame` after each
+input. `wanted` leaves out streams that have used up their credits, so their cursors lag instead of filling the memory
+of the connection. A second connection of a name supersedes the first.
 
-Whether a stream that is asked for can be had: the server's checks, in order.
-
-The connections of a server by name: a second one of a name supersedes the first.
-
-Durable cursors: up to where a reader has everything, as the owner of its topic keeps it; what follows stays.
-
-A cursor is a name and a seqno. It moves forward with what its reader acknowledges, never back; where history
-branched it stands where both histories part, at most.
+A durable cursor is a name and the seqno up to which its reader has everything; the owner of the topic keeps the
+mutations after it. It moves forward when its reader acknowledges, never back, except to the point where the history
+branched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a stream on either side: one table each, from which everything else is derived."""
+"""The states of a stream on either side: one transition table each, from which all else is derived."""
 
 from __future__ import annotations
 
