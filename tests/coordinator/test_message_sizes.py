@@ -191,8 +191,8 @@ def test_a_commit_that_fits_no_message_is_refused_and_aborts() -> None:
         stage.write(0, topic)
     refused = stage.commit(0, *topics)
     assert isinstance(refused, MessageTooLarge)
-    assert f"the commit of {stage.txn(0)} names 20 topics and takes 6" in str(refused)
-    assert f"{LIMIT} may be: commit fewer topics" in str(refused)
+    assert f"the commit of {stage.txn(0)} names 20 topics and needs 6" in str(refused)
+    assert f"the limit is {LIMIT}: commit fewer topics" in str(refused)
     assert stage.commit(1, "a", "b") is Outcome.COMMIT
     assert stage.query(0) is Outcome.ABORT
     assert aborted(stage.commit(0, *topics))
@@ -292,7 +292,7 @@ def test_a_group_of_an_owner_that_could_write_more_waits_for_a_larger_limit() ->
         lambda request: stage.owner.coordinator.join_group("after", request, "g", stage.world.now), "after"
     )
     assert isinstance(again, MessageTooLarge)
-    assert "or let the service write larger messages" in str(again)
+    assert "or raise log.max_message_bytes" in str(again)
     for _ in range(5):
         stage.world.now += 10.0
         stage.owner.coordinator.tick(stage.world.now)
@@ -404,5 +404,5 @@ def test_what_is_said_of_a_group_is_never_larger_than_told(seed: int) -> None:
 
 
 def test_a_limit_that_holds_no_decision_is_refused() -> None:
-    with pytest.raises(InvalidConfiguration, match="max_message_bytes is 4095: decisions need 4096 at least"):
+    with pytest.raises(InvalidConfiguration, match="max_message_bytes must be at least 4096, got 4095"):
         CoordinatorConfig(max_message_bytes=LIMIT - 1)

@@ -148,13 +148,13 @@ def test_attempts_behind_a_job_without_a_name_hold_nobody_up(address: str, servi
     written = writer.write(rows("a"))
     writer.commit([written])
     assert isinstance(written, TaskResult)
-    with pytest.raises(ProducerFenced, match="comes too late"):
+    with pytest.raises(ProducerFenced, match="is too late"):
         writer.write(rows("late"))
     failing = BatchWriter(
         options(address, "nameless"), StructType([StructField("value", BinaryType())]), overwrite=False
     )
     failing.abort([failing.write(rows("b")), None])
-    with pytest.raises(ProducerFenced, match="comes too late"):
+    with pytest.raises(ProducerFenced, match="is too late"):
         failing.write(rows("late"))
     assert open_transactions(service) == 0
     assert read(address, "nameless") == [b"a"]

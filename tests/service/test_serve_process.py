@@ -93,7 +93,7 @@ async def test_the_first_signal_ends_it_once_nothing_is_open(tmp_path):
         (["--tls-cert", "some.pem"], 2, "both a certificate and its key"),
         (["--tls-cert", __file__, "--tls-key", __file__], 2, "is no certificate in PEM"),
         (["--set", "service.listne=x"], 2, "did you mean 'listen'"),
-        (["--set", "transactions.timeout=0"], 2, "give seconds above 0"),
+        (["--set", "transactions.timeout=0"], 2, "must be more than 0 seconds"),
         (["--set", "service.create_topics=perhaps"], 2, "neither true nor false"),
     ],
 )

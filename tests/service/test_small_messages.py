@@ -87,8 +87,8 @@ async def test_one_commit_that_fits_no_message_is_refused_and_the_service_goes_o
                 assert await session.write(*((topic, transactional([least])) for topic in topics)) == []
             answer = await session.commit(refused, TOPICS, [1] * len(TOPICS))
             assert isinstance(answer, MessageTooLarge)
-            assert f"the commit of 0:{refused} names 327 topics and takes 8" in str(answer)
-            assert "65536 may be: commit fewer topics in one transaction" in str(answer)
+            assert f"the commit of 0:{refused} names 327 topics and needs 8" in str(answer)
+            assert "the limit is 65536: commit fewer topics in one transaction" in str(answer)
             assert await session.commit(taken, TOPICS[:250], [1] * 250) is Outcome.COMMIT
             assert isinstance(await session.commit(refused, TOPICS, [1] * len(TOPICS)), TransactionAborted)
             await eventually(lambda: len(engine.topics.by_name[TOPICS[-1]].followed.buffer.ongoing) == 0)
@@ -138,6 +138,6 @@ async def test_snapshots_of_many_aborts_fit_small_messages(tmp_path: Path) -> No
 
 @on_a_loop
 async def test_a_service_needs_messages_that_hold_a_decision() -> None:
-    with pytest.raises(InvalidConfiguration, match="max_message_bytes is 1000: decisions need 4096 at least"):
+    with pytest.raises(InvalidConfiguration, match="max_message_bytes must be at least 4096, got 1000"):
         await Engine.start(MemoryBroker(max_message_bytes=1000))
     await asyncio.sleep(0)

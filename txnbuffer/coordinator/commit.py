@@ -1,4 +1,4 @@
-"""Commits as clients ask for them: looked at, their records counted, then decided."""
+"""Commit requests: validated, their records counted, then decided"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from snapshots.shards import shard_of
 from txnbuffer.coordinator.completion import TransactionCompletion
 from txnbuffer.coordinator.core import Core
-from txnbuffer.coordinator.messages import Branch, CheckCounts, Commit, ProducerSequence, State
+from txnbuffer.coordinator.messages import CheckCounts, Commit, ProducerSequence, State
 from txnbuffer.coordinator.producers import NamedProducers
 from txnbuffer.coordinator.sessions import Sessions
 from txnbuffer.coordinator.transaction import Block, Session, TransactionState
@@ -17,7 +17,10 @@ from txnbuffer.model import Outcome, TxnId
 
 
 class CommitRequests:
-    """`horizon`: ids up to it were leased by older owners, whose branches are known by what commits name."""
+    """Executes the commit requests of sessions.
+
+    Older owners leased the ids up to `horizon`. Branches among those are known only because commits name them.
+    """
 
     def __init__(
         self, core: Core, sessions: Sessions, producers: NamedProducers, completion: TransactionCompletion, horizon: int
@@ -73,7 +76,7 @@ class CommitRequests:
                     self._completion.commit(transaction, transaction.plan)
 
     def take_checks(self) -> list[CheckCounts]:
-        """What the buffers have to count now."""
+        """The counts that the buffers have to report now."""
         if not self._checks:
             return []
         checks, self._checks = self._checks, {}
@@ -82,7 +85,7 @@ class CommitRequests:
         return [CheckCounts(topic, tuple(least)) for topic, least in checks.items()]
 
     def tick(self) -> None:
-        """Abort what the buffers did not count in time."""
+        """Abort transactions whose records were not counted in time."""
         core = self._core
         while self._under_check and self._under_check[0][0] <= core.now:
             for least in self._under_check.popleft()[1]:
@@ -96,13 +99,13 @@ class CommitRequests:
         block = session.block
         if block is not None and block.first <= least <= block.last and most == core.shard:
             fresh = least not in core.live and not core.progress.has_ended(least)
-            if fresh and sessions.retirement(least) is None:  # the usual case: its commit is its first word
+            if fresh and sessions.retirement(least) is None:  # the usual case: the commit is its first request
                 transaction = core.live[least] = TransactionState(txn, session, block)
                 return transaction
         return sessions.find(session.name, commit.request, txn, commit=True)
 
     def _fenced(self, commit: Commit, sequence: ProducerSequence) -> Error | None:
-        """Why an attempt of a name has ended before its commit, if another holder of the name is why."""
+        """The refusal of a commit whose attempt has ended because another producer opened the name; None otherwise."""
         least = commit.txn.least
         if least in self._core.live or self._core.outcomes.find(least) is not Outcome.ABORT:
             return None
@@ -126,7 +129,7 @@ class CommitRequests:
             else:
                 asked.append(member.txn.least)
 
-    # What a commit may say
+    # Validation
 
     def _invalid(self, transaction: TransactionState, commit: Commit) -> Error | None:
         error = self._invalid_counts(commit.txn, commit.topics, commit.records)
@@ -136,7 +139,7 @@ class CommitRequests:
             )
             error = InvalidRequest(text)
         if error is None and transaction.participant_of is not None:
-            text = f"transaction {commit.txn} is one of many for a number: commit that, and name it there"
+            text = f"transaction {commit.txn} is a participant of a number: commit the number, and name it as a winner"
             error = InvalidRequest(text)
         if error is None and (commit.winners or commit.losers):
             error = self._invalid_branches(transaction, commit)
@@ -145,7 +148,7 @@ class CommitRequests:
         if error is None and commit.positions:
             places = {(position.group, position.topic) for position in commit.positions}
             if len(places) < len(commit.positions):
-                error = InvalidRequest(f"commit of {commit.txn} moves a group twice on one topic: name it once")
+                error = InvalidRequest(f"commit of {commit.txn} moves a group twice on one topic: give one position")
             error = error or self._invalid_groups(commit)
         return error
 
@@ -155,16 +158,16 @@ class CommitRequests:
             owner = shard_of(position.group, shards)
             if owner != self._core.shard:
                 return InvalidRequest(
-                    f"commit of {commit.txn} moves group {position.group!r}, which belongs to shard {owner}"
+                    f"commit of {commit.txn} moves group {position.group!r} of shard {owner}: commit it there"
                 )
         return None
 
     def _invalid_counts(self, txn: TxnId, topics: tuple[str, ...], records: tuple[int, ...]) -> Error | None:
         if len(topics) != len(records) or (records and min(records) < 1) or len(set(topics)) != len(topics):
-            return InvalidRequest(f"commit of {txn}: name each topic once, with the number of its records, 1 or more")
+            return InvalidRequest(f"commit of {txn}: name each topic once, with its number of records, 1 or more")
         if len(topics) >= self._core.config.max_group:
             return InvalidRequest(
-                f"commit of {txn} names {len(topics)} topics: {self._core.config.max_group - 1} may be"
+                f"commit of {txn} names {len(topics)} topics: name at most {self._core.config.max_group - 1}"
             )
         for topic in topics:
             if topic not in self._core.topics:
@@ -175,10 +178,12 @@ class CommitRequests:
         sequence = commit.sequence
         if sequence is None or (transaction.name is not None and transaction.name != sequence.name):
             return InvalidRequest(
-                f"transaction {commit.txn} was begun under {transaction.name!r}: commit it under that"
+                f"transaction {commit.txn} was begun for producer {transaction.name!r}: commit it for that name"
             )
         if sequence.is_participant or sequence.number < 1:
-            return InvalidRequest(f"{sequence.name!r}: open it, and give a number from 1 on, not {sequence.number}")
+            return InvalidRequest(
+                f"producer {sequence.name!r}: open the name, and give a number of at least 1, got {sequence.number}"
+            )
         for other in self._producers.attempts(sequence.name):
             if other is not transaction and other.plan is not None and other.state is State.OPEN:
                 return InvalidRequest(f"another commit of {sequence.name!r} is under way: wait for its answer")
@@ -191,8 +196,8 @@ class CommitRequests:
         size = sum(len(branch.topics) for branch in commit.winners) + len(named)
         if size > self._core.config.max_group:
             return InvalidRequest(
-                f"commit of {commit.txn} names {size} branches and topics, {self._core.config.max_group} may be: "
-                "write with fewer branches"
+                f"commit of {commit.txn} names {size} branches and topics, the limit is {self._core.config.max_group}: "
+                "use fewer branches"
             )
         if len(named) < 1 + len(winners) + len(commit.losers):
             return InvalidRequest(f"commit of {commit.txn} names a branch twice: each wins or loses")
@@ -202,7 +207,9 @@ class CommitRequests:
                 return error
         for txn in named - {commit.txn}:
             if txn.most != self._core.shard:
-                return ForeignTransaction(f"branch {txn} is of another coordinator than {commit.txn}")
+                return ForeignTransaction(
+                    f"branch {txn} belongs to another coordinator than {commit.txn}: begin it there"
+                )
             error = self._invalid_branch(transaction, txn, commit.sequence)
             if error is not None:
                 return error
@@ -211,7 +218,7 @@ class CommitRequests:
     def _invalid_branch(
         self, transaction: TransactionState, txn: TxnId, sequence: ProducerSequence | None
     ) -> Error | None:
-        """Whether a TxnId is one that this transaction may speak for."""
+        """Why this transaction may not decide another one as its branch; None if it may."""
         branch = self._core.live.get(txn.least)
         if branch is not None:
             ours = branch.parent is transaction or (branch.parent is None and branch.session is transaction.session)
@@ -220,13 +227,13 @@ class CommitRequests:
                 return None
         elif self._core.progress.has_ended(txn.least) or self._is_ours(transaction, self._sessions.locate(txn.least)):
             return None
-        return ForeignTransaction(f"{txn} is no branch of {transaction.txn}: begin it as one")
+        return ForeignTransaction(f"{txn} is not a branch of {transaction.txn}: begin it as one")
 
     def _is_ours(self, transaction: TransactionState, block: Block | None) -> bool:
         return block is not None and (block.session is transaction.session or block.last <= self._horizon)
 
     def _link_branches(self, transaction: TransactionState, commit: Commit) -> bool:
-        """Make what the commit names its branches. False: a winner has ended, and so the whole is aborted."""
+        """Link all branches that the commit names. False: a winner has ended already, so the commit is aborted."""
         for txn in commit.losers:
             branch = self._open_branch(txn)
             if branch is not None:
@@ -237,13 +244,13 @@ class CommitRequests:
                 self._completion.abort(transaction, f"its branch {winner.txn} had ended")
                 return False
             link(transaction, branch)
-            self._take(branch, winner)
+            branch.topics, branch.records = winner.topics, winner.records
         if commit.sequence is not None:
-            self._link_shared(transaction, commit.sequence)
+            self._link_participants(transaction, commit.sequence)
         return True
 
-    def _link_shared(self, transaction: TransactionState, sequence: ProducerSequence) -> None:
-        """Whatever was begun as one of many for numbers up to this one ends with it."""
+    def _link_participants(self, transaction: TransactionState, sequence: ProducerSequence) -> None:
+        """Link all open participants of numbers up to this one: they end with it."""
         for branch in self._producers.participants(sequence.name):
             if (
                 branch.state is State.OPEN
@@ -253,7 +260,7 @@ class CommitRequests:
                 link(transaction, branch)
 
     def _open_branch(self, txn: TxnId) -> TransactionState | None:
-        """A branch that is still open; None if it has ended or is about to."""
+        """A branch that is still open; None if it has ended or is ending."""
         branch = self._core.live.get(txn.least)
         if branch is not None:
             return branch if branch.state is State.OPEN else None
@@ -262,12 +269,9 @@ class CommitRequests:
         block = self._sessions.locate(txn.least)
         return self._sessions.start(txn, block, self._core.config.transaction_timeout)
 
-    def _take(self, branch: TransactionState, winner: Branch) -> None:
-        branch.topics, branch.records = winner.topics, winner.records
-
 
 def link(parent: TransactionState, branch: TransactionState) -> None:
-    """Make one transaction a branch of another: it ends with it."""
+    """Make one transaction a branch of another, with which it ends."""
     if branch.parent is None:
         branch.parent = parent
         if parent.branches is None:

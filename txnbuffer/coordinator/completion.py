@@ -1,4 +1,4 @@
-"""How transactions end: the decision, its markers, its answers, and that they are settled."""
+"""Completion of transactions: the decision, its markers, its answers, and when they are settled"""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ from txnbuffer.model import MarkerItem, Outcome, TxnId
 
 
 class TransactionCompletion:
+    """Commits and aborts transactions.
+
+    A transaction is settled when its outcome and all its markers are durable, and no client waits for it to be visible.
+    """
+
     def __init__(
         self,
         core: Core,
@@ -43,13 +48,13 @@ class TransactionCompletion:
         self._consumer_groups = consumer_groups
         self._retention = retention
         self._stopped: dict[str, Error] = {}
-        """What stopped the buffers of topics: nothing becomes visible there."""
+        """The topics whose buffer has stopped, and why: nothing becomes visible there."""
         self._waited_for: deque[tuple[float, TransactionState]] = deque()
 
     # Deciding
 
     def commit(self, transaction: TransactionState, plan: Commit) -> None:
-        """Its plan is checked: decide COMMIT."""
+        """Decide COMMIT for a transaction whose commit request is valid."""
         core = self._core
         if plan.sequence is None and not plan.positions and self._may_be_one_phase(transaction, transaction.topics):
             self._decide_by_marker(transaction, Outcome.COMMIT)
@@ -88,9 +93,9 @@ class TransactionCompletion:
         named = len({topic for row, _ in rows for topic in row.topics})
         besides = f", {len(rows)} branches" * (len(rows) > 1) + f", {len(positions)} positions" * (len(positions) > 0)
         return MessageTooLarge(
-            f"the commit of {transaction.txn} names {named} topics{besides} and takes {size} bytes of the decision "
-            f"log, {self._core.config.max_message_bytes} may be: commit fewer topics in one transaction, or let the "
-            "service write larger messages (log.max_message_bytes)"
+            f"the commit of {transaction.txn} names {named} topics{besides} and needs {size} bytes in the decision "
+            f"log, the limit is {self._core.config.max_message_bytes}: commit fewer topics in one transaction, or "
+            "raise log.max_message_bytes of the service"
         )
 
     def abort(
@@ -102,14 +107,14 @@ class TransactionCompletion:
         by_marker: bool = False,
         refusal: Error | None = None,
     ) -> None:
-        """Decide ABORT of an open transaction and of all its branches.
+        """Decide ABORT for an open transaction and all its branches.
 
-        `topics`: where it is known to have records; if its client says that these are all, `by_marker`, one
-        marker can be the decision. `refusal`: what its commit is answered.
+        `topics` are those that are known to have its records. `by_marker`: its client says that there are no others, so
+        one marker can be the decision. `refusal` is the answer to its commit request.
         """
         parent = transaction.parent
         if parent is not None and parent.plan is not None and parent.state is State.OPEN:
-            transaction = parent  # its commit counts on this branch
+            transaction = parent  # its commit requires this branch
         if transaction.plan is None:
             transaction.topics, transaction.records = topics, (0,) * len(topics)
         transaction.reason, transaction.refusal = reason, refusal
@@ -126,7 +131,7 @@ class TransactionCompletion:
         self._core.journal.abort(rows)
 
     def _may_be_one_phase(self, transaction: TransactionState, topics: tuple[str, ...]) -> bool:
-        """One topic, durably known as one that may have such markers, and nothing that other ids depend on."""
+        """Whether a marker can decide: one topic, registered for one-phase markers, and no other id depends on it."""
         core = self._core
         if not core.config.one_phase or len(topics) != 1 or not core.topics.get(topics[0]):
             return False
@@ -144,12 +149,12 @@ class TransactionCompletion:
             return error
         return self._consumer_groups.refusal(plan.positions)
 
-    # What became durable
+    # Events of logs and buffers
 
     def group_durable(
         self, record: GroupRecord, transactions: list[TransactionState], retirements: list[Retirement]
     ) -> None:
-        """Decisions stand in the log: their outcomes are facts."""
+        """A group of decisions is durable: write the markers, and answer."""
         self._retention.add(record)
         for transaction in transactions:
             transaction.advance(ENDED_STATE[INTENDED_OUTCOME[transaction.state]])
@@ -165,14 +170,14 @@ class TransactionCompletion:
             self._sessions.retired(retirement)
 
     def publish(self, transaction: TransactionState) -> None:
-        """Write the markers of a decided transaction to all its topics."""
+        """Queue the markers of a decided transaction for all its topics."""
         outcome = OUTCOME_OF_STATE[transaction.state]
         transaction.unfinished = set(transaction.topics)
         for topic, records in zip(transaction.topics, transaction.records, strict=True):
             self._core.markers.add(topic, True, MarkerItem(transaction.txn, outcome, records))
 
     def marker_durable(self, token: int) -> None:
-        """A marker stands in its topic; that of a one-phase transaction is no outcome until it is applied."""
+        """A marker is durable. A one-phase marker decides only when the topic's buffer has applied it."""
         done = self._core.markers.durable(token)
         if done is None or not done[0][1]:
             return
@@ -185,7 +190,7 @@ class TransactionCompletion:
                 self._settle_if_due(transaction)
 
     def marker_wanted(self, topic: str, decided: bool, item: MarkerItem) -> bool:
-        """Whether a marker whose fate is unknown has to be written again."""
+        """Whether a marker that may not be durable has to be written again."""
         transaction = self._core.live.get(item.txn.least)
         if transaction is None:
             return False
@@ -194,7 +199,7 @@ class TransactionCompletion:
         return transaction.one_phase
 
     def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]]) -> None:
-        """The topic's buffer applied markers that ended these there."""
+        """The topic's buffer has applied markers, with these ends of transactions."""
         core, live = self._core, self._core.live
         core.markers.queries_settled(topic, (txn.least for txn, _ in ends if txn.most == core.shard))
         for txn, outcome in ends:
@@ -229,7 +234,7 @@ class TransactionCompletion:
         self._settle_if_due(transaction)
 
     def topic_stopped(self, topic: str, why: Error) -> None:
-        """Nobody waits for a buffer that has stopped, now or later."""
+        """The topic's buffer has stopped: no commit waits to become visible there."""
         self._stopped[topic] = why
         for transaction in list(self._core.live.values()):
             if transaction.hidden:
@@ -239,22 +244,22 @@ class TransactionCompletion:
         return self._stopped.get(topic)
 
     def can_complete(self, least: int) -> bool:
-        """Whether a transaction that is decided still waits for its markers, and not only where topics have stopped."""
+        """Whether a decided transaction still waits for markers on topics that have not stopped."""
         transaction = self._core.live.get(least)
         return transaction is not None and not (transaction.unfinished or set()) <= self._stopped.keys()
 
     def topic_resumed(self, topic: str) -> None:
-        """A topic that had stopped has a buffer again."""
+        """A stopped topic has a buffer again."""
         self._stopped.pop(topic, None)
 
     def topic_recreated(self, topic: str, ongoing: Set[TxnId]) -> None:
-        """Only what is ongoing in a topic that was made anew needs its markers there."""
+        """A topic was re-created: only its ongoing transactions still need markers there."""
         for transaction in list(self._core.live.values()):
             if transaction.state in TERMINAL and transaction.txn not in ongoing:
                 self._applied(transaction, topic)
 
     def topic_deleted(self, topic: str) -> None:
-        """A deleted topic needs no markers, and nobody waits for its buffer."""
+        """A topic was deleted: it needs no markers, and no commit waits to become visible there."""
         self.topic_resumed(topic)
         for transaction in list(self._core.live.values()):
             if transaction.one_phase and topic in transaction.topics:
@@ -267,7 +272,7 @@ class TransactionCompletion:
     # Answering and settling
 
     def answer_if_due(self, transaction: TransactionState) -> None:
-        """Tell those who wait for a durable outcome, if it is one and nothing else is to be waited for."""
+        """Answer the waiting requests if the outcome is durable, and visible where they asked for that."""
         if not transaction.waiters or transaction.state not in TERMINAL:
             return
         if not transaction.hidden:
@@ -276,7 +281,7 @@ class TransactionCompletion:
             self._answer_not_visible(transaction, topic, f"it has stopped ({self._stopped[topic]})")
 
     def tick(self) -> None:
-        """Nobody waits for ever for a buffer that does not come so far, whatever keeps it."""
+        """Answer with NotVisible after `visible_timeout`, whatever delays the buffer."""
         core, waited_for = self._core, self._waited_for
         while waited_for and waited_for[0][0] <= core.now:
             transaction = waited_for.popleft()[1]
@@ -289,7 +294,7 @@ class TransactionCompletion:
                 self._await(transaction)
 
     def _await(self, transaction: TransactionState) -> None:
-        """Other shards' topics have buffers elsewhere."""
+        """Ask the other shards for the markers that their buffers have to apply."""
         core = self._core
         for member in (transaction, *(transaction.branches or ())) if core.config.shards > 1 else ():
             if member.unseen:
@@ -340,6 +345,6 @@ def _row(transaction: TransactionState, outcome: Outcome) -> Row:
 
 
 def _unseen(transaction: TransactionState) -> Iterator[str]:
-    """The topics where somebody waits for a commit to be seen, and it is not yet."""
+    """The topics where a commit is not visible yet, and a client waits for it."""
     for member in (transaction, *(transaction.branches or ())):
         yield from sorted(member.unseen or ())

@@ -1,10 +1,10 @@
-"""The coordinator: takes what clients, logs and buffers say, and tells what has to be done.
+"""The coordinator: a pure state machine that turns events of clients, logs and buffers into effects
 
-It knows no clock, socket or file. Each call is one input; `now` is in seconds since 1970, and never goes
-back. Then `take_effects` says what to do, all of it in the order given for one receiver; answers of the
-world are inputs again. Call `tick` about once a second. Nothing is answered before it is durable.
+It uses no clock, socket or file. Each method call is one event; `now` is in seconds since 1970, and never goes back.
+After each call, `take_effects` returns what to do next; effects for one receiver keep their order, and their results
+are events again. Call `tick` about once a second. No request is answered before its result is durable.
 
-It runs in one thread. Once `stopped` is set it does nothing more: another owner reads the log and goes on.
+It runs in one thread. Once `stopped` is set it does nothing more: another owner reads the log and continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from txnbuffer.model import Marker, Outcome, TxnId
 
 
 class Coordinator:
-    """Owner of shard `shard` in epoch `epoch`; `history` is the decision log up to its own `owner` entry."""
+    """The owner of a shard in an epoch; `history` is the decision log up to this owner's `owner` entry."""
 
     def __init__(self, shard: int, epoch: int, config: CoordinatorConfig, history: History, now: float) -> None:
         self.config = config
@@ -53,7 +53,7 @@ class Coordinator:
         self._outcome_queries = OutcomeQueries(core, self._sessions, self._completion, self._takeover)
         self._registration = Registration(core)
         self.refusal = WritePermission(core, self._sessions).refusal
-        """`refusal(session, txn)`: why a session may not write to a transaction; None if it may."""
+        """`refusal(session, txn)` returns why a session may not write to a transaction; None if it may."""
 
     @property
     def shard(self) -> int:
@@ -65,33 +65,33 @@ class Coordinator:
 
     @property
     def stopped(self) -> str | None:
-        """Why this coordinator has stopped; None while it works."""
+        """Why this coordinator has stopped; None while it runs."""
         return self._core.stopped
 
     @property
     def ready(self) -> bool:
-        """Whether ids that older owners leased are served."""
+        """Whether the takeover is complete: requests about ids that older owners leased are executed."""
         return self._takeover.ready
 
     @property
     def low_water_mark(self) -> int:
-        """The durable one: buffers have to ask about what is ongoing at or below it."""
+        """The durable low-water mark: buffers have to query the outcome of ongoing transactions at or below it."""
         return self._core.progress.low_water_mark
 
     def transactions(self) -> Iterator[TransactionState]:
-        """Those that were begun or are not settled; to be read only."""
+        """All transactions that have begun and are not settled. Do not change them."""
         return iter(self._core.live.values())
 
     def transaction(self, txn: TxnId) -> TransactionState | None:
-        """One of `transactions`."""
+        """One of `transactions`, or None."""
         return self._core.live.get(txn.least) if txn.most == self._core.shard else None
 
     def sessions(self) -> Iterator[Session]:
-        """Those that are open, or away for not too long; to be read only."""
+        """The sessions that are connected, or may still reconnect. Do not change them."""
         return self._sessions.all_sessions()
 
     def topics(self) -> list[str]:
-        """Those that are registered."""
+        """The registered topics."""
         return [*self._core.topics]
 
     def is_registered(self, topic: str) -> bool:
@@ -99,15 +99,15 @@ class Coordinator:
 
     @property
     def consumer_groups(self) -> ConsumerGroups:
-        """Consumer groups; to be read only."""
+        """The consumer groups. Do not change them."""
         return self._consumer_groups
 
     def has_ended(self, least: int) -> bool:
-        """Whether a transaction has ended, with all its markers durable."""
+        """Whether a transaction has ended and all its markers are durable."""
         return self._core.progress.has_ended(least)
 
     def take_effects(self) -> list[Effect]:
-        """What has to be done now."""
+        """What the caller has to do now."""
         if self._core.stopped is None:
             self._takeover.advance()
             self._core.effects += self._commits.take_checks()
@@ -116,9 +116,10 @@ class Coordinator:
     # Sessions
 
     def open_session(self, session: str, request: int, claims: Sequence[TxnId], now: float) -> None:
-        """A client connects, or does again; `claims` are the transactions that it has open. Answered with Opened.
+        """A client connects or reconnects; `claims` are its open transactions. Answered with SessionOpened.
 
-        Whatever else the session had open is aborted, and ids leased before are not to be used for new ones.
+        All other open transactions of the session are aborted. Ids that it leased before may not be used for new
+        transactions.
         """
         if self._enter(now):
             known = self._sessions.connect(session)
@@ -132,7 +133,7 @@ class Coordinator:
             self._consumer_groups.session_away(session)
 
     def close_session(self, session: str, request: int, now: float) -> None:
-        """A client goes for good: what it has open is aborted."""
+        """A client closes its session: its open transactions are aborted."""
         known = self._session(session, request, now)
         if known is not None:
             self._sessions.remove(known)
@@ -142,13 +143,13 @@ class Coordinator:
             self._core.answer(session, request, Done())
 
     def lease(self, session: str, request: int, count: int, now: float) -> None:
-        """Answered with Leased, or TooManyTransactions."""
+        """Lease transaction ids. Answered with Leased, or TooManyTransactions."""
         known = self._session(session, request, now)
         if known is not None:
             self._sessions.lease(known, request, count)
 
     def return_ids(self, session: str, request: int, first: int, count: int, now: float) -> None:
-        """Leased ids that the client has not used and will not; answered only if refused."""
+        """The client returns leased ids that it will not use; answered only if refused."""
         known = self._session(session, request, now)
         if known is not None:
             self._when_served(first, lambda: self._sessions.return_ids(known, first, first + count - 1))
@@ -156,17 +157,17 @@ class Coordinator:
     # Topics
 
     def register_topic(self, session: str, request: int, topic: str, now: float) -> None:
-        """Before the first record of a transaction there; answered with Done when its first snapshot is durable."""
+        """Register a topic before its first transactional record. Answered with Done when its snapshot is durable."""
         if self._session(session, request, now) is not None:
             self._registration.register(session, request, topic)
 
     def register_for_shard(self, request: int, topic: str, now: float) -> None:
-        """The coordinator of another shard has a client that is to write there. Answered as `register_topic`."""
+        """Register a topic for another shard's coordinator. Answered like `register_topic`."""
         if self._enter(now):
             self._registration.register("", request, topic)
 
     def topic_snapshotted(self, topic: str, now: float) -> None:
-        """The owner of a topic, which may be another shard's, follows it."""
+        """The owner of a topic, which may be another shard, follows the topic."""
         if self._enter(now):
             self._completion.topic_resumed(topic)
             self._registration.snapshotted(topic)
@@ -176,32 +177,32 @@ class Coordinator:
             self._registration.failed(topic, why, final=final)
 
     def topic_stopped(self, topic: str, why: Error, now: float) -> None:
-        """The owner's buffer of a topic goes no further: who waits for it is told so."""
+        """The owner's buffer of a topic has stopped: requests that wait for it get the error."""
         if self._enter(now):
             self._registration.failed(topic, str(why))
             self._completion.topic_stopped(topic, why)
 
     def epoch_marker(self) -> Marker:
-        """A marker that ends nothing."""
+        """A marker without transactions, which announces the owner's epoch."""
         return self._core.markers.epoch_marker()
 
     def topic_resumed(self, topic: str, now: float) -> None:
-        """Markers can be written again to a topic of another shard that was told to have stopped."""
+        """A topic of another shard that had stopped accepts markers again."""
         if self._enter(now):
             self._completion.topic_resumed(topic)
 
     def topic_missing(self, topic: str, now: float) -> None:
-        """The topic is another one now, or gone: nothing is committed there until it is registered again.
+        """The topic was deleted or re-created: nothing commits there until it is registered again.
 
-        Then tell `topic_recreated`, or `topic_deleted` if it is gone; what was committed before waits for that.
+        Call `topic_recreated` or `topic_deleted` next; transactions that committed there before wait for that.
         """
         if self._enter(now):
             self._registration.topic_missing(topic)
 
     def topic_recreated(self, topic: str, ongoing: Set[TxnId], now: float) -> None:
-        """A topic that was missing is followed again; which transactions are ongoing there by now.
+        """A missing topic is followed again, with these ongoing transactions.
 
-        Whatever else was committed there has ended by a marker that stands there, or has gone with the old topic.
+        All other transactions that committed there have their marker in it, or were lost with the old topic.
         """
         if self._enter(now):
             self._completion.topic_recreated(topic, ongoing)
@@ -215,21 +216,21 @@ class Coordinator:
             self._registration.topic_deleted(topic)
 
     def prove_ownership(self, request: int, now: float) -> None:
-        """Answered with Done once the decision log shows that it has had no newer owner when this was asked."""
+        """Answered with Done once the decision log proves that it had no newer owner at the time of the request."""
         if self._enter(now):
             self._core.journal.prove_ownership(lambda: self._core.answer("", request, Done()))
 
     # Transactions
 
     def begin_many(self, session: str, begins: Sequence[Begin], now: float) -> None:
-        """Transactions that were begun; answered only where refused."""
+        """A session announces transactions; answered only if refused."""
         for begin in begins:
             known = self._session(session, begin.request, now)
             if known is not None:
                 self._when_served(begin.txn.least, partial(self._requests.begin, known, begin))
 
     def commit_many(self, session: str, commits: Sequence[Commit], now: float) -> None:
-        """All sends of these are acknowledged. Answered with COMMIT once that is durable, or with an error."""
+        """Commit transactions whose sends are all acknowledged. Answered with a durable COMMIT, or with an error."""
         if not commits:
             return
         known = self._session(session, commits[0].request, now)
@@ -244,37 +245,40 @@ class Coordinator:
                 self._when_served(oldest.least, partial(self._commits.commit_many, known, (commit,)))
 
     def counts_checked(self, topic: str, accepted: Iterable[tuple[int, int]], now: float) -> None:
-        """Answers CheckCounts: how many records of each transaction (`least`) the topic has accepted."""
+        """The result of CheckCounts: how many records of each transaction (`least`) the topic has accepted."""
         if self._enter(now):
             self._commits.counts_checked(topic, accepted)
 
     def abort(
         self, session: str, request: int, txn: TxnId, topics: Sequence[str], now: float, *, operator: bool = False
     ) -> None:
-        """Abort; after a commit this is a query. Answered with the durable outcome.
+        """Abort a transaction; after its commit this is a query. Answered with the durable outcome.
 
-        `topics`: all that the client may have written to. An operator may abort what is not the session's,
-        and names none.
+        `topics` are all topics that the client may have written to. An operator may abort transactions of any session,
+        and names no topics.
         """
         if self._enter(now) and (operator or self._session(session, request, now) is not None):
             action = partial(self._requests.abort, session, request, txn, tuple(topics), operator)
             self._when_served(txn.least, action)
 
     def query(self, session: str, request: int, txn: TxnId, now: float) -> None:
-        """Answered with the durable outcome, or the state of what has none."""
+        """Answered with the durable outcome, or with the state of a transaction that has none yet."""
         if self._enter(now):
             self._when_served(txn.least, lambda: self._requests.query(session, request, txn))
 
     # Names and groups
 
     def open_name(self, session: str, request: int, name: str, now: float) -> None:
-        """Become the holder of a producer's name. Answered with NameOpened."""
+        """Make the session the holder of a producer name. Answered with NameOpened."""
         if self._session(session, request, now) is not None:
             self._fence_attempts(name)
             self._producers.open(session, request, name)
 
     def delete_name(self, session: str, request: int, name: str, now: float, *, over: int = 0) -> None:
-        """Forget a name, but for `remember` seconds that its numbers up to `over` are over. Answered with Done."""
+        """Delete a producer name. Answered with Done.
+
+        For `remember` seconds its numbers up to `over` still count as finished.
+        """
         if self._enter(now):
             self._fence_attempts(name)
             for transaction in self._producers.participants(name):
@@ -283,28 +287,28 @@ class Coordinator:
             self._producers.delete(session, request, name, over)
 
     def join_group(self, session: str, request: int, group: str, now: float) -> None:
-        """Begin a new generation of a consumer group, without members. Answered with Joined."""
+        """Start a new generation of a consumer group, without members. Answered with Joined."""
         if self._session(session, request, now) is not None:
             self._consumer_groups.join(session, request, group)
 
     def forget_group(self, request: int, group: str, topic: str | None, now: float) -> None:
-        """Let a group begin anew on a topic, or on all; an operator's request. Answered with Done."""
+        """Delete a group's positions on a topic, or on all topics; an operator's request. Answered with Done."""
         if self._enter(now):
             self._consumer_groups.forget(request, group, topic)
 
     def heartbeat(self, session: str, heartbeat: GroupHeartbeat, now: float) -> None:
-        """A member of a consumer group comes, is still there, or goes. Answered with Shares."""
+        """A member of a consumer group joins, stays, or leaves. Answered with MemberAssignments."""
         if self._session(session, heartbeat.request, now) is not None:
             self._consumer_groups.heartbeat(session, heartbeat.request, heartbeat)
 
-    # What logs and buffers say
+    # Events of logs and buffers
 
     def decisions_durable(self, token: int, now: float) -> None:
         if self._enter(now):
             self._core.journal.durable(token)
 
     def decisions_failed(self, reason: str) -> None:
-        """An append to the decision log failed, or its fate is unknown: whoever owns the log next finds out."""
+        """An append to the decision log failed or may have failed: the next owner reads whether it is there."""
         self._core.stop(f"the decision log could not be written: {reason}")
 
     def marker_durable(self, token: int, now: float) -> None:
@@ -312,37 +316,36 @@ class Coordinator:
             self._completion.marker_durable(token)
 
     def marker_failed(self, token: int) -> None:
-        """A marker's fate is unknown: it comes again after the next `tick`."""
+        """A marker may or may not be durable: it is written again after the next `tick`."""
         self._core.markers.failed(token)
 
     def markers_applied(self, topic: str, ends: Sequence[tuple[TxnId, Outcome]], now: float) -> None:
-        """The owner's buffer of a topic has applied markers: each end that took effect there.
+        """The owner's buffer of a topic has applied markers, with these ends of transactions.
 
-        A buffer that was recovered tells what it knows of those of `transactions` that are one-phase there.
+        A recovered buffer also reports the ends of those `transactions` that are one-phase in its topic.
         """
         if self._enter(now):
             self._completion.markers_applied(topic, ends)
 
     def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64, now: float) -> None:
-        """Answers WriteEpochMarker: which ids of this coordinator above the low-water mark have ended there."""
+        """The result of WriteEpochMarker: the ids above the low-water mark that had ended in the topic."""
         if self._enter(now):
             self._takeover.epoch_marker_applied(topic, committed, aborted)
 
     def query_outcomes(self, topic: str, txns: Iterable[TxnId], now: float) -> None:
-        """The owner of a buffer asks about what is ongoing there: at recovery, every few seconds while it is.
-
-        Also when a low-water mark passes it.
+        """A buffer's owner queries ongoing transactions: after recovery, every few seconds, and when the low-water
+        mark passes one.
         """
         if self._enter(now):
             self._outcome_queries.answer(topic, txns)
 
     def newer_epoch_seen(self, epoch: int, where: str) -> None:
-        """A message of another owner of this shard was read."""
+        """The epoch of an owner of this shard was read in a topic or log: stop if it is newer."""
         if epoch > self._core.epoch:
             self._core.stop(f"epoch {epoch} was seen on {where}, this owner has {self._core.epoch}")
 
     def tick(self, now: float) -> None:
-        """Time passes: time-outs, the low-water mark, what the log may forget, markers that failed."""
+        """Time passes: apply timeouts, raise the low-water mark, trim the log, retry failed markers."""
         if not self._enter(now):
             return
         for transaction in self._core.overdue():
@@ -368,20 +371,20 @@ class Coordinator:
             return None
         known = self._sessions.get(session)
         if known is None or known.disconnected_since is not None:
-            text = f"session {session!r} is not open here: open it, naming the transactions that it has open"
+            text = f"session {session!r} is not open here: open it, and name its open transactions"
             self._core.answer(session, request, UnknownSession(text))
             return None
         return known
 
     def _when_served(self, least: int, action: Callable[[], None]) -> None:
-        """Do something about an id: at once, unless an older owner leased it and the take-over is under way."""
+        """Execute a request about an id: at once, or after the takeover if an older owner leased the id."""
         if self._takeover.must_wait(least):
             self._takeover.defer(action)
         else:
             action()
 
     def _when_ready(self, session: Session, action: Callable[[], None], *claims: TxnId) -> None:
-        """Do something about ids of a session: not before those are served."""
+        """Execute a request about a session's ids: after the takeover if the session has any."""
         if (claims or self._sessions.blocks(session)) and not self._takeover.ready:
             self._takeover.defer(action)
         else:
@@ -391,7 +394,7 @@ class Coordinator:
         for transaction in self._producers.attempts(name):
             if transaction.state is State.OPEN:
                 refusal = ProducerFenced(f"{name!r} was opened by another producer; stop this one")
-                self._completion.abort(transaction, "its name was opened anew", refusal=refusal)
+                self._completion.abort(transaction, "its name was opened again", refusal=refusal)
 
     def _group_durable(self, *durable: object) -> None:
-        self._completion.group_durable(*durable)  # type: ignore[arg-type]  # bound before Ending exists
+        self._completion.group_durable(*durable)  # type: ignore[arg-type]  # bound before TransactionCompletion exists

@@ -1,6 +1,6 @@
-"""What the parts of a coordinator share: its transactions, its logs, its answers.
+"""The state that all parts of a coordinator share: its transactions, its logs, its results, and its queue of markers
 
-Markers on their way to the topics, many transactions in each.
+One marker carries the ends of many transactions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from txnbuffer.errors import TIME_UP, OutcomeForgotten, TransactionAborted, Unkn
 from txnbuffer.model import Marker, MarkerItem, Outcome, TxnId
 
 MAX_ITEMS = 10_000
-"""Transactions in one marker, if the topics take messages as large as that."""
+"""The most transactions in one marker, if topics accept messages of that size."""
 
 Queue = tuple[str, bool]
-"""A topic, and whether the decisions stand in the decision log."""
+"""A topic, and whether the decision log has the decisions."""
 
 
 class Markers:
-    """Every marker carries the epoch, and the low-water mark that is durable by then; none has over `max_bytes`."""
+    """The markers that topics still need, by topic, until they are durable there.
+
+    Each marker carries the owner's epoch and the durable low-water mark, and has at most `max_bytes`.
+    """
 
     def __init__(self, shard: int, epoch: int, progress: Progress, max_bytes: int) -> None:
         self._shard = shard
@@ -56,14 +59,14 @@ class Markers:
             items.append(item)
 
     def answer_query(self, topic: str, item: MarkerItem) -> None:
-        """Answer a question about what is ongoing in a topic: once, however often it is asked until that is read."""
+        """Answer an outcome query of a topic's buffer with a marker: once, until the buffer has applied the marker."""
         answered = self._answered.setdefault(topic, BitMap64())
         if item.txn.least not in answered:
             answered.add(item.txn.least)
             self.add(topic, True, item)
 
     def queries_settled(self, topic: str, ids: Iterable[int]) -> None:
-        """The topic's buffer has read how these ended: nobody asks about them any more."""
+        """The topic's buffer has applied the ends of these transactions, so it does not query them again."""
         answered = self._answered.get(topic)
         if answered is not None:
             answered.difference_update(BitMap64(ids))
@@ -71,10 +74,11 @@ class Markers:
                 del self._answered[topic]
 
     def epoch_marker(self) -> Marker:
+        """A marker without transactions."""
         return Marker(self._shard, self._epoch, self._progress.low_water_mark, True, ())
 
     def take(self) -> Iterator[AppendMarker]:
-        """What is to be appended now."""
+        """The markers to append now."""
         waiting, self._waiting = self._waiting, {}
         mark = self._progress.low_water_mark
         for queue, items in waiting.items():
@@ -86,43 +90,44 @@ class Markers:
                 yield AppendMarker(self._token, topic, Marker(self._shard, self._epoch, mark, decided, some))
 
     def durable(self, token: int) -> tuple[Queue, tuple[MarkerItem, ...]] | None:
-        """What a marker said that is durable now; None if that is known already."""
+        """A marker is durable: return its topic and transactions, or None if it was reported before."""
         return self._under_way.pop(token, None)
 
     def failed(self, token: int) -> None:
-        """A marker's fate is unknown: it is written again at the next `retry`, which changes nothing if it landed."""
+        """A marker may or may not be durable: the next `retry` writes it again, which changes nothing if it is."""
         lost = self._under_way.pop(token, None)
         if lost is not None:
             queue, items = lost
             self._failed.setdefault(queue, []).extend(items)
 
     def retry(self, wanted: Callable[[str, bool, MarkerItem], bool]) -> None:
-        """Queue again what failed and is still wanted."""
+        """Queue the failed markers again, except for transactions that no longer need one."""
         failed, self._failed = self._failed, {}
         for (topic, decided), items in failed.items():
             for item in items:
                 if wanted(topic, decided, item):
                     self.add(topic, decided, item)
                 else:
-                    self.queries_settled(topic, (item.txn.least,))  # who still asks is answered again
+                    self.queries_settled(topic, (item.txn.least,))  # a later query is answered again
 
     def forget_topic(self, topic: str) -> None:
-        """The topic is gone, and what was to be written to it."""
+        """The topic is deleted: drop the markers that it still needed."""
         self.forget_answers(topic)
         for queues in (self._waiting, self._failed):
             for decided in (False, True):
                 queues.pop((topic, decided), None)
 
     def forget_answers(self, topic: str) -> None:
-        """The topic is another one: what was told there is gone."""
+        """The topic was deleted or re-created, and the answers to its queries are gone with it."""
         self._answered.pop(topic, None)
 
 
 class Core:
-    """`live`: transactions by `least`, from their first word until they are settled.
+    """The shared state of a coordinator.
 
-    `topics`: the registered ones; True: durably known as one that may have one-phase markers.
-    `now`: seconds since 1970, never going back.
+    `live` has the transactions by `least`, from their first request until they are settled. `topics` has the registered
+    topics; True: the decision log says that the topic may have one-phase markers. `now` is in seconds since 1970, and
+    never goes back.
     """
 
     def __init__(
@@ -154,7 +159,7 @@ class Core:
         self._deadlines: list[tuple[float, int]] = []
 
     def stop(self, reason: str) -> None:
-        """Answer nothing more: what is under way is for the next owner to tell."""
+        """Answer nothing more: the next owner finds out how the open requests ended."""
         if self.stopped is None:
             self.stopped = reason
             self._answers.clear()
@@ -168,7 +173,7 @@ class Core:
             answers.append((request, result))
 
     def answer_outcome(self, waiter: Waiter, txn: TxnId, outcome: Outcome, reason: str) -> None:
-        """A durable outcome: an error for whoever asked for a commit that became an abort."""
+        """Answer with a durable outcome, or with an error if the request was a commit and the outcome is an abort."""
         session, request, commit = waiter
         if commit and outcome is Outcome.ABORT:
             self.answer(session, request, TransactionAborted(txn, reason))
@@ -176,7 +181,7 @@ class Core:
             self.answer(session, request, outcome)
 
     def answer_ended(self, waiter: Waiter, txn: TxnId) -> None:
-        """The transaction is settled: its outcome if that is remembered, never a guess."""
+        """Answer about a settled transaction: its outcome if it is remembered, an error otherwise."""
         outcome = self.outcomes.find(txn.least)
         if outcome is None:
             gone = never_leased(txn) if self.was_skipped(txn.least) else OutcomeForgotten(txn)
@@ -185,15 +190,15 @@ class Core:
             self.answer_outcome(waiter, txn, outcome, self.why_aborted(txn))
 
     def was_skipped(self, least: int) -> bool:
-        """Whether an id is known as one that no owner of this log leased, though owners leased higher ones."""
+        """Whether no owner of this log leased the id, although owners leased higher ones."""
         return any(skipped <= least < first for skipped, first in self._skipped)
 
     def why_aborted(self, txn: TxnId) -> str:
-        """As far as that is remembered."""
+        """The reason of an abort, as far as it is remembered."""
         return TIME_UP if self.outcomes.timed_out(txn.least) else "it had ended before"
 
     def watch(self, transaction: TransactionState, deadline: float) -> None:
-        """End a transaction that is still open then."""
+        """Set a transaction's deadline: if it is still open then, `overdue` returns it."""
         transaction.deadline = deadline
         heapq.heappush(self._deadlines, (deadline, transaction.txn.least))
         if len(self._deadlines) > 1000 + 4 * len(self.live):  # most of those watched have ended
@@ -204,7 +209,7 @@ class Core:
             heapq.heapify(self._deadlines)
 
     def overdue(self) -> list[TransactionState]:
-        """Transactions whose time is up, each told once."""
+        """Transactions whose deadline has passed, each returned once."""
         found = []
         while self._deadlines and self._deadlines[0][0] <= self.now:
             deadline, least = heapq.heappop(self._deadlines)
@@ -227,6 +232,6 @@ class Core:
 
 def never_leased(txn: TxnId) -> UnknownTransaction:
     return UnknownTransaction(
-        f"transaction {txn} was never leased by this log: if an older copy of it was put back, what the transaction "
-        "wrote is gone; else the id is wrong"
+        f"transaction {txn} was never leased by this log: if an older copy of the log was restored, the records of the "
+        "transaction are lost; otherwise the id is wrong"
     )

@@ -1,54 +1,52 @@
-"""Columns of the entries of the decision log: positions as three numbers, ids as differences.
+"""The format of the decision log: its entries, and the owner's address as a property of the topic
 
-Decisions by the row and by the column: a new owner reads them by the hundred thousand, and most are done.
+Each coordinator has one compacted topic, `__txnbuffer_decisions`. Each message has a key, and the properties `tb.v`
+(the format's version, `1`) and `tb.kind`. Its value is one Avro record without its schema, which is below; a message
+without a value deletes its key. Readers apply the messages in order. Times are in milliseconds since 1970. A delta
+column has each number as the difference from the one before, the first from 0. A bitmap is a 64-bit Roaring bitmap in
+its portable form. Ids are the `least` of this coordinator's transactions.
 
-The entries of the decision log: one compacted topic a coordinator, `__txnbuffer_decisions`.
-
-Every message has a key, and the properties `tb.v` (version of the format, `1`) and `tb.kind`; its value
-is one Avro record without a schema in front, whose schema stands below. No value: the key is forgotten.
-Times are in milliseconds since 1970. A column called a delta column holds each number as the difference
-from the one before, the first from 0. A bitmap is a 64-bit Roaring bitmap in its portable form. Ids are
-the `least` of transactions of this coordinator. Whoever reads applies the messages in order. An `owner` may have
-the property `tb.address` too: HOST:PORT at which its clients find it; and `tb.owners`, a JSON array of
-the newest owners up to itself, oldest first, 1,000 or as many as fit. Each is `[epoch,id]`, with an id that it draws
-at random, so that who has seen an owner can tell whether the log is one that had it; or `[epoch,id,skipped,first]` on
-an embedded log, where an older copy may have been put back: the ids of transactions from `skipped` up to before
-`first` are leased by no owner of this log, but perhaps by ones that are gone. A `name` and a `consumers` entry have
-`tb.group`: what groups of lower numbers say is in them. A cluster that crashed may have such an entry a second
-time behind groups that came after it, and those hold; without the property the later message does.
-
-| kind        | key                | says                                                                       |
+| kind        | key                | content                                                                    |
 |-------------|--------------------|----------------------------------------------------------------------------|
-| `owner`     | `__owner`          | who writes from here on, and its epoch                                     |
-| `group`     | `group-<number>`   | decisions, taken together; numbers grow by one                              |
-| `mark`      | `mark-<number>`    | a low-water mark, and outcomes of the one-phase transactions that it passed |
-| `ended`     | `ended`            | ids above the low-water mark that have ended with all their markers durable |
+| `owner`     | `__owner`          | the owner of all later entries, and its epoch                              |
+| `group`     | `group-<number>`   | decisions that were taken together; numbers grow by one                    |
+| `mark`      | `mark-<number>`    | a low-water mark, and the outcomes of the one-phase transactions it passed |
+| `ended`     | `ended`            | ids above the low-water mark that have ended with all markers durable      |
 | `lease`     | `lease-<first>`    | a block of ids that a session may use                                      |
 | `topic`     | `topic-<name>`     | a topic with transactions; whether it may have one-phase markers           |
-| `name`      | `name-<name>`      | a named producer: its holder, its last number that is committed or over     |
-| `consumers` | `consumers-<name>` | a consumer group: its generation, how far it has come on each topic        |
+| `name`      | `name-<name>`      | a named producer: its epoch (`opening`), and its last committed number     |
+| `consumers` | `consumers-<name>` | a consumer group: its generation, and its position on each topic           |
 
-Nothing stands under the key `proof`. Who forgets it sees by that whether the log is still its own.
+The key `proof` never has a value. An owner deletes it to find out whether the log is still its own.
 
-A `group` has r rows (`least` delta, `outcomes` one byte each: 0 ABORT, 1 COMMIT). Row i names `topic_counts[i]`
-topics: the next ones of `topic_rows`, which are rows of the table `topics`, each with the number of
-records in `records`. Besides, it says ABORT of the blocks of ids `retired_first` (delta), `retired_size`:
-given back, or left unused. What its commits changed follows: `names` with the number that was
-committed, and `positions` of consumer groups. A newer `name` or `consumers` entry repeats that, so that
-the group can be forgotten.
+An `owner` may also have the property `tb.address`: HOST:PORT, at which clients connect to it; and `tb.owners`: a JSON
+array of the newest owners up to itself, oldest first, 1,000 or as many as fit. Each one is `[epoch,id]`, with a random
+id, so that a reader that has seen an owner knows whether this log had it. On an embedded log, where an older copy may
+have been restored, it is `[epoch,id,skipped,first]`: no owner of this log leased the ids from `skipped` to before
+`first`, but owners of the lost part may have.
 
-A group is forgotten when all its transactions have ended with their markers durable, `remember` has
-passed since `decided_at`, and a durable `mark` or `ended` covers all its ids. A mark is forgotten
-`remember` after `raised_at` when there is a newer one; a lease when a durable mark has passed it; a name that was
-deleted when no group speaks of it, and `remember` after that if numbers of it are over.
+A `group` has r rows: `least` (delta), and `outcomes` with one byte each, 0 ABORT and 1 COMMIT. Row i has
+`topic_counts[i]` topics: the next ones of `topic_rows`, which are rows of the table `topics`, each with its number of
+records in `records`. The group also aborts the blocks of ids `retired_first` (delta) and `retired_size`, which were
+returned or never used. Then come the changes by its commits: `names` with the committed number, and `positions` of
+consumer groups. A newer `name` or `consumers` entry repeats these, so that the group can be deleted.
 
-The address of the newest owner of a decision log, as it stands in a property of the topic.
+`name` and `consumers` entries have the property `tb.group`: they contain what all groups of lower numbers say. After a
+crash of the cluster such an entry may be in the log twice, the second time after newer groups, which take precedence;
+without the property the later message does.
+
+A group is deleted when all its transactions have ended with durable markers, `remember` has passed since `decided_at`,
+and a durable `mark` or `ended` covers all its ids. A mark is deleted `remember` after `raised_at` if there is a newer
+one; a lease when a durable mark has passed it; a deleted name when no group mentions it, and `remember` later if some
+of its numbers are finished.
+
+The owner's address is a property of the topic, one line of text:
 
     EPOCH ADDRESS [no-topics]
 
-The epoch of its `owner` entry in decimal digits, a space, and HOST:PORT, or nothing if it has no address; then, if
-clients may not create missing topics, a space and that word. The owner writes it once its entry is durable. It may be
-missing or out of date, so a client that can't connect there reads the log.
+EPOCH is the epoch of its `owner` entry in decimal digits. ADDRESS is HOST:PORT, or empty if the owner has none. The
+word `no-topics` follows if clients may not create missing topics. The owner writes the line once its entry is durable.
+It may be missing or out of date, so a client that can't connect there reads the log.
 """
 
 from __future__ import annotations
@@ -90,7 +88,7 @@ def deltas(numbers: list[int]) -> list[int]:
 
 
 def sums(differences: list[int]) -> list[int]:
-    """What `deltas` made these of."""
+    """The numbers of which `deltas` returned these differences."""
     return list(itertools.accumulate(differences))
 
 
@@ -105,7 +103,7 @@ _OUTCOMES = (Outcome.ABORT, Outcome.COMMIT)
 
 
 class Row(NamedTuple):
-    """The decision of one TxnId; `topics` and the `records` in each as far as they are known."""
+    """The decision of one transaction id; `topics` and the `records` in each, as far as they are known."""
 
     least: int
     outcome: Outcome
@@ -114,10 +112,11 @@ class Row(NamedTuple):
 
 
 class DecisionRows(Sequence[Row]):
-    """Rows as the log has them; one is made when it is asked for.
+    """The rows of a group as columns; a Row is created on access.
 
-    `outcomes`: a byte each. `counts`: how many topics each names. `named` has those of all, one behind the other, as
-    places in `topics`, and `records` how many records each.
+    A new owner reads decisions by the hundred thousand, and most of them are settled. `outcomes` has a byte a row,
+    `counts` the number of topics of each row. `named` has the topics of all rows in order, as indexes of `topics`, and
+    `records` the number of records in each.
     """
 
     __slots__ = ("counts", "least", "named", "outcomes", "records", "topics")
@@ -178,7 +177,7 @@ class DecisionRows(Sequence[Row]):
         return hash(tuple(self))
 
     def split(self, progress: Progress) -> tuple[BitMap64, BitMap64, list[Row]]:
-        """The ids that were aborted, those that committed, and the rows of those that are not settled."""
+        """The settled ids that aborted, those that committed, and the rows that are not settled."""
         ids = np.array(self.least, np.uint64)
         counts = np.array(self.counts, np.int64)
         ends = np.cumsum(counts)
@@ -214,7 +213,7 @@ PROOF_KEY = "proof"
 
 
 class OwnerEpoch(NamedTuple):
-    """An owner's epoch and random id; from `skipped` on, up to before `first`, nobody leased anything."""
+    """An owner's epoch and random id; no owner of the log leased the ids from `skipped` to before `first`."""
 
     epoch: int
     id: str
@@ -223,7 +222,7 @@ class OwnerEpoch(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """`address`: HOST:PORT for clients; nothing where they know it. `owners`: those up to itself, which is the last."""
+    """An `owner` entry. `address`: HOST:PORT for clients, or empty. `owners`: the newest owners, itself the last."""
 
     epoch: int
     owner: str
@@ -232,22 +231,30 @@ class Owner(NamedTuple):
 
 
 class NamedCommit(NamedTuple):
+    """A commit of a named producer's number."""
+
     name: str
     number: int
 
 
 class PositionCommit(NamedTuple):
+    """A commit that moves a consumer group on one topic to `end`."""
+
     group: str
     topic: str
     end: Position
 
 
 class Retired(NamedTuple):
+    """A block of ids that are never used; they count as aborted."""
+
     first: int
     size: int
 
 
 class Group(NamedTuple):
+    """A `group` entry: decisions, and what their commits change."""
+
     number: int
     epoch: int
     decided_at: int
@@ -258,6 +265,8 @@ class Group(NamedTuple):
 
 
 class LowWaterMark(NamedTuple):
+    """A `mark` entry."""
+
     number: int
     low_water_mark: int
     raised_at: int
@@ -266,10 +275,14 @@ class LowWaterMark(NamedTuple):
 
 
 class EndedIds(NamedTuple):
+    """The `ended` entry."""
+
     ids: BitMap64
 
 
 class Lease(NamedTuple):
+    """A `lease` entry."""
+
     first: int
     size: int
     session: str
@@ -277,14 +290,17 @@ class Lease(NamedTuple):
 
 
 class RegisteredTopic(NamedTuple):
+    """A `topic` entry."""
+
     topic: str
     one_phase: bool
 
 
 class Name(NamedTuple):
-    """`opening` grows by one with each opening; `deleted`: forgotten, but that numbers up to `committed` are over.
+    """A `name` entry. The producer `epoch`, stored as `opening`, grows by one each time a producer opens the name.
 
-    `since`: it says what groups below this number said; 0: whatever stands before it.
+    `deleted`: the name is deleted, and its numbers up to `committed` count as finished. `since`: the entry contains
+    what groups below this number say; 0: what all earlier messages say.
     """
 
     name: str
@@ -295,7 +311,7 @@ class Name(NamedTuple):
 
 
 class Consumers(NamedTuple):
-    """`since`: as of a name."""
+    """A `consumers` entry. `since`: as in Name."""
 
     group: str
     generation: int
@@ -366,7 +382,7 @@ _PROPERTIES = {kind: {VERSION: FORMAT_VERSION, KIND: kind} for kind in SCHEMAS}
 
 
 def key_of(entry: Entry) -> str:
-    """The key under which an entry stands."""
+    """The key of an entry's message."""
     match entry:
         case Owner():
             return OWNER_KEY
@@ -387,7 +403,7 @@ def key_of(entry: Entry) -> str:
 
 
 def encode(entry: Entry) -> Message:
-    """The message that carries an entry."""
+    """The message of an entry."""
     kind, record = _to_record(entry)
     properties = _PROPERTIES[kind]
     if isinstance(entry, Owner):
@@ -400,12 +416,12 @@ def encode(entry: Entry) -> Message:
 
 
 def tombstone(key: str) -> Message:
-    """The message that makes the log forget a key."""
+    """The message that deletes a key."""
     return Message(key.encode(), None, {VERSION: FORMAT_VERSION})
 
 
 def decode(message: Message) -> Entry | None:
-    """The entry of a message; None for one that makes its key forgotten. Raises UnreadableDecision."""
+    """The entry of a message; None for one that deletes its key. Raises UnreadableDecision."""
     key = (message.key or b"").decode(errors="replace")
     version = message.properties.get(VERSION)
     if version != FORMAT_VERSION:
@@ -420,12 +436,12 @@ def decode(message: Message) -> Entry | None:
         if key_of(entry) != key:
             raise ValueError(f"its content belongs under {key_of(entry)!r}")
     except (ValueError, TypeError) as error:
-        raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log before going on") from None
+        raise UnreadableDecision(f"decision log, {key!r}: {error}; restore the log from a backup") from None
     return entry
 
 
 def to_bytes(bitmap: BitMap64) -> bytes:
-    """A bitmap in its written form."""
+    """A bitmap in its stored form."""
     copy = bitmap.copy()
     copy.run_optimize()
     data: bytes = copy.serialize()
@@ -435,10 +451,10 @@ def to_bytes(bitmap: BitMap64) -> bytes:
 def _of_bytes(data: bytes) -> BitMap64:
     try:
         bitmap = BitMap64.deserialize(data)
-    except Exception as error:  # the library raises whatever it stumbles over
+    except Exception as error:  # the library raises any exception for bad bytes
         raise ValueError(f"a bitmap can't be read: {error}") from None
     if to_bytes(bitmap) != data:
-        raise ValueError("a bitmap can't be read: its bytes are not those of any")
+        raise ValueError("a bitmap can't be read: its bytes are not in the portable form")
     return bitmap
 
 
@@ -526,12 +542,12 @@ def _group(record: dict[str, Any]) -> Group:
     same_length(least, outcomes, counts)
     topics, topic_rows, records = record["topics"], record["topic_rows"], record["records"]
     if sum(counts) != len(topic_rows) or min(counts, default=0) < 0:
-        raise ValueError(f"its rows name {sum(counts)} topics and there are {len(topic_rows)}")
+        raise ValueError(f"its rows have {sum(counts)} topics in topic_counts, but {len(topic_rows)} in topic_rows")
     same_length(topic_rows, records)
     if topic_rows and not 0 <= min(topic_rows) <= max(topic_rows) < len(topics):
         raise ValueError("a row names a topic that is not in the table")
     if max(outcomes, default=0) > 1:
-        raise ValueError(f"{max(outcomes)} is no outcome")
+        raise ValueError(f"{max(outcomes)} is not an outcome")
     rows = DecisionRows(least, outcomes, counts, topics, topic_rows, records)
     blocks, sizes = sums(record["retired_first"]), record["retired_size"]
     same_length(blocks, sizes)
@@ -553,7 +569,7 @@ _OWNER_ADDRESS = re.compile(r"([1-9][0-9]{0,18}) (\S+:[0-9]+|)( no-topics)?", re
 
 
 class OwnerAddress(NamedTuple):
-    """`creates_topics`: clients may create missing topics."""
+    """The owner's address in the topic's property. `creates_topics`: clients may create missing topics."""
 
     epoch: int
     address: str

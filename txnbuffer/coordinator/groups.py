@@ -1,24 +1,21 @@
-"""Who gets which partition: evenly, and with few moves.
+"""Consumer groups: partition assignment, membership and generations, and positions that commit with transactions
 
-Where members want different topics one may have too many of what nobody with less wants. Then partitions move along a
-chain: each member of it gives one that the next one wants, only the first has one less and the last one more. Where no
-chain leads from a member to one that has at least two less, no other way of sharing is more even.
+A transaction that consumed a partition states from where to where, and in which generation of its group. It may commit
+only if no other member got the partition after that generation, and if it starts where the group's last committed
+transaction ended. So a member that was given up cannot process anything twice.
 
-The members of one consumer group, and who of them holds which partition since when.
+A partition here is a partition of a topic, or a topic without partitions. When a partition gets another holder, or
+loses its holder, the group's next generation starts, and the partition is held *since* that generation. A member that
+got an older generation can commit nothing there; one that got this or a later generation is the holder. So no member
+has to release a partition, and a member that was paused for long does no harm when it continues.
 
-A partition here is one of a topic with partitions, or a topic without. Whenever one gets another holder, or loses the
-one it had, the group's next generation begins, and the partition is held *since* that generation: who was told of
-an older one commits nothing there, and whoever was told of this or a later one is its holder. So nobody has to be
-asked to let go, and a member that was stopped for long can do no harm when it goes on.
+Members and holders are not stored. A new owner knows only the generation, which counts for all partitions: open
+transactions of the previous members can commit until the first member joins again and starts the next generation.
 
-What is here is not stored. A new owner knows the generation alone, which stands for all partitions: what its last
-members have under way can commit until the first of them comes again, which begins the next one.
-
-Consumer groups: consume, transform and produce exactly once.
-
-A transaction that consumed a partition says from where to where, and by which generation of its group. It may commit
-only if nobody else was given the partition since, and if it starts where the group's last committed one ended: so
-a consumer that was given up can't do work twice. Who holds what is `txnbuffer.coordinator.groups`.
+The assignment is even and moves few partitions. If members want different topics, a member may hold too many partitions
+that no member with fewer wants. Then partitions move along a chain: each member gives one that the next member wants,
+so that only the first member has one less, and only the last one has one more. If there is no chain from a member to
+one that has at least two less, no assignment is more even.
 """
 
 from __future__ import annotations
@@ -52,10 +49,11 @@ Held = Mapping[str, dict[str, list[str]]]
 def assign(
     partitions: Mapping[str, str], members: Mapping[str, Collection[str]], holders: Mapping[str, str]
 ) -> dict[str, str]:
-    """The member for each partition that anyone wants, as evenly as can be.
+    """Assign each wanted partition to a member, as evenly as possible.
 
-    `partitions`: the topic of each; `members`: the topics that each wants; `holders`: who has what now. Where all want
-    the same nobody gets two more than another one, and nobody loses what needn't move for that.
+    `partitions` maps a partition to its topic, `members` a member to the topics that it wants, `holders` a partition
+    to its present member. If all members want the same topics, their numbers of partitions differ by at most one, and
+    no partition moves that needn't.
     """
     held: dict[str, dict[str, list[str]]] = {member: {} for member in members}
     wanting: dict[str, list[str]] = defaultdict(list)
@@ -82,7 +80,7 @@ def assign(
 
 
 def _move_one(held: Held, wanting: Mapping[str, list[str]], load: dict[str, int]) -> bool:
-    """Make one who has much have one less, and one who has at least two less have one more; False if that can't be."""
+    """Move one partition from a member with many to one with at least two less; False if that is not possible."""
     seen: set[str] = set()
     for giver in sorted(load, key=lambda member: (-load[member], member)):
         chain = [] if giver in seen else _chain(giver, held, wanting, load, seen)
@@ -100,7 +98,7 @@ def _chain(
 ) -> list[tuple[str, str, str]]:
     """A shortest chain from the giver as (member, topic, next member), the last first; empty if there is none.
 
-    `seen`: members who can't be reached with success by anyone who has no more; those reached in vain are added.
+    `seen` has the members that no giver with as many or fewer partitions can use; the search adds the ones it reached.
     """
     came: dict[str, tuple[str, str]] = {}
     asked: set[str] = set()
@@ -128,15 +126,15 @@ def _chain(
 
 
 AWAY_TIMEOUT = 2.0
-"""Seconds after which a member is given up whose connection broke and that did not come again."""
+"""Seconds after which a member is given up whose connection broke and that did not reconnect."""
 SUSPECT_TIMEOUT = 3.0
-"""Seconds after which a member that nothing was heard of may be gone."""
+"""Seconds without a heartbeat after which a member may be gone."""
 SEPARATOR = "\n"
-"""No name of a topic holds it."""
+"""No topic name contains it."""
 
 
 class Stage(enum.Enum):
-    """Where a group is."""
+    """The state of a group."""
 
     EMPTY = "empty"
     REBALANCING = "rebalancing"
@@ -144,6 +142,8 @@ class Stage(enum.Enum):
 
 
 class StageTransition(NamedTuple):
+    """One row of the group's state table: in state `before`, `event` leads to state `after`."""
+
     before: Stage
     event: str
     after: Stage
@@ -159,13 +159,13 @@ TRANSITIONS = (
 
 
 def group_state_table() -> str:
-    """The table as Markdown, as the documentation shows it."""
+    """The state table in Markdown, for the documentation."""
     rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in TRANSITIONS]
     return "\n".join(["| group | event | next |", "|---|---|---|", *rows])
 
 
 class Member:
-    """`heard`: when it was heard of last; `away`: since when its connection is gone."""
+    """A member of a group. `heard`: the time of its last heartbeat; `away`: the time when its connection broke."""
 
     __slots__ = ("away", "heard", "name", "partitions", "session", "topics")
 
@@ -199,11 +199,11 @@ class Members:
         return Stage.REBALANCING if self.pending_generations else Stage.STABLE
 
     def may_commit(self, partition: str, generation: int) -> bool:
-        """Whether who was given the partition in this generation, or held it then, still does."""
+        """Whether the member that held the partition in this generation still holds it."""
         return generation >= self._since.get(partition, self._floor)
 
     def heartbeat(self, heartbeat: GroupHeartbeat, session: str, now: float) -> None:
-        """A member says that it is there, and what there is to be read."""
+        """A member joins or stays, and reports which partitions it can read."""
         member = self.by_name.get(heartbeat.member)
         if member is None:
             member = self.by_name[heartbeat.member] = Member(heartbeat.member)
@@ -219,7 +219,7 @@ class Members:
         self._changed |= self.by_name.pop(name, None) is not None
 
     def leave_session(self, session: str) -> None:
-        """All members of a client go."""
+        """All members of a client leave."""
         for member in [member for member in self.by_name.values() if member.session == session]:
             self.leave(member.name)
 
@@ -230,20 +230,20 @@ class Members:
                 member.away = now
 
     def expire(self, now: float, timeout: float) -> None:
-        """Give up members that were not heard of in time."""
+        """Give up members whose heartbeat is overdue."""
         for member in [*self.by_name.values()]:
             gone = member.away is not None and member.away + AWAY_TIMEOUT <= now
             if gone or member.heard + timeout <= now:
                 self.leave(member.name)
 
     def unsettled(self, name: str, now: float) -> bool:
-        """Whether what somebody else holds may soon be this one's, because that one may be gone."""
+        """Whether another member may be gone, so that its partitions may soon move to this one."""
         holding = {*self.holders.values()} - {name}
         members = (self.by_name[other] for other in holding if other in self.by_name)
         return any(member.away is not None or member.heard + SUSPECT_TIMEOUT <= now for member in members)
 
     def fence(self, generation: int) -> None:
-        """Whoever was told of an older generation commits nothing any more, whatever it holds."""
+        """Remove all members: nothing of an older generation can commit any more."""
         self.by_name.clear()
         self.holders.clear()
         self._since.clear()
@@ -251,7 +251,7 @@ class Members:
         self._changed = False
 
     def rebalance(self, generation: int) -> bool:
-        """See who should hold what; if anything moves it does so in this generation."""
+        """Assign the partitions again. True: some have moved, in this generation."""
         if not self._changed:
             return False
         self._changed = False
@@ -262,9 +262,9 @@ class Members:
         return bool(moved)
 
     def _wanted(self) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
-        """The names by which each partition is wanted, as one text, and which such texts each member wants.
+        """For each partition the names under which members want it, joined to one key; and the keys each member wants.
 
-        One may want a topic, and another a single partition of it by its own name.
+        One member may want a topic, and another one a single partition of it by its own name.
         """
         names: dict[str, set[str]] = defaultdict(set)
         for listed in {id(member.partitions): member.partitions for member in self.by_name.values()}.values():
@@ -278,17 +278,20 @@ class Members:
         }
 
     def assignments(self, member: str) -> Iterator[tuple[str, int]]:
-        """What a member holds, and since which generation."""
+        """The partitions of a member, each with the generation since which it holds it."""
         return ((name, self._since[name]) for name, holder in self.holders.items() if holder == member)
 
 
 MAX_MEMBERS = 1_000
 MAX_PARTITIONS = 10_000
-"""Of one group."""
+"""Limits of one group."""
 
 
 class ConsumerGroups:
-    """Positions count what stands in the log or is on its way there: all after it lands behind it."""
+    """The consumer groups of a coordinator.
+
+    Positions include what is on its way to the decision log: all later entries follow it there.
+    """
 
     def __init__(self, core: Core, states: dict[str, ConsumersState]) -> None:
         self._core = core
@@ -299,16 +302,16 @@ class ConsumerGroups:
         self._waiting: dict[str, list[tuple[str, int, str]]] = {}
 
     def all_groups(self) -> Iterator[tuple[str, int, dict[str, Position]]]:
-        """Name, generation, and by topic how far each has come."""
+        """The name, generation, and positions by topic of each group."""
         return ((name, state.generation, state.positions) for name, state in self._states.items())
 
     def floor(self, topic: str) -> int | None:
-        """Return the lowest ledger of a topic from which a group goes on."""
+        """Return the lowest ledger of a topic at which a group continues."""
         found = [state.positions[topic].ledger for state in self._states.values() if topic in state.positions]
         return min(found, default=None)
 
     def members(self, group: str) -> Members:
-        """Who shares the group."""
+        """The members of a group."""
         known = self._members.get(group)
         if known is None:
             state = self._states.get(group)
@@ -316,7 +319,7 @@ class ConsumerGroups:
         return known
 
     def join(self, session: str, request: int, group: str) -> None:
-        """Begin a new generation without members; the older ones can commit no more."""
+        """Start a new generation without members: nothing of older generations can commit any more."""
         if (refusal := self._too_large(group)) is not None:
             self._core.answer(session, request, refusal)
             return
@@ -328,14 +331,14 @@ class ConsumerGroups:
         self._core.journal.put(self._entry(group, state), lambda: self._core.answer(session, request, joined))
 
     def forget(self, request: int, group: str, topic: str | None) -> None:
-        """Let a group begin anew on a topic and its partitions, or on all. Answered with Done, or why not."""
+        """Delete a group's positions on a topic and its partitions, or on all. Answered with Done, or an error."""
         state = self._states.get(group, ConsumersState())
         gone = [name for name in state.positions if topic in (None, name, whole_name(name))]
         if not gone:
-            where = "has come to nothing" if topic is None else f"never was on {topic!r}"
-            self._core.answer("", request, InvalidRequest(f"group {group!r} {where}: there is nothing to forget"))
+            what = "position" if topic is None else f"position on {topic!r}"
+            self._core.answer("", request, InvalidRequest(f"group {group!r} has no {what}: check the names"))
         elif count := len(self.members(group).by_name):
-            self._core.answer("", request, InvalidRequest(f"group {group!r} has {count} members: end them first"))
+            self._core.answer("", request, InvalidRequest(f"group {group!r} has {count} members: stop them first"))
         elif (refusal := self._too_large(group, {*state.positions}.difference(gone))) is not None:
             self._core.answer("", request, refusal)
         else:
@@ -348,22 +351,23 @@ class ConsumerGroups:
             self._core.journal.put(self._entry(group, state), lambda: self._core.answer("", request, Done()))
 
     def refusal(self, positions: tuple[ConsumerPosition, ...]) -> Error | None:
-        """Why a transaction that consumed these can't commit."""
+        """Why a transaction that consumed these can't commit; None if it can."""
         for group, topic, generation, start, _ in positions:
             state = self._states.get(group)
             if state is None or generation > state.generation or not self.members(group).may_commit(topic, generation):
                 return StaleGeneration(
-                    f"group {group!r} gave {topic!r} to another one after generation {generation}; "
-                    "join it anew, go on from its positions"
+                    f"group {group!r} gave {topic!r} to another member after generation {generation}: "
+                    "join again, and continue at the group's positions"
                 )
             last = state.positions.get(topic)
             if last is None and start != EARLIEST and topic in self.members(group).holders:
                 return PositionConflict(
-                    f"the transaction starts at {start} of {topic!r}, group {group!r} has not begun: ask anew"
+                    f"the transaction starts at {start} of {topic!r}, where group {group!r} has no position yet: "
+                    "get the assignment again"
                 )
             if last is not None and start != last:
                 return PositionConflict(
-                    f"the transaction starts at {start} of {topic!r}, group {group!r} has come to {last}: go on there"
+                    f"the transaction starts at {start} of {topic!r}, group {group!r} is at {last}: continue there"
                 )
         for group in {position.group for position in positions}:
             topics = [position.topic for position in positions if position.group == group]
@@ -372,18 +376,18 @@ class ConsumerGroups:
         return None
 
     def commit(self, commits: Sequence[PositionCommit], number: int) -> None:
-        """The decision just taken, in group `number` of the log, moves the groups of consumers."""
+        """A decision was taken, in group `number` of the log, that moves consumer groups."""
         for group, topic, end in commits:
             state = self._states[group]
             state.positions[topic] = end
             state.group = number
 
     def may_repeat(self, group: int, consumers: tuple[str, ...]) -> bool:
-        """Whether what only a group of decisions says can be written down elsewhere."""
+        """Whether the positions that only this group of decisions has can be written to another entry."""
         return all(self._too_large(name) is None for name in self._recorded_only_in(group, consumers))
 
     def repeat(self, group: int, consumers: tuple[str, ...]) -> None:
-        """A group of decisions is about to be forgotten: write down what only it says."""
+        """Before a group of decisions is deleted from the log, write what only it says to other entries."""
         for name in self._recorded_only_in(group, consumers):
             state = self._states[name]
             state.group = 0
@@ -395,7 +399,7 @@ class ConsumerGroups:
     # Members
 
     def heartbeat(self, session: str, request: int, heartbeat: GroupHeartbeat) -> None:
-        """A member comes, says that it is still there, or goes. Answered with Shares."""
+        """A member joins, stays, or leaves. Answered with MemberAssignments."""
         members = self.members(heartbeat.group)
         if heartbeat.leaves:
             members.leave(heartbeat.member)
@@ -414,13 +418,13 @@ class ConsumerGroups:
             members.away(session, self._core.now)
 
     def session_closed(self, session: str) -> None:
-        """A client goes for good."""
+        """A client has closed its session."""
         for group, members in self._members.items():
             members.leave_session(session)
             self._rebalance(group)
 
     def tick(self) -> None:
-        """Give up who was not heard of in time."""
+        """Give up members whose heartbeat is overdue."""
         for group, members in self._members.items():
             if members.by_name:
                 members.expire(self._core.now, self._core.config.member_timeout)
@@ -428,20 +432,22 @@ class ConsumerGroups:
 
     def _limit_refusal(self, members: Members, heartbeat: GroupHeartbeat) -> Error | None:
         if len(heartbeat.partitions) > MAX_PARTITIONS:
-            return InvalidRequest(f"a group has at most {MAX_PARTITIONS} partitions, not {len(heartbeat.partitions)}")
+            return InvalidRequest(
+                f"a group can have {MAX_PARTITIONS} partitions, got {len(heartbeat.partitions)}: use more groups"
+            )
         if heartbeat.member not in members.by_name and len(members.by_name) >= MAX_MEMBERS:
-            return InvalidRequest(f"group {heartbeat.group!r} has {MAX_MEMBERS} members, more can't be: end some")
+            return InvalidRequest(f"group {heartbeat.group!r} has {MAX_MEMBERS} members, the limit: stop some")
         return self._grows_too_large(heartbeat.group, heartbeat.partitions) or self._too_large(heartbeat.group)
 
     def _grows_too_large(self, group: str, topics: Iterable[str]) -> MessageTooLarge | None:
-        """Why a group can't begin on topics that it never was on."""
+        """Why a group can't start on these topics; None if it can."""
         state = self._states.get(group)
         known = () if state is None else state.positions
         new = {topic for topic in topics if topic not in known}
         return self._too_large(group, new.union(known)) if new else None
 
     def _too_large(self, group: str, topics: Collection[str] | None = None) -> MessageTooLarge | None:
-        """Why a group with positions on topics, those that it has, can't be written down: they stand in one message."""
+        """Why one message can't hold a group's positions on these topics (None: its present ones); None if it can."""
         if topics is None:
             state = self._states.get(group)
             topics = () if state is None else state.positions
@@ -454,13 +460,13 @@ class ConsumerGroups:
         if size <= limit:
             return None
         return MessageTooLarge(
-            f"group {group!r} with positions on {len(topics)} topics and partitions takes up to {size} bytes of the "
-            f"decision log, {limit} may be: share them among several groups, make it forget topics that it reads no "
-            "more, or let the service write larger messages (log.max_message_bytes)"
+            f"group {group!r} with positions on {len(topics)} topics and partitions needs up to {size} bytes in the "
+            f"decision log, the limit is {limit}: use several groups, make it forget topics that it does not read any "
+            "more, or raise log.max_message_bytes of the service"
         )
 
     def _set_initial_positions(self, heartbeat: GroupHeartbeat) -> bool:
-        """Note where the group begins on topics that it never was on; whether there are such."""
+        """Set the group's position on topics that it has not consumed before. True: there are such topics."""
         state = self._states.setdefault(heartbeat.group, ConsumersState())
         known = {
             topic for topic, name in zip(heartbeat.topics, heartbeat.partitions, strict=True) if name in state.positions
@@ -475,9 +481,9 @@ class ConsumerGroups:
         return bool(begun)
 
     def _rebalance(self, group: str, *, changed: bool = False) -> None:
-        """Let partitions move, and write the generation in which they do.
+        """Assign the partitions again, and write the new generation if any have moved.
 
-        None do in a group of an older owner that is too large to be written: its members are refused until it is not.
+        None move in a group that an older owner wrote and that exceeds the limit now: its members are refused.
         """
         if self._too_large(group) is not None:
             return
@@ -494,7 +500,7 @@ class ConsumerGroups:
         self._answer_waiting(group)
 
     def _answer_waiting(self, group: str) -> None:
-        """Answer who waits, once all that it is told is durable."""
+        """Answer the waiting members once the newest generation is durable."""
         members, state = self._members[group], self._states[group]
         if members.pending_generations:
             return
@@ -503,7 +509,7 @@ class ConsumerGroups:
                 PartitionAssignment(partition, since, state.positions.get(partition, EARLIEST))
                 for partition, since in members.assignments(member)
             )
-            # One that was given up while it waited for this comes again, and is given its share then.
+            # A member that was given up while it waited joins again, and gets its assignment then.
             unsettled = member not in members.by_name or members.unsettled(member, self._core.now)
             self._core.answer(session, request, MemberAssignments(state.generation, assignments, unsettled))
 

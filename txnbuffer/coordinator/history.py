@@ -1,4 +1,4 @@
-"""The decision log read from its start, compacted or not: what a new owner has to know."""
+"""The state of a decision log, compacted or not, read from its start: what a new owner has to know"""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from txnbuffer.errors import UnreadableDecision
 
 @dataclass(slots=True)
 class NameState:
-    """`group`: the last group that committed a number of it, 0 if a `name` entry of that `since` repeats it."""
+    """A producer name. `group`: the last group that committed one of its numbers; 0 if a `name` entry repeats it.
+
+    `since`: as in the newest `name` entry.
+    """
 
     epoch: int = 0
     committed: int = 0
@@ -38,7 +41,10 @@ class NameState:
 
 @dataclass(slots=True)
 class ConsumersState:
-    """`group`, `since`: as with names; `groups`: the last group that moved each topic, if none was repeated since."""
+    """A consumer group. `group`, `since`: as in NameState.
+
+    `groups`: for each topic the last group that moved the position, unless a `consumers` entry repeats it.
+    """
 
     generation: int = 0
     positions: dict[str, Position] = field(default_factory=dict)
@@ -49,9 +55,10 @@ class ConsumersState:
 
 @dataclass(slots=True)
 class History:
-    """`epoch`: the highest of any owner; `owned`: an owner has said that it is one; `owners`: the newest, by epoch.
+    """All entries of a decision log that were not deleted.
 
-    Keys that the log forgot are gone from the dictionaries.
+    `epoch` is the highest epoch of an owner. `owned`: the log has an `owner` entry. `owners` has the newest owners by
+    epoch.
     """
 
     epoch: int = 0
@@ -70,7 +77,7 @@ class History:
 
     @classmethod
     def read(cls, messages: Iterable[Message]) -> History:
-        """All messages, in order. Raises UnreadableDecision."""
+        """The state after these messages, in order. Raises UnreadableDecision."""
         history = cls()
         for message in messages:
             history.apply(message)
@@ -78,17 +85,17 @@ class History:
 
     @property
     def highest_lease(self) -> int:
-        """No lease that the log still has goes further."""
+        """The highest id of any lease in the log."""
         ends = (lease.first + lease.size - 1 for lease in self.leases.values())
         return max(ends, default=0)
 
     @property
     def highest_id(self) -> int:
-        """Ids above it were never given out."""
+        """The highest id that may have been leased."""
         return max(self.highest_lease, self.low_water_mark)
 
     def next_id(self, epoch: int) -> int:
-        """The first one that the owner of an epoch leases."""
+        """The first id that the owner of an epoch leases."""
         own = self.owners.get(epoch)
         return max(self.highest_id + 1, own.first if own is not None else 0)
 
@@ -106,15 +113,15 @@ class History:
         if entry is None:
             self._forget((message.key or b"").decode())
         else:
-            self._take(entry)
+            self._apply_entry(entry)
 
-    def _take(self, entry: Entry) -> None:
+    def _apply_entry(self, entry: Entry) -> None:
         match entry:
             case Owner(epoch=epoch, owners=owners):
                 self.epoch, self.owned = max(self.epoch, epoch), True
                 self.owners.update({one.epoch: one for one in owners})
             case Group():
-                self._take_group(entry)
+                self._apply_group(entry)
             case LowWaterMark():
                 self.marks[entry.number] = entry
                 self.next_mark = max(self.next_mark, entry.number + 1)
@@ -126,14 +133,14 @@ class History:
             case RegisteredTopic(topic=topic, one_phase=one_phase):
                 self.topics[topic] = one_phase
             case Name():
-                self._take_name(entry)
+                self._apply_name(entry)
             case Consumers():
-                self._take_consumers(entry)
+                self._apply_consumers(entry)
 
-    # An entry that stands there a second time says less than the groups behind its first copy, which may be compacted
-    # away: what is newer is told by the numbers of groups, not by the order of messages.
+    # A second copy of an entry says less than the groups after its first copy, which may be compacted away. So the
+    # numbers of groups say what is newer, not the order of messages.
 
-    def _take_name(self, entry: Name) -> None:
+    def _apply_name(self, entry: Name) -> None:
         known = self.names.get(entry.name, NameState())
         if not entry.since:
             self.names[entry.name] = NameState(entry.epoch, entry.committed, 0, entry.deleted)
@@ -144,7 +151,7 @@ class History:
             known.epoch = max(known.epoch, entry.epoch)
             known.since = max(known.since, entry.since)
 
-    def _take_consumers(self, entry: Consumers) -> None:
+    def _apply_consumers(self, entry: Consumers) -> None:
         known = self.consumers.get(entry.group, ConsumersState())
         if entry.since and entry.since < known.since:
             return
@@ -154,7 +161,7 @@ class History:
         group = max(newer.values(), default=0)
         self.consumers[entry.group] = ConsumersState(generation, places, group, entry.since, newer)
 
-    def _take_group(self, group: Group) -> None:
+    def _apply_group(self, group: Group) -> None:
         self.groups[group.number] = group
         self.next_group = max(self.next_group, group.number + 1)
         self.epoch = max(self.epoch, group.epoch)
@@ -172,7 +179,7 @@ class History:
     def _forget(self, key: str) -> None:
         kind, _, rest = key.partition("-")
         if kind in ("group", "mark", "lease") and not rest.isdecimal():
-            raise UnreadableDecision(f"decision log: {key!r} is no key of a {kind}; restore the log before going on")
+            raise UnreadableDecision(f"decision log: {key!r} is not a key of a {kind}; restore the log from a backup")
         match kind:
             case "group":
                 self.groups.pop(int(rest), None)

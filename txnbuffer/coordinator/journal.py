@@ -1,4 +1,4 @@
-"""The owner's side of the decision log: what is to be appended, in order, and what waits for it."""
+"""The owner's appends to the decision log, in order, and what to call when they are durable"""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ GroupDurable = Callable[[GroupRecord, list[TransactionState], list[Retirement]],
 
 
 class DecisionJournal:
-    """Entries land in the order in which they were put; what an entry says may rely on all before it.
+    """Collects entries and decisions until `take` returns them as messages.
 
-    A group has at most `max_group` rows with all their topics, and `max_bytes`, what a message of the log may have.
-    `group_durable` is told of each group of decisions once it is durable; `now` is the time in seconds since 1970.
+    Entries become durable in the order of the calls, so each may rely on all before it. Decisions are collected in
+    groups. A group has at most `max_group` rows and topics, and its message at most `max_bytes`. `group_durable` is
+    called for each group once it is durable; `now` is the time in seconds since 1970.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class DecisionJournal:
     def decide(
         self, decisions: Decisions, names: Sequence[NamedCommit] = (), positions: Sequence[PositionCommit] = ()
     ) -> int:
-        """Decisions that stand in one group, those of one transaction, and what it commits besides.
+        """Write the decisions of one transaction into one group, together with the other changes by its commit.
 
-        Returns the number of the group. Raises TooLarge, and decides nothing, if they don't fit into one.
+        Returns the number of the group. Raises TooLarge, and decides nothing, if they don't fit into one group.
         """
         rows = [row for row, _ in decisions]
         size = sum([1 + len(row.topics) for row in rows])
@@ -80,9 +81,10 @@ class DecisionJournal:
         return self.next_group
 
     def abort(self, decisions: Decisions) -> None:
-        """The same of ABORTs only, which always fit.
+        """Write ABORT decisions, which always fit.
 
-        What is too large stands in several groups, a row that is by itself without its topics: the buffers there ask.
+        Decisions that are too large for one group go into several. A row that is too large goes without its topics:
+        the buffers there query the outcome.
         """
         try:
             self.decide(decisions)
@@ -94,7 +96,7 @@ class DecisionJournal:
                     self.decide([(row._replace(topics=(), records=()), transaction)])
 
     def retire(self, retirement: Retirement, blocks: Sequence[Retired]) -> None:
-        """Say ABORT of unused ids: of at most `retired_blocks` blocks."""
+        """Abort unused ids, in at most `retired_blocks` blocks."""
         added = RETIRED * len(blocks)
         if self._bytes + added > self.max_bytes:
             self._seal()
@@ -103,7 +105,7 @@ class DecisionJournal:
         self._retirements.append(retirement)
 
     def put(self, entry: Entry, on_durable: OnDurable | None = None) -> None:
-        """An entry of its own, behind all decisions so far; `then` is called once it is durable."""
+        """Append an entry after all decisions so far; `on_durable` is called once it is durable."""
         self._seal()
         if isinstance(entry, Name | Consumers):
             entry = entry._replace(since=self.next_group)
@@ -112,17 +114,17 @@ class DecisionJournal:
             self._callbacks.append(on_durable)
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Make the log forget keys; the reason why they may go must be durable."""
+        """Delete keys from the log. What makes them obsolete must be durable."""
         self._seal()
         self._messages += map(tombstone, keys)
 
     def prove_ownership(self, on_durable: OnDurable) -> None:
-        """Call `then` once something is durable behind all that was put: only the owner can write."""
+        """Call `on_durable` once a new message is durable, which proves that the log had no newer owner."""
         self.forget([PROOF_KEY])
         self._callbacks.append(on_durable)
 
     def take(self) -> AppendDecisions | None:
-        """What is to be appended now."""
+        """The messages to append now."""
         self._seal()
         if not self._messages:
             return None
@@ -133,7 +135,7 @@ class DecisionJournal:
         return append
 
     def durable(self, token: int) -> None:
-        """All appends up to this one are durable: the log keeps their order."""
+        """All appends up to this one are durable, since the log keeps their order."""
         while self._under_way and self._under_way[0][0] <= token:
             _, callbacks = self._under_way.popleft()
             for callback in callbacks:
@@ -150,7 +152,7 @@ class DecisionJournal:
         self._retirements: list[Retirement] = []
 
     def _seal(self) -> None:
-        """Close the group, so that what comes next stands behind it."""
+        """Close the group, so that later entries come after it."""
         if not (self._rows or self._retired):
             return
         group = self._group(self._rows, self._retired, self._names, self._positions)
@@ -177,7 +179,7 @@ class DecisionJournal:
     def _check_fits(
         self, rows: Sequence[Row], names: Sequence[NamedCommit], positions: Sequence[PositionCommit]
     ) -> None:
-        """Raises TooLarge for what has no place in a group of its own, whatever the bounds say."""
+        """Raises TooLarge if a group of its own can't hold them; the sizes added up before are upper bounds."""
         size = size_of(encode(self._group(rows, (), names, positions)))
         if size > self.max_bytes:
             self._start_group()
@@ -185,7 +187,7 @@ class DecisionJournal:
 
 
 class TooLarge(Exception):
-    """Decisions that have to stand in one group, and are `size` bytes."""
+    """The decisions of one transaction need a group of `size` bytes, which is above the limit."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"{size} bytes")

@@ -1,8 +1,7 @@
-"""What goes into a coordinator and what comes out of it: plain values.
+"""The coordinator's settings, the table of transaction states, and the messages in and out, as plain values
 
-What may be set of a coordinator.
-
-The life of a transaction: the one table of its states, from which everything else is derived.
+Clients send requests, the coordinator answers them with results, and it returns effects: what the engine has to do.
+All rules about states are derived from the one table `TRANSITIONS`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ from txnbuffer.model import Marker, Outcome, TxnId
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """Times in seconds; the first two are True where this process owns the logs that it writes to.
+    """Settings of a coordinator; times are in seconds.
 
-    `one_phase`: a transaction on a single topic is decided by its marker, without a decision record.
+    `one_phase`: the marker decides a transaction on a single topic, without a decision record.
     `verify_counts`: the buffers check the number of records of a commit before it is decided.
-    `session_timeout`: so long a client may be away before what it has open is aborted.
-    `lease_timeout`: so long an id may be kept without being used.
-    `member_timeout`: so long nothing may be heard of a member of a consumer group.
-    `visible_timeout`: so long who asked for it waits for a decided commit to be seen.
-    `remember`: so long an outcome can be asked for.
-    `shards`: how many there are, so that topics may be those of others.
-    `max_open_session`, `max_open`: ids leased and not ended, of one session and in all.
+    Both are on only if this process owns the logs that it writes to.
+    `session_timeout`: abort a client's open transactions after it was disconnected for this long.
+    `lease_timeout`: abort a leased id that was not used for this long.
+    `member_timeout`: give up a member of a consumer group after this long without a heartbeat.
+    `visible_timeout`: the longest wait for a decided commit to become visible, for clients that asked to wait.
+    `remember`: how long the outcome of a transaction can be queried.
+    `shards`: the number of coordinators; with more than one, topics may belong to others.
+    `max_open_session`, `max_open`: leased ids that have not ended, of one session and in total.
     """
 
     one_phase: bool = True
@@ -48,20 +48,20 @@ class CoordinatorConfig:
     max_open: int = 1_000_000
     shards: int = 1
     max_group: int = 10_000
-    """Rows of decisions in one message with all their topics; a transaction stays in one message."""
+    """Decisions and their topics in one message of the decision log; one transaction is never split."""
     max_message_bytes: int = LARGEST_LIMIT
-    """What a message of the decision log or a marker may have: key, value and properties."""
+    """The largest message of the decision log, and the largest marker: key, value and properties."""
 
     def __post_init__(self) -> None:
         for name in ("transaction_timeout", "session_timeout", "lease_timeout", "member_timeout", "remember"):
             if getattr(self, name) <= 0:
-                raise InvalidConfiguration(f"{name} is {getattr(self, name)}: give seconds above 0")
+                raise InvalidConfiguration(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
         for name in ("max_open_session", "max_open", "max_group"):
             if getattr(self, name) < 1:
-                raise InvalidConfiguration(f"{name} is {getattr(self, name)}: give a number above 0")
+                raise InvalidConfiguration(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_message_bytes < SMALLEST_LIMIT:
             raise InvalidConfiguration(
-                f"max_message_bytes is {self.max_message_bytes}: decisions need {SMALLEST_LIMIT} at least, give that"
+                f"max_message_bytes must be at least {SMALLEST_LIMIT}, got {self.max_message_bytes}"
             )
         if self.max_transaction_timeout < self.transaction_timeout:
             raise InvalidConfiguration(
@@ -70,15 +70,18 @@ class CoordinatorConfig:
             )
         if self.shards > 1 and (self.one_phase or self.verify_counts):
             raise InvalidConfiguration(
-                "with several shards a transaction may have records on topics of others, which nobody counts: "
-                "verify_counts and one_phase have to be off"
+                f"verify_counts and one_phase must be off with {self.shards} shards: a transaction may have records "
+                "on topics of other shards, which nobody counts"
             )
         if self.one_phase and not self.verify_counts:
-            raise InvalidConfiguration("one_phase needs verify_counts: a marker that decides can't be taken back")
+            raise InvalidConfiguration("one_phase requires verify_counts: turn both on, or one_phase off")
 
 
 class State(enum.Enum):
-    """Written as its number, but no number: 0 and 1 are outcomes too, and OPEN must not equal ABORT."""
+    """The state of a transaction. It is stored as its number.
+
+    It is no IntEnum: outcomes are 0 and 1 too, and OPEN must not equal ABORT.
+    """
 
     OPEN = 0
     COMMITTING = 1
@@ -86,14 +89,14 @@ class State(enum.Enum):
     ABORTING = 3
     ABORTED = 4
 
-    __hash__ = object.__hash__  # members are looked up for every transaction, and that of Enum is slow
+    __hash__ = object.__hash__  # states are looked up for every transaction, and the hash of Enum is slow
 
     def __index__(self) -> int:
         return int(self.value)
 
 
 class StateTransition(NamedTuple):
-    """One way from a state to the next."""
+    """One row of the state table: in state `before`, `event` leads to state `after`."""
 
     before: State
     event: str
@@ -111,33 +114,35 @@ NEXT = {state: frozenset(step.after for step in TRANSITIONS if step.before is st
 """The states that may follow each state."""
 
 TERMINAL = frozenset(state for state, following in NEXT.items() if not following)
-"""The states in which the outcome is durable, and for ever the same."""
+"""The states in which the outcome is durable, and never changes again."""
 
 OUTCOME_OF_STATE = {State.COMMITTED: Outcome.COMMIT, State.ABORTED: Outcome.ABORT}
-"""What the state of an ended transaction says."""
+"""The outcome of a transaction in a terminal state."""
 
 DECIDING_STATE = {Outcome.COMMIT: State.COMMITTING, Outcome.ABORT: State.ABORTING}
-"""The state of a transaction that is about to end so."""
+"""The state of a transaction whose outcome is chosen but not durable yet."""
 
 ENDED_STATE = {outcome: state for state, outcome in OUTCOME_OF_STATE.items()}
+"""The terminal state of each outcome."""
 
 INTENDED_OUTCOME = {State.COMMITTING: Outcome.COMMIT, State.ABORTING: Outcome.ABORT} | OUTCOME_OF_STATE
-"""The outcome that a state leads to; OPEN leads to either."""
+"""The outcome that a state leads to; OPEN has no entry, since it may lead to both."""
 
 
 def state_table() -> str:
-    """The table as Markdown, as the documentation shows it."""
+    """The state table in Markdown, for the documentation."""
     rows = [f"| {before.name} | {event} | {after.name} |" for before, event, after in TRANSITIONS]
     return "\n".join(["| state | event | next state |", "|---|---|---|", *rows])
 
 
-# What clients ask
+# Requests of clients
 
 
 class ConsumerPosition(NamedTuple):
-    """The transaction consumed a topic from `start` to `end`, for a group in one of its generations.
+    """Moves a consumer group on one topic, as part of a commit: the transaction consumed it from `start` to `end`.
 
-    `start` is the `end` of the group's last committed transaction on that topic; whatever it is the first time.
+    `generation` is the generation in which the member got the partition. `start` must equal the `end` of the group's
+    last committed transaction on that topic; the group's first transaction there may start anywhere.
     """
 
     group: str
@@ -148,10 +153,10 @@ class ConsumerPosition(NamedTuple):
 
 
 class GroupHeartbeat(NamedTuple):
-    """`member` takes part in a group, goes on doing so, or leaves it: say it once a second.
+    """`member` joins a consumer group, stays in it, or leaves it. A member sends this once a second.
 
-    `partitions`: what it would read, of which `topics` (as many) says the topic. `ends`: for each the position behind
-    which the group begins if it never was on that topic; empty: wherever the member likes.
+    `partitions` are the ones that it can read, and `topics` has the topic of each. `ends` has for each partition the
+    group's initial position if the group has not consumed that topic before; empty: the member chooses.
     """
 
     request: int
@@ -164,7 +169,7 @@ class GroupHeartbeat(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """One TxnId of a transaction that commits with it: its topics, and how many records it wrote to each."""
+    """A transaction id that commits together with another one: its topics, and the number of records in each."""
 
     txn: TxnId
     topics: tuple[str, ...]
@@ -193,10 +198,11 @@ PARTICIPANT, FINISHED_PARTICIPANT = 0, -1
 
 
 class Commit(NamedTuple):
-    """Commit a transaction: its topics, how many records it wrote to each, and what goes with it.
+    """Commit a transaction: its topics, the number of records in each, and what commits together with it.
 
-    `winners` are branches that commit with it, `losers` branches that abort; so do the branches that were
-    begun for it and are no winners. `wait_visible`: answer when all buffers have applied it.
+    `winners` are the branches that commit with it. `losers` are branches that abort, like all other branches that were
+    begun for it. `wait_visible`: answer only when all buffers have applied the commit. `sequence`: the commit counts
+    as this number of a named producer. `positions`: it moves these consumer groups.
     """
 
     request: int
@@ -211,10 +217,10 @@ class Commit(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A transaction was begun: announced, never answered unless it is refused.
+    """Announce a transaction that the client has begun; it is answered only if it is refused.
 
-    `timeout` in seconds, None for the default. `parent`: it is a branch of that transaction. `sequence`: it is
-    an attempt of a named producer.
+    `timeout` is in seconds, None for the default. `parent`: it is a branch of that transaction. `sequence`: it is an
+    attempt at a number of a named producer.
     """
 
     request: int
@@ -224,20 +230,20 @@ class Begin(NamedTuple):
     sequence: ProducerSequence | None = None
 
 
-# What is answered
+# Results of requests
 
 
 class Leased(NamedTuple):
-    """Ids `first` to `first + size - 1` are the session's."""
+    """The session may use the transaction ids from `first` to `first + size - 1`."""
 
     first: int
     size: int
 
 
 class SessionOpened(NamedTuple):
-    """The session is open: with this owner, of this epoch; the state of each transaction that it named.
+    """The session is open with the owner of this epoch. `states` has the state of each transaction that it named.
 
-    An error instead where it is not the session's, or its outcome is forgotten.
+    It has an error for a transaction of another session, and for one whose outcome is forgotten.
     """
 
     epoch: int
@@ -245,21 +251,21 @@ class SessionOpened(NamedTuple):
 
 
 class NameOpened(NamedTuple):
-    """The name is the session's; `committed` is the last committed number, 0 if there is none."""
+    """The session holds the producer name. `epoch` is the producer epoch, `committed` the last committed number."""
 
     epoch: int
     committed: int
 
 
 class Joined(NamedTuple):
-    """The group's new generation, and where its transactions go on: `(topic, end)` of each topic consumed."""
+    """The consumer group's new generation, and its position `(topic, end)` on each topic that it has consumed."""
 
     generation: int
     positions: tuple[tuple[str, Position], ...]
 
 
 class PartitionAssignment(NamedTuple):
-    """A member holds the partition since a generation; `end`: how far its group had come there by then."""
+    """A member holds the partition since a generation; `end` is the group's position there at that time."""
 
     partition: str
     since: int
@@ -267,8 +273,10 @@ class PartitionAssignment(NamedTuple):
 
 
 class MemberAssignments(NamedTuple):
-    """What a member holds in the group's generation. `unsettled`: more may come soon, from one that may be gone, or for
-    who was given up itself.
+    """The partitions of a member in the group's generation.
+
+    `unsettled`: the assignment may change soon, because another member may be gone, or this one was given up and has
+    to join again.
     """
 
     generation: int
@@ -277,25 +285,28 @@ class MemberAssignments(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What was asked has been done, durably."""
+    """The request is carried out durably, and has nothing else to return."""
 
 
 Result: TypeAlias = Outcome | State | Leased | SessionOpened | NameOpened | Joined | MemberAssignments | Done | Error
-"""An Outcome is durable; a State is one that is not ended, from `query`."""
+"""The answer to a request. An Outcome is durable; a State is the answer to a query about a transaction without one."""
 
 
-# What has to be done
+# Effects: what the engine has to do
 
 
 class AppendDecisions(NamedTuple):
-    """Append to the decision log, in order of tokens; then `decisions_durable(token)` or `decisions_failed`."""
+    """Append messages to the decision log, in the order of the tokens.
+
+    Then call `decisions_durable(token)` or `decisions_failed`.
+    """
 
     token: int
     messages: tuple[Message, ...]
 
 
 class AppendMarker(NamedTuple):
-    """Append a marker to a topic; then `marker_durable(token)` or `marker_failed(token)`."""
+    """Append a marker to a topic. Then call `marker_durable(token)` or `marker_failed(token)`."""
 
     token: int
     topic: str
@@ -303,16 +314,16 @@ class AppendMarker(NamedTuple):
 
 
 class SessionResults(NamedTuple):
-    """Send to a session, if it is connected, pairs of request and result."""
+    """Send results to a session, if it is connected: pairs of a request's number and its result."""
 
     session: str
     answers: tuple[tuple[int, Result], ...]
 
 
 class CheckCounts(NamedTuple):
-    """Once the topic's buffer has applied what the log holds now: tell `counts_checked` what was accepted.
+    """Count the records of these transactions (`least`) in a topic.
 
-    `least`: the transactions.
+    When the topic's buffer has applied all that its log has now, call `counts_checked` with the numbers of records.
     """
 
     topic: str
@@ -320,27 +331,33 @@ class CheckCounts(NamedTuple):
 
 
 class AwaitApplied(NamedTuple):
-    """Where there are several shards: tell `ended` once the owners of these topics have applied the marker."""
+    """Wait until the owners of these topics, which are other shards, have applied the transaction's marker.
+
+    Then call `markers_applied`. Only a coordinator with several shards asks for this.
+    """
 
     least: int
     topics: tuple[str, ...]
 
 
 class RegisterTopic(NamedTuple):
-    """Make the topic's first snapshot durable and tail it; then `topic_snapshotted` or `registration_failed`."""
+    """Write the topic's first snapshot and follow the topic. Then call `topic_snapshotted` or `registration_failed`."""
 
     topic: str
 
 
 class WriteEpochMarker(NamedTuple):
-    """Append the marker, apply the topic's log up to it, then tell `epoch_marker_applied` what ended there."""
+    """Append a new owner's epoch marker to a topic, and apply the topic's log up to it.
+
+    Then call `epoch_marker_applied` with the transactions that had ended there.
+    """
 
     topic: str
     marker: Marker
 
 
 class StopAnswering(NamedTuple):
-    """This coordinator has stopped: close every session, and start another one only on evidence."""
+    """The coordinator has stopped. Close all sessions; start another coordinator only after reading the log again."""
 
     reason: str
 
@@ -355,3 +372,4 @@ Effect: TypeAlias = (
     | WriteEpochMarker
     | StopAnswering
 )
+"""What `Coordinator.take_effects` returns."""

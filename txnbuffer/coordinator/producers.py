@@ -1,13 +1,14 @@
-"""Named producers: a name has one holder, and the last number that was committed under it.
+"""Named producers: each name has one holder, and a last committed number
 
-Whoever opens a name fences its older holder and ends what that one has open. A number at or below the last
-committed one is committed already. So one commit of a name is under way at a time.
+Opening a name raises its producer epoch, fences the former holder and aborts that one's attempts. A number at or below
+the last committed one counts as committed. So a name has one commit at a time.
 
-Many sessions may write for one number: each begins a transaction that is shared. Opening the name leaves them
-alone: whoever commits the number names those that win, and the others of numbers up to it end with that.
+Several sessions may write for one number: each is a participant, with a transaction of its own. Opening the name does
+not abort these. The commit of the number names the participants that win, and the other participants of numbers up to
+it abort.
 
-A name that is deleted may have numbers that are over all the same: nobody begins a share of them any more, for as long
-as outcomes are remembered. So who is late by then hears that, and leaves nothing open that nobody ends.
+Numbers of a deleted name may still count as finished, as long as outcomes are remembered: no participant of them can
+begin. So a late participant gets an error, and leaves no transaction open that nobody would end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from txnbuffer.errors import AlreadyCommitted, Error, InvalidRequest, ProducerFe
 
 
 class NamedProducers:
-    """`committed` of a state counts what stands in the log or is on its way there: all after it lands behind it."""
+    """The producer names of a coordinator.
+
+    `committed` of a name includes what is on its way to the decision log: all later entries follow it there.
+    """
 
     def __init__(self, core: Core, states: dict[str, NameState]) -> None:
         self._core = core
@@ -29,13 +33,13 @@ class NamedProducers:
         self._attempts: dict[str, dict[int, TransactionState]] = {}
         self._participants: dict[str, dict[int, TransactionState]] = {}
         self._deleted: dict[str, tuple[int, float]] = {}
-        """Deleted names: the first group that can't speak of one any more, and the time up to which it is kept."""
+        """Deleted names: the first group that can't mention the name any more, and the time until which it is kept."""
         for name, state in states.items():
             if state.deleted:
                 self._note_deleted(name, state)
 
     def open(self, session: str, request: int, name: str) -> None:
-        """Make the session the holder; `attempts` of the older one are to be ended before."""
+        """Make the session the holder; the caller has aborted the `attempts` of the former holder."""
         state = self._states.setdefault(name, NameState())
         state.epoch += 1
         state.group = 0
@@ -44,7 +48,7 @@ class NamedProducers:
         self._core.journal.put(self._entry(name, state), lambda: self._core.answer(session, request, opened))
 
     def delete(self, session: str, request: int, name: str, over: int) -> None:
-        """Forget the name and its numbers, but that those up to `over` are over, and fence its holder."""
+        """Delete the name and fence its holder; its numbers up to `over` count as finished."""
         state = self._states.get(name) or NameState(deleted=True)
         if state.deleted and state.committed == over:
             self._core.answer(session, request, Done())
@@ -66,7 +70,7 @@ class NamedProducers:
         self._deleted[name] = core.journal.next_group, kept
 
     def attempts(self, name: str) -> list[TransactionState]:
-        """What was begun under a name and is not settled."""
+        """The transactions of a name's holders that are not settled."""
         return list(self._attempts.get(name, {}).values())
 
     def add_attempt(self, sequence: ProducerSequence, transaction: TransactionState) -> None:
@@ -74,12 +78,12 @@ class NamedProducers:
         self._attempts.setdefault(sequence.name, {})[transaction.txn.least] = transaction
 
     def add_participant(self, sequence: ProducerSequence, transaction: TransactionState) -> None:
-        """A transaction was begun as one of many for a number."""
+        """A participant of a number has begun its transaction."""
         transaction.participant_of = (sequence.name, sequence.number)
         self._participants.setdefault(sequence.name, {})[transaction.txn.least] = transaction
 
     def participants(self, name: str) -> list[TransactionState]:
-        """What was begun as one of many under a name and is not settled."""
+        """The participants of all numbers of a name that are not settled."""
         return list(self._participants.get(name, {}).values())
 
     def settled(self, transaction: TransactionState) -> None:
@@ -89,7 +93,7 @@ class NamedProducers:
             _remove(self._participants, transaction.participant_of[0], transaction)
 
     def refusal(self, sequence: ProducerSequence) -> Error | None:
-        """Why a number can't be committed by this holder."""
+        """Why a holder can't commit a number, or a participant can't begin; None if it can."""
         name, number, epoch = sequence
         state = self._states.get(name)
         if sequence.is_participant:
@@ -103,23 +107,25 @@ class NamedProducers:
     def _participant_refusal(self, sequence: ProducerSequence, state: NameState | None) -> Error | None:
         name, number, _ = sequence
         if number < 1:
-            return InvalidRequest(f"{name!r}: number {number} is none, they start at 1")
+            return InvalidRequest(f"{name!r}: number must be at least 1, got {number}")
         if state is not None and number <= state.committed:
             if state.deleted:
-                return ProducerFenced(f"{name!r} is over and deleted: what was not written by then comes too late")
+                return ProducerFenced(
+                    f"number {number} of {name!r} is finished and the name deleted: this participant is too late"
+                )
             return AlreadyCommitted(name, number, state.committed)
         if any(other.plan is not None and other.state is State.OPEN for other in self.attempts(name)):
-            return ProducerFenced(f"{name!r} is committing a number: what was not written by then comes too late")
+            return ProducerFenced(f"{name!r} is committing a number: this participant is too late")
         return None
 
     def commit(self, sequence: ProducerSequence, group: int) -> None:
-        """The decision just taken, in that group, commits a number."""
+        """A decision was taken, in this group of the log, that commits a number."""
         state = self._states[sequence.name]
         state.committed = sequence.number
         state.group = group
 
     def repeat(self, group: int, names: tuple[str, ...]) -> None:
-        """A group is about to be forgotten: write down what only it says."""
+        """Before a group is deleted from the log, write what only it says to other entries."""
         for name in names:
             state = self._states.get(name)
             if state is not None and state.group == group:
@@ -127,7 +133,7 @@ class NamedProducers:
                 self._core.journal.put(self._entry(name, state))
 
     def forgettable(self, oldest_group: int) -> list[str]:
-        """Keys of deleted names that no group from `oldest_group` on speaks of."""
+        """The keys of deleted names that no group from `oldest_group` on mentions."""
         keys = []
         for name, (group, kept) in list(self._deleted.items()):
             if group <= oldest_group and kept <= self._core.now:

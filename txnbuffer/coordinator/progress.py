@@ -1,9 +1,4 @@
-"""Which transactions are settled (ended with all their markers durable), and the low-water mark over them.
-
-A growing set of ids: single ones are added at the price of a Python set, kept at that of a bitmap.
-
-Outcomes of transactions that nobody works on any more, for as long as they are remembered.
-"""
+"""The settled transactions (all their markers are durable), the low-water mark over them, and remembered outcomes"""
 
 from __future__ import annotations
 
@@ -16,6 +11,8 @@ from txnbuffer.model import Outcome
 
 
 class IdSet:
+    """A growing set of ids: adding one costs as much as with a Python set, keeping it as much as in a bitmap."""
+
     __slots__ = ("_kept", "_recent")
 
     def __init__(self, kept: BitMap64 | None = None) -> None:
@@ -35,7 +32,7 @@ class IdSet:
         self._kept |= ids
 
     def bitmap(self) -> BitMap64:
-        """All ids; the set's own bitmap, not a copy."""
+        """All ids; this is the set's own bitmap, not a copy."""
         if self._recent:
             self._kept |= bitmap_of(self._recent)
             self._recent.clear()
@@ -61,11 +58,11 @@ def block(first: int, count: int) -> BitMap64:
 
 
 def end_of_run(ids: BitMap64, below: int) -> int:
-    """The highest id up to which, from `below` + 1 on, all are there; `below` if that one isn't."""
+    """The highest id such that the set has all ids from `below` + 1 up to it; `below` if the first is missing."""
     if below + 1 not in ids:
         return below
     last, missing = below + 1, int(ids.max()) + 1
-    while missing - last > 1:  # never by a bitmap of what lies between: ids may lie 2**40 apart
+    while missing - last > 1:  # never a bitmap of the missing ids: there may be 2**40 of them
         middle = (last + missing) // 2
         if ids.range_cardinality(below + 1, middle + 1) == middle - below:
             last = middle
@@ -75,7 +72,7 @@ def end_of_run(ids: BitMap64, below: int) -> int:
 
 
 def within(ids: BitMap64, above: int, up_to: int) -> BitMap64:
-    """Those that are higher than `above` and at most `up_to`."""
+    """The ids that are higher than `above` and at most `up_to`."""
     found = ids.copy()
     found.remove_range(0, above + 1)
     if found:
@@ -84,10 +81,11 @@ def within(ids: BitMap64, above: int, up_to: int) -> BitMap64:
 
 
 class Progress:
-    """`low_water_mark` is durable in the decision log: markers carry it, ids up to it are refused.
+    """How far transactions are settled.
 
-    `settled` holds ids above it; `one_phase` those of them, by outcome, that no group of decisions names. `gaps`: first
-    and last of ranges above it, ascending, that nobody leased or will.
+    `low_water_mark` is durable in the decision log: markers carry it, and ids up to it are refused. `settled` has ids
+    above it; `one_phase` has, by outcome, the ones of these that no group of decisions contains. `gaps` has the first
+    and last id of the ranges above it, ascending, that no owner leased or will lease.
     """
 
     __slots__ = ("gaps", "low_water_mark", "one_phase", "settled")
@@ -108,7 +106,7 @@ class Progress:
         self.one_phase[outcome].add(least)
 
     def reachable(self, live: Collection[int] = ()) -> int:
-        """Where the low-water mark could be now. `live`: ids that have not ended; some may lie where nobody leased."""
+        """The highest possible low-water mark. `live`: ids that have not ended, some perhaps in a gap."""
         settled, mark = self.settled.bitmap(), self.low_water_mark
         for first, last in self.gaps:
             mark = end_of_run(settled, mark)
@@ -118,7 +116,7 @@ class Progress:
         return end_of_run(settled, mark)
 
     def passed(self, mark: int) -> tuple[BitMap64, BitMap64]:
-        """The one-phase transactions up to a mark, aborted and committed."""
+        """The one-phase transactions up to a mark: the aborted ones, the committed ones."""
         aborted, committed = self.one_phase
         return aborted.up_to(mark), committed.up_to(mark)
 
@@ -131,13 +129,13 @@ class Progress:
 
 
 SLOTS = 60
-"""Outcomes are forgotten this many at a time: `remember` is kept to one part in so many, never cut short."""
+"""Outcomes are kept in this many slots, and forgotten a slot at a time, never before `remember` has passed."""
 TIMED_OUT = 2
-"""Behind the outcomes of a slot: the aborts that a time-out decided."""
+"""The index in a slot of the aborts that a timeout decided; the outcomes are 0 and 1."""
 
 
 class Outcomes:
-    """`remember` and all times in seconds."""
+    """The outcomes of settled transactions, kept for `remember` seconds; all times are in seconds."""
 
     __slots__ = ("_remember", "_slots", "_width")
 
@@ -147,19 +145,19 @@ class Outcomes:
         self._slots: dict[int, tuple[IdSet, IdSet, IdSet]] = {}
 
     def add(self, least: int, outcome: Outcome, now: float, *, timed_out: bool = False) -> None:
-        """`timed_out`: that was why it ended."""
+        """Remember an outcome. `timed_out`: a timeout was the reason."""
         slot = self._slot(now + self._remember)
         slot[outcome].add(least)
         if timed_out:
             slot[TIMED_OUT].add(least)
 
     def update(self, ids: BitMap64, outcome: Outcome, since: float) -> None:
-        """Remember many, whose time counts from `since`."""
+        """Remember many outcomes, whose time counts from `since`."""
         if ids:
             self._slot(since + self._remember)[outcome].update(ids)
 
     def find(self, least: int) -> Outcome | None:
-        """How a transaction ended; None if that is forgotten, or it never ended."""
+        """The outcome of a transaction; None if it is forgotten, or has not ended."""
         for aborted, committed, _ in self._slots.values():
             if least in committed:
                 return Outcome.COMMIT
@@ -168,11 +166,11 @@ class Outcomes:
         return None
 
     def timed_out(self, least: int) -> bool:
-        """Whether its time-out is why it ended; a new owner does not know."""
+        """Whether a timeout ended the transaction; a new owner does not know that."""
         return any(least in slot[TIMED_OUT] for slot in self._slots.values())
 
     def forget(self, now: float) -> None:
-        """Drop what has been remembered for its time."""
+        """Forget the outcomes whose time has passed."""
         for slot in [slot for slot in self._slots if slot * self._width <= now]:
             del self._slots[slot]
 

@@ -1,4 +1,4 @@
-"""What clients say of transactions besides commit: open again, begun, abort, asked for."""
+"""Requests about transactions other than commits: reconnect, begin, abort, query"""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from txnbuffer.model import TxnId
 
 
 class TransactionRequests:
+    """Executes the requests of sessions; `CommitRequests` has the commits."""
+
     def __init__(
         self, core: Core, sessions: Sessions, producers: NamedProducers, completion: TransactionCompletion
     ) -> None:
@@ -23,18 +25,19 @@ class TransactionRequests:
         self._completion = completion
 
     def open(self, session: Session, request: int, claims: tuple[TxnId, ...], up_to: int) -> None:
-        """Adopt what a session has open; of ids up to `up_to` end everything else of it."""
+        """Adopt a session's open transactions, and abort all its others with ids up to `up_to`."""
         states = tuple((txn, self._claim(session, txn)) for txn in claims)
         claimed = [txn.least for txn in claims if txn.most == self._core.shard]
-        self._sessions.keep_only(session, claimed, up_to, "its client did not name it when it came back")
+        self._sessions.keep_only(session, claimed, up_to, "its client did not name it when it reconnected")
         self._core.answer(session.name, request, SessionOpened(self._core.epoch, states))
 
     def begin(self, session: Session, begin: Begin) -> None:
-        """A transaction was begun: watch its time, its parent and its name."""
+        """Start a transaction's timeout, and link it to its parent and its producer name."""
         core, config = self._core, self._core.config
         timeout = config.transaction_timeout if begin.timeout is None else begin.timeout
         if not 0 < timeout <= config.max_transaction_timeout:
-            text = f"transaction {begin.txn} may last up to {config.max_transaction_timeout:g} s, not {timeout:g}"
+            most = f"{config.max_transaction_timeout:g} s"
+            text = f"the timeout of transaction {begin.txn} must be above 0 and at most {most}, got {timeout:g}"
             core.answer(session.name, begin.request, InvalidRequest(text))
             return
         transaction = self._sessions.find(session.name, begin.request, begin.txn, commit=True)
@@ -49,7 +52,7 @@ class TransactionRequests:
             and begin.sequence.epoch == FINISHED_PARTICIPANT
             and transaction.participant_of is not None
         ):
-            transaction.finished = True  # its time goes on
+            transaction.finished = True  # its timeout keeps running
             return
         core.watch(transaction, core.now + timeout)
         if begin.parent is not None:
@@ -65,7 +68,7 @@ class TransactionRequests:
                 self._completion.abort(transaction, str(refusal), refusal=refusal)
 
     def abort(self, name: str, request: int, txn: TxnId, topics: tuple[str, ...], operator: bool) -> None:
-        """End an open transaction; of any other, tell the outcome once it is durable."""
+        """Abort an open transaction; for any other, answer with the outcome once it is durable."""
         transaction = self._core.live.get(txn.least) if operator else None
         if transaction is None or txn.most != self._core.shard:
             transaction = self._sessions.find(name, request, txn, commit=False, operator=operator)
@@ -82,7 +85,7 @@ class TransactionRequests:
             self._completion.answer_if_due(transaction)
 
     def _give_up(self, aborted: TransactionState) -> None:
-        """Who aborts what another wrote for a number commits nothing of it: whatever is open for it by now ends."""
+        """A session aborted another one's participant, so it gives up the number: abort all its open participants."""
         for other in (
             self._producers.participants(aborted.participant_of[0]) if aborted.participant_of is not None else ()
         ):
@@ -90,11 +93,11 @@ class TransactionRequests:
                 self._completion.abort(other, "its number was given up")
 
     def query(self, name: str, request: int, txn: TxnId) -> None:
-        """Tell how a transaction ended, or how far it has come."""
+        """Answer with a transaction's outcome, or with its state."""
         core, least = self._core, txn.least
         transaction = core.live.get(least)
         if txn.most != core.shard:
-            text = f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+            text = f"transaction {txn} belongs to coordinator {txn.most}, this is {core.shard}: send the request there"
             core.answer(name, request, ForeignTransaction(text))
         elif transaction is not None:
             if transaction.state in TERMINAL:
@@ -112,7 +115,7 @@ class TransactionRequests:
             core.answer(name, request, never_leased(txn))
 
     def _claim(self, session: Session, txn: TxnId) -> State | ForeignTransaction | OutcomeForgotten:
-        """The state of a transaction that a session says is its own; one that nobody knew is adopted."""
+        """The state of a transaction that a session claims as its own; an unknown one is adopted."""
         core, sessions = self._core, self._sessions
         transaction = core.live.get(txn.least)
         block = sessions.locate(txn.least)
@@ -131,7 +134,7 @@ class TransactionRequests:
         return sessions.start(txn, block, core.config.transaction_timeout).state
 
     def _join(self, branch: TransactionState, txn: TxnId) -> None:
-        """Make a transaction a branch; it ends at once if its parent has ended or is about to."""
+        """Make a transaction a branch; abort it at once if its parent has ended or is ending."""
         core = self._core
         parent = core.live.get(txn.least)
         if parent is None and not core.progress.has_ended(txn.least):

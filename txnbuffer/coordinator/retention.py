@@ -1,4 +1,4 @@
-"""What the decision log may forget, and the low-water mark that lets it."""
+"""Retention of the decision log: which keys may be deleted, and the low-water mark that allows it"""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from txnbuffer.coordinator.transaction import GroupRecord
 
 
 class OutcomeRetention:
+    """Raises the low-water mark, and deletes from the decision log what nobody needs any more."""
+
     def __init__(
         self, core: Core, producers: NamedProducers, consumer_groups: ConsumerGroups, history: History
     ) -> None:
@@ -45,7 +47,7 @@ class OutcomeRetention:
         self._forget_marks()
 
     def _raise_mark(self) -> None:
-        """Raise the low-water mark: in the log first, for the markers once it is durable there."""
+        """Raise the low-water mark: in the log first; markers carry it once it is durable there."""
         core = self._core
         if self._mark_under_way or core.now < self._marked_at + core.config.low_water_mark_interval:
             return
@@ -77,7 +79,7 @@ class OutcomeRetention:
             core.journal.forget(keys)
 
     def _forget_groups(self) -> None:
-        """Groups whose transactions are all settled, past remembering, and covered by what is durable."""
+        """Delete groups that are settled and no longer remembered, and whose ids a durable entry covers."""
         core, keys = self._core, []
         kept: deque[GroupRecord] = deque()
         uncovered = False
@@ -108,14 +110,14 @@ class OutcomeRetention:
         return above.issubset(self._ended)
 
     def _cover(self) -> None:
-        """An old open transaction holds the low-water mark: write down which ids above it have ended."""
+        """An old open transaction holds back the low-water mark: write which ids above it have ended."""
         core = self._core
         if self._ended_under_way or core.now < self._covered_at + core.config.ended_interval:
             return
         self._covered_at = core.now
         settled = core.progress.settled.bitmap()
         ids, count, covered = settled.copy(), len(settled), settled & self._ended
-        while self._is_too_large(ids):  # then the lowest, besides those that groups were forgotten for
+        while self._is_too_large(ids):  # then the lowest ids, and those of deleted groups
             count //= 2
             if not count:
                 return
@@ -125,7 +127,7 @@ class OutcomeRetention:
         core.journal.put(EndedIds(ids), lambda: self._ended_durable(ids))
 
     def _is_too_large(self, *bitmaps: BitMap64) -> bool:
-        """Whether a message can't hold them: then there are some thousands."""
+        """Whether they are too large for one message; then they have thousands of ids."""
         return FIXED + sum([len(to_bytes(ids)) for ids in bitmaps]) > self._core.config.max_message_bytes
 
     def _ended_durable(self, ids: BitMap64) -> None:
@@ -133,7 +135,7 @@ class OutcomeRetention:
         self._ended = ids
 
     def _forget_marks(self) -> None:
-        """Marks whose outcomes are past remembering; never the newest."""
+        """Delete marks whose outcomes are no longer remembered, but never the newest."""
         core, keys = self._core, []
         while len(self._marks) > 1 and self._marks[0][1] + core.config.remember <= core.now:
             keys.append(f"mark-{self._marks.popleft()[0]}")

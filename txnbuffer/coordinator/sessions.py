@@ -1,9 +1,7 @@
-"""Sessions, the blocks of ids that they lease, and what becomes of ids that nobody uses.
+"""Sessions, the blocks of ids that they lease, and the permission to write to a transaction
 
-Leases are durable before they are answered, and grow for ever. An id that is given back, or left unused
-when its session ends, is said ABORT of in the log, and never leased again.
-
-Who may write to a transaction: its session, while it is open.
+A lease is durable before it is answered, and its ids are higher than all before. An id that a session returns, or has
+not used when it ends, is aborted in the log and never leased again.
 """
 
 from __future__ import annotations
@@ -36,7 +34,10 @@ Abort = Callable[[TransactionState, str], None]
 
 
 class Sessions:
-    """`abort` ends an open transaction; `leased` is told of each durable lease: its first and last id."""
+    """The sessions of a coordinator and their ids.
+
+    `abort` aborts an open transaction; `leased` is called with the first and last id of each durable lease.
+    """
 
     def __init__(self, core: Core, next_id: int, abort: Abort, leased: Callable[[int, int], None]) -> None:
         self._core = core
@@ -49,7 +50,7 @@ class Sessions:
         self._next_id = next_id
         self._outstanding = 0
         self.used_unleased = BitMap64()
-        """Ids above all leases that have ended nevertheless: somebody used what nobody leased."""
+        """Ids above all leases that have ended nevertheless: a client used them without a lease."""
 
     def get(self, name: str) -> Session | None:
         return self._sessions.get(name)
@@ -72,14 +73,14 @@ class Sessions:
     # Leases
 
     def lease(self, session: Session, request: int, count: int) -> None:
-        """Give a session ids, as many as asked for or, rarely, fewer."""
+        """Lease ids to a session: `count`, or in rare cases fewer."""
         core, config = self._core, self._core.config
         if count < 1:
-            core.answer(session.name, request, InvalidRequest(f"a lease of {count} ids is none: ask for 1 or more"))
+            core.answer(session.name, request, InvalidRequest(f"the size of a lease must be at least 1, got {count}"))
             return
         for limit, used in ((config.max_open_session, session.outstanding), (config.max_open, self._outstanding)):
             if used + count > limit:
-                text = f"{used} transactions are open or leased, {limit} may be: end some, or give ids back"
+                text = f"{used} transactions are open or leased, the limit is {limit}: end some, or return ids"
                 core.answer(session.name, request, TooManyTransactions(text))
                 return
         while self._next_id in self.used_unleased:
@@ -92,7 +93,7 @@ class Sessions:
         core.journal.put(entry, partial(self._lease_durable, block, request))
 
     def add(self, session: Session, first: int, last: int, since: float) -> Block:
-        """A block of ids above all others."""
+        """Add a block of ids above all others."""
         block = Block(session, first, last, since + self._core.config.lease_timeout)
         self._blocks.append(block)
         self._expiring.append(block)
@@ -100,7 +101,7 @@ class Sessions:
         return block
 
     def load(self, lease: Lease, since: float) -> None:
-        """A block that an older owner leased; what of it has ended is known."""
+        """Load a block that an older owner leased; the ids of it that have ended are known."""
         session = self._sessions.get(lease.session)
         if session is None:
             session = self._sessions[lease.session] = Session(lease.session, since)
@@ -117,7 +118,7 @@ class Sessions:
             self._retire(block, block.first, block.last)
 
     def locate(self, least: int) -> Block | None:
-        """The block that an id was leased in; None if it was not, or all of that block has ended long ago."""
+        """The block of an id; None if it was never leased, or its whole block ended long ago."""
         at = bisect_right(self._blocks, least, key=_first) - 1
         if at >= 0 and least <= self._blocks[at].last:
             return self._blocks[at]
@@ -128,14 +129,14 @@ class Sessions:
     def find(
         self, name: str, request: int, txn: TxnId, *, commit: bool, operator: bool = False
     ) -> TransactionState | None:
-        """The transaction, live, of a session, or of any if an operator asks.
+        """The live transaction that a session, or an operator, asks for.
 
-        None if the request is answered, or waits for a durable end.
+        None: the request is answered, or waits for a durable outcome.
         """
         core, least = self._core, txn.least
         transaction = core.live.get(least)
         if txn.most != core.shard:
-            text = f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+            text = f"transaction {txn} belongs to coordinator {txn.most}, this is {core.shard}: send the request there"
             core.answer(name, request, ForeignTransaction(text))
         elif transaction is not None:
             owner = transaction.session
@@ -159,7 +160,7 @@ class Sessions:
         return None
 
     def start(self, txn: TxnId, block: Block | None, timeout: float) -> TransactionState:
-        """Begin to know a transaction; an open one is ended after `timeout` seconds."""
+        """Create a live transaction, which is aborted if it is still open after `timeout` seconds."""
         transaction = TransactionState(txn, None if block is None else block.session, block)
         self._core.live[txn.least] = transaction
         self._core.watch(transaction, self._core.now + timeout)
@@ -171,21 +172,21 @@ class Sessions:
             self.reduce(transaction.block, 1)
 
     def reduce(self, block: Block, count: int) -> None:
-        """So many ids of a block have ended."""
+        """This many ids of a block have ended."""
         block.left -= count
         self._count(block.session, -count)
 
     def drop_ended(self) -> None:
-        """Drop the oldest blocks, as far as all their ids have ended."""
+        """Drop the oldest blocks whose ids have all ended."""
         done = 0
         while done < len(self._blocks) and self._blocks[done].left == 0:
             done += 1
         del self._blocks[:done]
 
-    # Giving back
+    # Returning ids
 
     def return_ids(self, session: Session, first: int, last: int) -> None:
-        """Ids that the session will not use; those that it did use are left alone."""
+        """A session returns ids; the ones that it has used stay."""
         for block in self.blocks(session):
             low, high = max(first, block.first), min(last, block.last)
             if low <= high:
@@ -197,9 +198,9 @@ class Sessions:
         return self._next_id - 1
 
     def keep_only(self, session: Session, claimed: Iterable[int], up_to: int, reason: str) -> None:
-        """Of ids up to `up_to`: end what a session has open but for the claimed, and give back the unused.
+        """Of a session's ids up to `up_to`: abort all open transactions but the claimed ones, and retire unused ids.
 
-        A branch lives as long as the transaction that it is of, one of many for a number until that is committed.
+        A branch lives as long as its parent, and a finished participant until its number is committed.
         """
         kept = set(claimed)
         live = self._core.live
@@ -215,12 +216,12 @@ class Sessions:
             self._retire(block, block.first, block.last)
 
     def remove(self, session: Session) -> None:
-        """The session is no more; `keep_only` ends what it has open."""
+        """Remove a session; `keep_only` aborts its open transactions."""
         if self._sessions.get(session.name) is session:
             del self._sessions[session.name]
 
     def tick(self) -> None:
-        """End sessions whose client is away too long, and leases that were not used in time."""
+        """End sessions whose client was disconnected for too long, and leases that were not used in time."""
         core = self._core
         horizon = core.now - core.config.session_timeout
         for session in [one for one in self._sessions.values() if one.disconnected_since is not None]:
@@ -249,7 +250,7 @@ class Sessions:
         return None
 
     def retired(self, retirement: Retirement) -> None:
-        """The log says ABORT of these ids: they are settled, nobody wrote anything with them."""
+        """The ABORT of unused ids is durable: they are settled, since nobody wrote with them."""
         core = self._core
         self._retirements.remove(retirement)
         core.progress.settled.update(retirement.ids)
@@ -285,12 +286,12 @@ class Sessions:
         self._outstanding += change
 
     def _foreign(self, name: str, request: int, txn: TxnId) -> None:
-        text = f"transaction {txn} belongs to another session: only that one can end it"
+        text = f"transaction {txn} belongs to another session: end it there"
         self._core.answer(name, request, ForeignTransaction(text))
 
 
 def blocks_of(ids: BitMap64) -> list[Retired]:
-    """A set of ids as blocks that follow one another."""
+    """A set of ids as blocks of consecutive ids."""
     column = np.array(ids.to_array(), np.int64)
     starts = np.flatnonzero(np.diff(column, prepend=column[0] - 2) > 1)
     counts = np.diff(starts, append=len(column))
@@ -302,6 +303,8 @@ def _first(block: Block) -> int:
 
 
 class WritePermission:
+    """Decides whether a session may write to a transaction: only its own session may, while it is open."""
+
     def __init__(self, core: Core, sessions: Sessions) -> None:
         self._core = core
         self._sessions = sessions
@@ -311,7 +314,7 @@ class WritePermission:
         core, least = self._core, txn.least
         if txn.most != core.shard:
             return ForeignTransaction(
-                f"transaction {txn} is of coordinator {txn.most}, this is {core.shard}: ask that one"
+                f"transaction {txn} belongs to coordinator {txn.most}, this is {core.shard}: send the request there"
             )
         transaction = core.live.get(least)
         if transaction is not None:
@@ -341,4 +344,4 @@ def _foreign(txn: TxnId) -> Error:
 
 
 def _ended(txn: TxnId) -> Error:
-    return InvalidRequest(f"transaction {txn} has ended or is about to: begin another one")
+    return InvalidRequest(f"transaction {txn} has ended or is ending: begin another one")
