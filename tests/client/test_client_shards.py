@@ -277,5 +277,5 @@ def test_a_client_that_was_there_before_the_shards_is_told() -> None:
     with pytest.raises(ServiceUnavailable, match="no service has ever"):
         discovery.newest_address()
     prepare(cluster, Shard(0, 2))
-    with pytest.raises(InvalidRequest, match="has 2 shards by now"):
+    with pytest.raises(InvalidRequest, match="has 2 shards now"):
         discovery.newest_address()

@@ -59,7 +59,7 @@ def test_before_any_owner_it_says_what_to_run() -> None:
 def test_an_owner_without_an_address_is_named() -> None:
     log = Log()
     log.owner(1, "")
-    with pytest.raises(ServiceUnavailable, match=r"\(owner 1\) told no address"):
+    with pytest.raises(ServiceUnavailable, match=r"\(owner 1\) published no address"):
         log.discovery.newest_address()
 
 

@@ -150,13 +150,13 @@ def test_golden_client_frames(name: str) -> None:
 
 
 def test_a_client_of_an_older_version_is_told_to_upgrade() -> None:
-    with pytest.raises(VersionMismatch, match=r"client speaks version 1 .* service version 2: upgrade the client"):
+    with pytest.raises(VersionMismatch, match=r"client has version 1 .* service version 2: upgrade the client"):
         decode_client_frame((GOLDEN / "session/client-version-1.bin").read_bytes())
 
 
 def test_of_a_newer_version_nothing_is_read_but_that() -> None:
     newer = b"\x02" + b"\x06" + b"whatever stands behind it then"
-    with pytest.raises(VersionMismatch, match=r"client speaks version 3 .* service version 2: upgrade the service"):
+    with pytest.raises(VersionMismatch, match=r"client has version 3 .* service version 2: upgrade the service"):
         decode_client_frame(len(newer).to_bytes(4, "little") + newer)
 
 
@@ -243,7 +243,10 @@ def with_changes(schema: dict[str, object], frame: bytes, changes: dict[str, obj
         ({"send_topics": [0], "topics": ["orders"]}, "block 0, for topic 'orders'"),
         ({"register_request": [1], "register_name": []}, "register requests have columns"),
         ({"returned_first": [1], "returned_size": [-1]}, "below 0"),
-        ({"begin_request": [1], "begin_most": [0], "begin_least": [1], "begin_timeout": [float("nan")]}, "no time"),
+        (
+            {"begin_request": [1], "begin_most": [0], "begin_least": [1], "begin_timeout": [float("nan")]},
+            "negative or not a finite",
+        ),
         ({"begin_extras": [{"row": -1, "parent": None, "naming": None}]}, "adds to begin -1 of 0"),
     ],
 )
@@ -259,8 +262,8 @@ ODD_ERROR = {"name": "Odd", "fault": "nobody", "message": "", "details": {}}
     ("changes", "message"),
     [
         ({"outcome_request": [1], "outcomes": b""}, "answers of the kind 'outcome'"),
-        ({"outcome_request": [1], "outcomes": b"\2"}, "2 is no outcome"),
-        ({"state_request": [1], "states": b"\5"}, "5 is no state"),
+        ({"outcome_request": [1], "outcomes": b"\2"}, "2 is not a valid outcome"),
+        ({"state_request": [1], "states": b"\5"}, "5 is not a valid state"),
         ({"leased_request": [1], "leased_first": [1], "leased_size": []}, "answers have columns"),
         ({"goodbye": ODD_ERROR}, "the fault 'nobody'"),
         ({"failures": [{"send": 1, "txn": {"most": 0, "least": 0}, "error": ODD_ERROR}]}, "id out of range"),

@@ -229,16 +229,16 @@ REQUEST: dict[str, object] = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kinds": b"\5"}, "5 is no kind of message"),
+        ({"kinds": b"\5"}, "5 is not a kind of message"),
         ({"kinds": b"\2"}, "fewer messages"),
         ({"close_stream": [1]}, "more messages"),
         ({"kinds": b"\3", "grant_stream": [1]}, "grants have columns"),
         ({"kinds": b"\2", "close_stream": [-1]}, "below 0"),
         ({"kinds": b"\1", "requests": [REQUEST | {"stream": 0}]}, "the number 0"),
         ({"kinds": b"\1", "requests": [REQUEST | {"flags": 32}]}, "flags 32"),
-        ({"kinds": b"\1", "requests": [REQUEST | {"end": -1}]}, "no seqno"),
+        ({"kinds": b"\1", "requests": [REQUEST | {"end": -1}]}, "not a seqno"),
         ({"kinds": b"\1", "requests": [REQUEST | {"uuids": [1]}]}, "versions have columns"),
-        ({"kinds": b"\1", "requests": [REQUEST | {"uuids": [0], "version_seqnos": [1]}]}, "none of a failover log"),
+        ({"kinds": b"\1", "requests": [REQUEST | {"uuids": [0], "version_seqnos": [1]}]}, "no failover log can have"),
         ({"kinds": b"\1", "requests": [REQUEST | {"uuids": [1] * 26, "version_seqnos": [1] * 26}]}, "26 versions"),
     ],
 )
@@ -256,9 +256,9 @@ OK: dict[str, object] = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kinds": b"\0", "ok": [OK | {"start": 3}]}, "not within"),
+        ({"kinds": b"\0", "ok": [OK | {"start": 3}]}, "outside"),
         ({"kinds": b"\0", "ok": [OK | {"uuids": [], "version_seqnos": []}]}, "0 versions"),
-        ({"kinds": b"\0", "ok": [OK | {"high_seqno": -1}]}, "no seqno"),
+        ({"kinds": b"\0", "ok": [OK | {"high_seqno": -1}]}, "not a seqno"),
         ({"kinds": b"\3", "begin_stream": [1], "begin_start": [2], "begin_end": [1], "begin_flags": b"\0"}, "snapshot"),
         ({"kinds": b"\3", "begin_stream": [1], "begin_start": [1], "begin_end": [1], "begin_flags": b"\4"}, "flags 4"),
         ({"kinds": b"\4", "mutations_stream": [1], "mutations_count": [1]}, "other mutations"),

@@ -91,9 +91,9 @@ class TransactionCompletion:
     def _too_large(self, rows: Decisions, positions: Sequence[PositionCommit], size: int) -> MessageTooLarge:
         transaction = rows[0][1]
         named = len({topic for row, _ in rows for topic in row.topics})
-        besides = f", {len(rows)} branches" * (len(rows) > 1) + f", {len(positions)} positions" * (len(positions) > 0)
+        extra = f", {len(rows)} branches" * (len(rows) > 1) + f", {len(positions)} positions" * (len(positions) > 0)
         return MessageTooLarge(
-            f"the commit of {transaction.txn} names {named} topics{besides} and needs {size} bytes in the decision "
+            f"the commit of {transaction.txn} names {named} topics{extra} and needs {size} bytes in the decision "
             f"log, the limit is {self._core.config.max_message_bytes}: commit fewer topics in one transaction, or "
             "raise log.max_message_bytes of the service"
         )

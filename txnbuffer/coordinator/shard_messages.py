@@ -1,27 +1,28 @@
-"""Letters: what services of other shards of a namespace ask and tell one another.
+"""Shard messages: requests and reports between the owners of a namespace's shards
 
-Each stands on the partition of `__txnbuffer_letters` of the shard that it goes to. It has no key, the properties `tb.v`
-(version of the format, `1`) and `tb.kind` (`letter`), and as its value one Avro record without a schema in front,
-whose schema stands below. Ids are the `least` of transactions of the one coordinator that the letter goes to (`asked`,
-`applied`) or comes from (`awaited`), each as the difference from the one before, the first from 0.
+A shard message is written to the receiver's partition of the topic `__txnbuffer_letters`; stored names call it a
+letter. It has no key. Its properties are `tb.v` (the format's version, `1`), `tb.kind` (`letter`) and sometimes
+`tb.final`. Its value is one Avro record without its schema, which is below. Ids are the `least` of transactions, each
+as the difference from the one before, the first from 0. They belong to the receiver's coordinator (`asked`, `applied`)
+or the sender's (`awaited`).
 
-| field | says |
+| field | meaning |
 |---|---|
-| `sender` | the shard that wrote it |
-| `register` | topics of the receiver: make them ones with transactions, and tell what came of it |
-| `registered` | topics of the sender that are; durably |
-| `refused`, `reasons` | topics of the sender that can't be, and why, for people |
-| `known` | topics of the receiver that the sender takes for registered |
-| `missing` | those of them that are not |
+| `sender` | the sender's shard |
+| `register` | topics of the receiver: register them, and report the result |
+| `registered` | topics of the sender that are durably registered |
+| `refused`, `reasons` | topics of the sender that can't be registered, and why, as text |
+| `known` | topics of the receiver that the sender considers registered |
+| `missing` | those of `known` that are not registered |
 | `asked` | topic of the sender, ids of the receiver: they are ongoing there; write their markers if they have ended |
-| `awaited` | topic of the receiver, ids of the sender: tell when they have ended there |
-| `applied` | topic of the sender, ids of the receiver: they have |
-| `floors_wanted` | topic, number: tell the lowest ledger of it that a consumer group of the receiver needs |
-| `floors` | topic, the number that was given, that ledger; -1 if none does |
+| `awaited` | topic of the receiver, ids of the sender: report when they have ended there |
+| `applied` | topic of the sender, ids of the receiver: they have ended there |
+| `floors_wanted` | topic, number: report the lowest ledger of the topic that a consumer group of the receiver needs |
+| `floors` | topic, the number of the request, that ledger, or -1 if no group needs any |
 
-Topics of `refused` that will be, however often they are asked for, stand in the property `tb.final`, a line each.
+The property `tb.final` has, a line each, the topics of `refused` that will always be refused.
 
-A letter may be lost, come twice or late. What it tells was true when it was written, and durable.
+A shard message may be lost, repeated or late. Its reports were true and durable when it was written.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ from txnbuffer.coordinator.decisions import deltas, same_length, sums
 from txnbuffer.coordinator.sizes import FIXED, LONG, text_bytes
 
 TOPIC = "__txnbuffer_letters"
-"""It exists only where there are several shards."""
+"""This topic exists only with several shards."""
 
 KIND = "letter"
 VERSION = "1"
 FINAL = "tb.final"
 
 MAX_REASON = 500
-"""Characters."""
+"""The most characters of a reason."""
 
 TopicIds: TypeAlias = "tuple[str, tuple[int, ...]]"
-"""A topic and transactions that it is about."""
+"""A topic, and ids of transactions in it."""
 
 _TEXTS = ("register", "registered", "refused", "reasons", "known", "missing")
 _IDS = ("asked", "awaited", "applied")
 
 
 class ShardMessage(NamedTuple):
-    """As above; `refused` are pairs of topic and reason, `final` the topics of those that stay refused."""
+    """The content of a shard message; the fields are those of the table above.
+
+    `refused` has pairs of topic and reason, and `final` the topics that will always be refused.
+    """
 
     sender: int
     register: tuple[str, ...] = ()
@@ -105,9 +109,9 @@ def encode_shard_message(message: ShardMessage) -> Message:
 
 
 def pack_shard_messages(sender: int, found: Mapping[str, Sequence[Any]], limit: int) -> Iterator[ShardMessage]:
-    """What there is to say by field, in letters of at most `limit` bytes; a letter without a word if it is nothing.
+    """Pack rows by field into messages of at most `limit` bytes; without rows it is one empty message.
 
-    Long reasons are cut, and many ids of one topic are told in several pieces.
+    Long reasons are cut, and many ids of one topic are split over several rows.
     """
     room = limit - FIXED
     final = {*found.get("final", ())}
@@ -129,7 +133,7 @@ def _shard_message(sender: int, rows: Mapping[str, Sequence[Any]], final: set[st
 
 
 def _sized_rows(found: Mapping[str, Sequence[Any]], most: int) -> Iterator[tuple[str, Any, int]]:
-    """Field, row, and the bytes that it takes at most."""
+    """Each field and row, with an upper bound of its size in bytes."""
     for field, rows in found.items():
         for row in rows:
             if field in _IDS:
@@ -150,7 +154,7 @@ def _sized_rows(found: Mapping[str, Sequence[Any]], most: int) -> Iterator[tuple
 
 
 def decode_shard_message(message: Message) -> ShardMessage | None:
-    """None for what is no letter that this version reads: whoever needs an answer to it asks again."""
+    """None if this version can't read the message: a sender that needs an answer repeats it."""
     properties = message.properties or {}
     if message.value is None or (properties.get("tb.v"), properties.get("tb.kind")) != (VERSION, KIND):
         return None

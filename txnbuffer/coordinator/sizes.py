@@ -1,7 +1,6 @@
-"""How many bytes entries of the decision log and markers take at most, told without making them.
+"""Upper bounds of the sizes of decision log entries and markers, computed without encoding them
 
-These are bounds, not sizes: whoever adds up what a message will hold must never be below its size as brokers count it,
-and must not pay for more than a few additions a row. `LONG` is what any whole number takes.
+A sum of these bounds is never below the size that a broker counts for the message, and costs a few additions a row.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from txnbuffer.coordinator.decisions import Row
 
 LARGEST_LIMIT = 5 * 1024 * 1024
 SMALLEST_LIMIT = 4096
-"""Names and keys are short enough that every entry which doesn't grow fits into so many bytes."""
+"""Any entry of a fixed number of fields fits into this many bytes, since names and keys are short."""
 
 LONG = 10
+"""The most bytes of a number."""
 _PLACE = 5
-"""A count, or a place in a table."""
+"""The most bytes of a count, or of an index in a table."""
 
 FIXED = 512
 """Key, properties, plain fields, and the counts and ends of all columns of a message."""
@@ -31,12 +31,12 @@ def text_bytes(text: str) -> int:
 
 
 def long_bytes(number: int) -> int:
-    """What a number takes, and its negative."""
+    """The bytes of a number, or of its negative."""
     return (number.bit_length() + 7) // 7
 
 
 def rows_bytes(rows: Iterable[Row], known: set[str], least: int) -> int:
-    """What rows add to a group that has the `known` topics, and ends with the id `least`; theirs are known then."""
+    """The bytes that rows add to a group with the `known` topics, whose last id is `least`; adds theirs to `known`."""
     total = 0
     for row in rows:
         topics = row.topics
@@ -59,20 +59,20 @@ def positions_bytes(commits: Sequence[tuple[str, str, object]]) -> int:
 
 
 def consumers_bytes(group: str, topics: Iterable[str]) -> int:
-    """A `consumers` entry with positions on these topics, wherever they are."""
+    """The size of a `consumers` entry with any positions on these topics."""
     return FIXED + 2 * text_bytes(group) + sum([text_bytes(topic) + POSITION for topic in topics])
 
 
 def marker_items(limit: int) -> int:
-    """So many transactions fit into a marker."""
+    """The number of transactions that fit into a marker."""
     return (limit - FIXED) // MARKER_ITEM
 
 
 def retired_blocks(limit: int) -> int:
-    """So many blocks of unused ids fit into a group that has nothing else."""
+    """The number of blocks of unused ids that fit into a group without decisions."""
     return (limit - FIXED) // RETIRED
 
 
 def size_of(message: Message) -> int:
-    """What a broker holds against its limit."""
+    """The size that a broker compares with its limit."""
     return int(Batch.of([message]).sizes()[0])

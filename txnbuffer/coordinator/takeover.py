@@ -1,25 +1,21 @@
-"""What a new owner does about its predecessors' transactions.
+"""The takeover by a new owner: finding its epoch, finishing older transactions, and the data-loss check
 
-Three things come before anything is said of an id that an older owner leased:
-- a border on each topic that may have one-phase markers, and what ended there before it: from then on no
-  marker of an older owner decides anything there;
-- the markers of all decisions that stand in the log, but for those of topics that have stopped: they wait for these;
-- the one-phase outcomes found are made our own.
-What is asked meanwhile about older ids waits; ids of new leases are served at once.
+Finding the epoch: opening the exclusive writer of the decision log fences older owners. But their last appends, even an
+`owner` entry, may still become durable before the new owner's first message. So the new owner writes its `owner` entry,
+reads up to it, and writes another one with a higher epoch if the log has an epoch as high. It writes nothing else
+before that.
 
-How an owner of the decision log finds its epoch.
+Finishing older transactions: three steps come before any answer about an id that an older owner leased:
+- an epoch marker on each topic that may have one-phase markers, and the transactions that ended there before it; from
+  then on no marker of an older owner decides anything there;
+- the markers of all decisions in the log, except on topics that have stopped;
+- the adoption of the one-phase outcomes that were found.
+Requests about older ids wait for this; ids of new leases are served at once.
 
-Opening the log's exclusive writer fences the older owners, but what one of them had under way may still land
-before the new owner's first message, an `owner` entry too. So the new owner writes its entry, reads up to
-it, and writes another one, higher, if an epoch as high stands there; nothing else is written before.
-
-Whether a decision log lacks what it once held: topics then tell of ends, or of epochs, that it does not.
-
-A decision, and the epoch of who takes it, are durable in the log before any marker tells of them. Where markers tell
-of more, entries of the log are gone, and an owner would lease ids a second time: what commits under them is seen by
-nobody.
-Records are no such sign, for whoever writes to a topic can name any id in them; unless the log knows of nothing at all,
-where its topics were registered before the first of them.
+The data-loss check: a decision, and the epoch of its owner, are durable in the log before any marker mentions them. If
+a marker mentions more than the log has, entries of the log are lost. An owner would then lease ids again, and records
+that commit under these would never be visible. Records alone prove no loss, since any client can write any id, unless
+the log is blank: topics are registered before their first transactional record.
 """
 
 from __future__ import annotations
@@ -47,7 +43,10 @@ from txnbuffer.model import MAX_LEAST, Outcome, TxnId
 
 
 class TakeOver:
-    """`horizon`: the highest id that an older owner leased. `ready`: all that comes first is done."""
+    """Finishes the transactions of older owners.
+
+    `horizon` is the highest id that an older owner leased. `ready`: the takeover is complete.
+    """
 
     def __init__(
         self,
@@ -74,15 +73,15 @@ class TakeOver:
         self.advance()
 
     def must_wait(self, least: int) -> bool:
-        """Whether nothing may be said of this id yet."""
+        """Whether requests about this id have to wait for the takeover."""
         return not self.ready and least <= self.horizon
 
     def defer(self, action: Callable[[], None]) -> None:
-        """Do something once that is so."""
+        """Execute a request when the takeover is complete."""
         self._waiting.append(action)
 
     def epoch_marker_applied(self, topic: str, committed: BitMap64, aborted: BitMap64) -> None:
-        """The topic's log is applied up to our border: these ids had ended there."""
+        """The topic's log is applied up to our epoch marker, and these ids had ended there."""
         if topic in self._awaited_markers:
             self._awaited_markers.discard(topic)
             self._one_phase_outcomes[Outcome.COMMIT].update(committed)
@@ -92,7 +91,7 @@ class TakeOver:
         self._awaited_markers.discard(topic)
 
     def advance(self) -> None:
-        """See whether all that comes first is done by now."""
+        """Complete the takeover if all its steps are done."""
         if self.ready or self._awaited_markers:
             return
         self._unsettled = {least for least in self._unsettled if self._completion.can_complete(least)}
@@ -105,7 +104,7 @@ class TakeOver:
             action()
 
     def _adopt_outcomes(self) -> None:
-        """One-phase outcomes of older owners. A topic that a COMMIT does not name may have ended it as ABORT."""
+        """Adopt one-phase outcomes of older owners. COMMIT wins: a topic that a commit does not name may have ABORT."""
         core = self._core
         aborted, committed = self._one_phase_outcomes
         aborted = aborted - committed
@@ -139,7 +138,7 @@ class TakeOver:
         taken.remove_range(0, self.horizon + 1)
 
     def _load_group(self, group: Group) -> list[tuple[GroupRecord, TransactionState]]:
-        """Remember what a group decided; returns those of its transactions that are not settled."""
+        """Remember the decisions of a group; returns its transactions that are not settled."""
         core, unsettled = self._core, []
         decided_at = group.decided_at / 1000
         record = GroupRecord(group.number, decided_at, ids_of(group), 0)
@@ -175,20 +174,20 @@ class TakeOver:
 
 
 MAX_OWNERS = 1000
-"""So many owners an entry tells of, if it may be as large as that."""
+"""The most owners that an `owner` entry lists."""
 ENTRY_BYTES = 2048
-"""What an entry takes besides them, with an address and the name of its owner."""
+"""The bytes of an `owner` entry without its list, with an address and a name."""
 SKIP_BITS = 24
 """An owner skips up to one part in 2**24 of the ids that are left: after as many owners three fifths are."""
 
 
 class Acquisition:
-    """The steps of one owner: append `entry()`, read up to it, tell `read` what stood before, until it is True.
+    """How a new owner finds its epoch: append `entry()`, read the log up to it, call `read`, until that returns True.
 
-    `seen` is the highest epoch in the log so far, 0 if there is none; `address` is where clients find the owner.
-    `drawn` is its random id, `owners` are those that the log tells of, by epoch; the entry has the newest of them too,
-    as many as a message of `max_bytes` has room for. `last` is the highest id of a transaction that they leased, as far
-    as is known, where owners that are gone may have leased higher ones; None: none has.
+    `highest_epoch` is the highest epoch in the log so far, or 0. `address` is where clients connect to the owner.
+    `owner_id` is its random id. `owners` has the owners in the log, by epoch; the entry lists the newest of them, as
+    many as fit into `max_bytes`. `last` is the highest transaction id that they are known to have leased, if owners of
+    a lost part of the log may have leased higher ones; None otherwise.
     """
 
     def __init__(
@@ -214,7 +213,7 @@ class Acquisition:
 
     @property
     def owners(self) -> tuple[OwnerEpoch, ...]:
-        """Those up to this one, which is the last."""
+        """The newest owners, this one the last."""
         if not self._id:
             return ()
         own = OwnerEpoch(self.epoch, self._id)
@@ -227,7 +226,7 @@ class Acquisition:
         return tuple(kept)
 
     def read(self, highest: int, owners: Mapping[int, OwnerEpoch] | None = None, last: int | None = None) -> bool:
-        """What stands before our entry: the highest epoch of other owners, those, and `last`.
+        """The content of the log before our entry: the highest epoch of other owners, these owners, and `last`.
 
         False: append another entry.
         """
@@ -241,60 +240,60 @@ class Acquisition:
 
 
 def first_transaction_id(last: int, owner_id: str) -> int:
-    """Where the ids of an owner begin that drew this id, behind `last`.
+    """The first transaction id of an owner with this random id, above `last`.
 
-    Where an older copy of a log was put back, those of owners that are gone lie anywhere above `last`: the range is so
-    wide that hardly one is leased again, and each owner takes a share of what is left, so ids never run out.
+    If an older copy of a log was restored, the ids that lost owners leased are somewhere above `last`. The range is so
+    wide that the same id is hardly ever leased again, and each owner skips a part of the rest, so ids never run out.
     """
     return last + 1 + int(owner_id, 16) % (((MAX_LEAST - last) >> SKIP_BITS) + 1)
 
 
 Buffers = Mapping[str, TransactionBuffer]
-"""Topics, each with what its log tells up to its end."""
+"""The buffer of each topic, with its whole log applied."""
 
 ID_MARGIN = 2**32
-"""More ids than are under way: leased and not used yet, or used and not ended."""
+"""More ids than can be open: leased and not used, or used and not ended."""
 IDS_PER_SECOND = 2**20
-"""More ids than any log uses in a second."""
+"""More ids than any log leases in a second."""
 
 
 def missing_owner_evidence(history: History) -> str | None:
-    """What shows that a log was not begun by an owner, whose own entry is the first; None if it was.
+    """Why a log was not started by an owner, whose own entry is always the first; None if it was.
 
-    Where a log is deleted and made anew, what an owner of the older one had under way may come to stand in the newer
-    one: its ids say nothing of how far those of the older one went. To be asked before another owner writes its entry.
+    If a log is deleted and re-created, appends of an owner of the old log may arrive in the new one. Their ids do not
+    say how far the ids of the old log went. Call this before another owner writes its entry.
     """
     if history.owned or is_blank(history):
         return None
-    return "it has entries and no owner's, as where one of an older log of that name wrote them, which was deleted"
+    return "it has entries but no owner: an owner of a deleted log of the same name wrote them"
 
 
 def data_loss_evidence(history: History, epoch: int, shard: int, topics: Buffers) -> str | None:
-    """What shows that the log lacks something; None if nothing does. `epoch` is that of the next owner."""
+    """Why entries of the log must be lost; None if there is no evidence. `epoch` is that of the next owner."""
     known = _ids(history)
     blank = is_blank(history)
     for topic, buffer in topics.items():
         if blank and any(opened.txn.most == shard for opened in buffer.ongoing):
-            return f"topic {topic} has transactions of this coordinator, and the log has nothing"
+            return f"topic {topic} has transactions of this coordinator, but the log is blank"
         state = buffer.coordinators.get(shard)
         if state is None:
             continue
         if state.epoch >= epoch:
-            return f"topic {topic} has markers of epoch {state.epoch}, and the log's next one is {epoch}"
+            return f"topic {topic} has markers of epoch {state.epoch}, but the log's next epoch is {epoch}"
         mark = history.low_water_mark
         if state.low_water_mark > mark:
-            return f"topic {topic} has low-water mark {shard}:{state.low_water_mark}, and the log {shard}:{mark}"
+            return f"topic {topic} has low-water mark {shard}:{state.low_water_mark}, but the log {shard}:{mark}"
         ended = state.committed | state.aborted
         ended.remove_range(0, mark + 1)
         if unknown := ended - known:
-            return f"transaction {shard}:{unknown.min()} ended on topic {topic}, and the log knows no such id"
+            return f"transaction {shard}:{unknown.min()} ended on topic {topic}, but the log does not have that id"
     return None
 
 
 def recovery_entries(history: History, shard: int, topics: Buffers, owner: str) -> list[Message]:
-    """Entries that let a log go on above all that it and the topics know.
+    """Entries with which a log continues above all epochs and ids that it and the topics have.
 
-    What is undecided on a topic under an id up to there has then ended without a decision, and aborts.
+    Transactions with lower ids that are ongoing on a topic count as ended without a decision, and abort.
     """
     epoch, highest = history.epoch, history.highest_id
     for buffer in topics.values():
@@ -306,10 +305,10 @@ def recovery_entries(history: History, shard: int, topics: Buffers, owner: str) 
 
 
 def initial_low_water_mark(history: History, now_ms: int) -> Message | None:
-    """The entry by which the ids of a log that is begun now lie above those of any that had its name before.
+    """The entry that puts the ids of a new log above those of any former log of that name; None if it is not blank.
 
-    None for one that was begun before. What is still under way to topics of the older log, in a namespace that was
-    deleted, may reach those of the newer one: under ids that were used again it would pass for part of a transaction.
+    In a namespace that was deleted, late appends to topics of the former log may reach the topics of the new one. With
+    ids that are used again, they would count as records of a new transaction.
     """
     if not is_blank(history):
         return None
@@ -317,12 +316,12 @@ def initial_low_water_mark(history: History, now_ms: int) -> Message | None:
 
 
 def is_blank(history: History) -> bool:
-    """Whether the log tells of nothing but owners."""
+    """Whether the log has no entries except of owners."""
     return not (history.leases or history.groups or history.marks or history.topics)
 
 
 def _ids(history: History) -> BitMap64:
-    """All ids above the low-water mark that the log has heard of."""
+    """All ids above the low-water mark that the log has."""
     ids = history.ended.copy()
     for lease in history.leases.values():
         ids.add_range(lease.first, lease.first + lease.size)

@@ -1,11 +1,11 @@
-"""Topics with transactions: each is tailed by its owner before the first transactional record stands there.
+"""Registration of topics, and outcome queries of their buffers
 
-What the owner of a buffer is told about transactions that are ongoing there.
+The owner of a topic follows it before its first transactional record.
 
-The answer is the outcome, as a marker; an ABORT marker only where the ABORT is durable, or a COMMIT is that
-does not name the topic, or the transaction is settled: then whatever marker it had stands in the topic, and
-comes first. Open and undecided ones are left alone, but watched from then on. Nothing is said twice, nor what a marker
-says that is on its way: a buffer that stands still for long goes on asking.
+A buffer queries the outcome of transactions that are ongoing in its topic. A marker is the answer: an ABORT marker if
+the ABORT is durable, if a durable COMMIT does not name the topic, or if the transaction is settled; then the topic has
+its marker already, and that one comes first. Undecided transactions get no answer, but a timeout from then on. Each
+answer is given once, and none if the marker is on its way, since a slow buffer repeats its query.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Registration:
         self._core = core
         self._waiters: dict[str, list[tuple[str, int]]] = {}
         self._missing: set[str] = set()
-        """Topics that the decision log still has as registered."""
+        """Missing topics that are still registered in the decision log."""
 
     def register(self, session: str, request: int, topic: str) -> None:
         core = self._core
@@ -50,7 +50,7 @@ class Registration:
         self._core.journal.put(RegisteredTopic(topic, one_phase), lambda: self._durable(topic, one_phase))
 
     def failed(self, topic: str, why: str, *, final: bool = False) -> None:
-        """`final`: asking again does not help."""
+        """The registration failed. `final`: another attempt will fail too."""
         kind = RegistrationRefused if final else RegistrationFailed
         error = kind(f"topic {topic!r} could not be registered: {why}")
         for session, request in self._waiters.pop(topic, ()):
@@ -75,6 +75,8 @@ class Registration:
 
 
 class OutcomeQueries:
+    """Answers the outcome queries of buffers."""
+
     def __init__(self, core: Core, sessions: Sessions, completion: TransactionCompletion, takeover: TakeOver) -> None:
         self._core = core
         self._sessions = sessions
@@ -104,7 +106,7 @@ class OutcomeQueries:
         self._core.markers.answer_query(topic, item)
 
     def _watch(self, topic: str, txn: TxnId) -> None:
-        """A transaction of which this is the first word: a client that died may have left it."""
+        """Start the timeout of an unknown transaction: its client may have died before its first request."""
         block = self._sessions.locate(txn.least)
         transaction = self._sessions.start(txn, block, self._core.config.transaction_timeout)
         if block is None:

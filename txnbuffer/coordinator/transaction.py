@@ -1,4 +1,4 @@
-"""What a coordinator keeps of a transaction while it works on it, and of the sessions that lease ids."""
+"""The state of live transactions, of sessions and of their blocks of ids"""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from txnbuffer.errors import Error
 from txnbuffer.model import TxnId
 
 Waiter = tuple[str, int, bool]
-"""Session and request that wait for an outcome; True: it asked for a commit, so that an ABORT is an error."""
+"""A session and its request that waits for an outcome; True: the request is a commit, so that an ABORT is an error."""
 
 
 class Session:
-    """A client. `outstanding`: its ids that have not ended; `disconnected_since` is None while it is connected."""
+    """The session of a client. `outstanding`: the number of its leased ids that have not ended."""
 
     __slots__ = ("block", "disconnected_since", "name", "outstanding")
 
@@ -25,7 +25,7 @@ class Session:
 
 
 class Block:
-    """Ids `first` to `last` as leased to a session; `left` of them have not ended."""
+    """The leased ids `first` to `last` of a session; `left` of them have not ended."""
 
     __slots__ = ("expires", "first", "last", "left", "session")
 
@@ -38,7 +38,7 @@ class Block:
 
 
 class GroupRecord:
-    """A group of decisions in the log: its ids, and how many of its transactions are not settled yet."""
+    """A group of decisions in the log: its ids, and the number of its transactions that are not settled."""
 
     __slots__ = ("consumers", "decided_at", "ids", "names", "number", "unsettled")
 
@@ -52,15 +52,16 @@ class GroupRecord:
 
 
 class TransactionState:
-    """One TxnId that was begun, or that has ended and is not settled.
+    """A transaction from its first request until it is settled.
 
-    - `plan`: the commit that was asked for, kept while its counts are checked; `checks` of them are missing.
-    - `parent`: the transaction that this is a branch of; `branches`: those begun for this one.
-    - `shared`: it was begun as one of many for this number of a name; `finished`: and is whole, whoever goes.
-    - `unfinished`: topics whose marker is not durable; `unseen`: topics whose buffer has not applied it,
-      where somebody waits for that; `hidden`: how many of this and its branches have unseen topics.
+    - `plan`: its commit request, while records are counted; `checks` counts are missing.
+    - `parent`: the transaction that this is a branch of; `branches`: the branches of this one.
+    - `participant_of`: the name and number of which this is a participant; `finished`: it is complete, and outlives its
+      session.
+    - `unfinished`: topics whose marker is not durable; `unseen`: topics whose buffer has not applied it, if a client
+      waits for that; `hidden`: how many of this transaction and its branches have unseen topics.
     - `one_phase`: its marker is the decision.
-    - `refusal`: what a commit of it is answered when it aborts.
+    - `refusal`: the answer to its commit request if it aborts.
     """
 
     __slots__ = (
@@ -113,7 +114,7 @@ class TransactionState:
         self.refusal: Error | None = None
 
     def advance(self, state: State) -> None:
-        """Take a step of the table; any other is a bug."""
+        """Change the state, as the state table allows; anything else is a bug."""
         if state not in NEXT[self.state]:
             raise AssertionError(f"transaction {self.txn} can't go from {self.state.name} to {state.name}")
         self.state = state
@@ -127,7 +128,7 @@ class TransactionState:
 
 
 class Retirement:
-    """Unused ids that an entry under way says ABORT of, and who waits for that."""
+    """Unused ids whose ABORT is on its way to the log, and the requests that wait for it."""
 
     __slots__ = ("block", "ids", "waiters")
 

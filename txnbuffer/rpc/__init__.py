@@ -1,1 +1,1 @@
-"""What clients and services need to reach each other: method names, service discovery, and log identity."""
+"""The protocols between clients and services: session and stream frames, service discovery, and log identity."""

@@ -1,36 +1,33 @@
-"""The version of the session protocol that a client speaks.
+"""The format of frames from client to service
 
-A client's frames begin in all versions with `hello`, null or a record, and that with the version, whatever stands
-behind it. A service of another version reads no more, and ends the call with the status FAILED_PRECONDITION, whose
-details say who is to be upgraded: so neither has to read a frame of the other.
+A frame is a control record and a block of messages for each send. In the control record a topic is an index of the
+table `topics`. A transaction id is in two columns, `…_most` and `…_least`; one `most` may count for all rows. A column
+may be empty if each row has the default. `naming` is a producer sequence, with the producer epoch as `opening`.
 
-Frames from client to service.
-
-The control record has these fields; a topic is a row of the table `topics`, a transaction id its two
-halves `…_most` and `…_least`, where one `most` may stand for all rows; a column that would say the
-default in every row may be empty.
-
-    hello            null, or version, session, and the open transactions most[], least[]; the version stands
-                     there in all versions, see `txnbuffer.rpc.client_frames`
-    topics           names that the rest of the frame uses
+    hello            null, or version, session, and the open transactions most[], least[]
+    topics           the topic names of the frame
     register_*       request, name: topics to register
     lease_*          request, size
-    open_*           request, name: producers to open
-    delete_*         request, name: producers to delete; over: numbers up to it are over all the same
+    open_*           request, name: producer names to open
+    delete_*         request, name: producer names to delete; over: numbers up to it still count as finished
     join_*           request, name: consumer groups to join
-    members          members of consumer groups: request, group, member, leaves; the partitions topics[] (row of
+    members          heartbeats of consumer groups: request, group, member, leaves; the partitions topics[] (index of
                      `topics`), partitions[]; ends: empty, or ledger, entry and batch of each
     begin_*          request, most, least, timeout in seconds (0: the default)
-    begin_extras     what few begins have: row (of begin_*), parent, naming
-    send_topics      the topic of each block behind the control record
-    commit_*         request, most, least; wait: one byte each, 1 to wait until it is visible; topics: how many
-                     the transaction wrote to; then for these, transaction by transaction, topic_rows (the
-                     topic) and records (how many records)
-    commit_extras    what few commits have: row (of commit_*), naming, winners, losers, positions
-    abort_*          request, most, least; topics: how many the transaction may have written to; then topic_rows
+    begin_extras     for begins that have more: row (of begin_*), parent, naming
+    send_topics      the topic of each block after the control record
+    commit_*         request, most, least; wait: one byte each, 1 to wait until it is visible; topics: the number of
+                     the transaction's topics; then for each of these, transaction by transaction, topic_rows (the
+                     topic) and records (the number of records)
+    commit_extras    for commits that have more: row (of commit_*), naming, winners, losers, positions
+    abort_*          request, most, least; topics: the number of topics that it may have written to; then topic_rows
     query_*          request, most, least
-    returned_*       first, size: ids given back
-    bye              the client goes
+    returned_*       first, size: returned ids
+    bye              the client closes its session
+
+In all versions of the protocol a frame starts with `hello`, which is null or a record that starts with the version. A
+service of another version reads no more, and ends the call with the status FAILED_PRECONDITION, whose details say which
+side to upgrade. So neither side reads a frame of another version.
 """
 
 from __future__ import annotations
@@ -80,7 +77,7 @@ _BEGINNING = avro.schema(BEGINNING)
 
 
 def check_hello(frame: bytes) -> None:
-    """Raises VersionMismatch if a frame says hello in another version than ours, ValueError if it is no frame."""
+    """Raises VersionMismatch if a frame's hello has another version than ours, ValueError if it is not a frame."""
     hello = avro.decode_first(_BEGINNING, control_of(frame))["hello"]
     if hello is not None:
         check_version(hello["version"])
@@ -143,7 +140,7 @@ _SCHEMA = avro.schema(CLIENT_SCHEMA)
 
 
 class _Topics(dict[str, int]):
-    """Rows of the table of topics, given as names turn up."""
+    """Indexes in the table of topics, assigned as names are looked up."""
 
     def __missing__(self, name: str) -> int:
         self[name] = row = len(self)
@@ -151,7 +148,7 @@ class _Topics(dict[str, int]):
 
 
 def encode_client_frame(frame: ClientFrame) -> bytes:
-    """The bytes of a frame. Every batch of it has at least one message."""
+    """The bytes of a frame. Each of its batches must have at least one message."""
     topics = _Topics()
     hello = frame.hello
     control: Fields = {
@@ -261,7 +258,7 @@ def _commit_extra(row: int, commit: Commit, topics: _Topics) -> Fields:
 def decode_client_frame(frame: bytes) -> ClientFrame:
     """The frame of these bytes. Raises MalformedFrame, or UnsupportedFormat for blocks of a newer release.
 
-    Of another version than ours nothing is read but that: VersionMismatch.
+    Of a frame of another version it reads only the version: VersionMismatch.
     """
     try:
         check_hello(frame)
@@ -345,7 +342,7 @@ def _read_begins(control: Fields) -> tuple[Begin, ...]:
     timeouts = control["begin_timeout"] or [0.0] * len(requests)
     same_length("begins", requests, txns, timeouts)
     if not all(0.0 <= timeout < float("inf") for timeout in timeouts):
-        raise ValueError("a begin has a timeout that is no time")
+        raise ValueError("a begin has a timeout that is negative or not a finite number")
     begins = list(map(Begin, requests, txns, [timeout or None for timeout in timeouts]))
     for extra in control["begin_extras"]:
         row, parent = _row(extra, len(begins), "begin"), extra["parent"]
@@ -396,7 +393,7 @@ def _read_branch(fields: Fields, topics: list[str]) -> Branch:
 def _read_position(fields: Fields, topics: list[str]) -> ConsumerPosition:
     (topic,) = names_at(topics, [fields["topic"]], "positions")
     if len(fields["start"]) != 3 or len(fields["end"]) != 3:
-        raise ValueError("a position of a commit hasn't got three numbers")
+        raise ValueError("a position of a commit does not have three numbers")
     start, end = Position(*fields["start"]), Position(*fields["end"])
     return ConsumerPosition(fields["group"], topic, fields["generation"], start, end)
 
@@ -421,5 +418,5 @@ def _read_sends(frame: bytes, at: int, topics: list[str]) -> tuple[Send, ...]:
             raise ValueError(f"block {number}, for topic {topic!r}: {error}") from None
         sends.append(Send(topic, decoded.messages))
     if at != len(frame):
-        raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
+        raise ValueError(f"{len(frame) - at} bytes follow its blocks")
     return tuple(sends)

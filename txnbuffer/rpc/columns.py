@@ -1,8 +1,7 @@
-"""What both kinds of frames are made of: the control record, columns, transaction ids.
+"""Parts of all frames: the control record, columns, transaction ids, errors
 
-Errors over the session's wire: those of `broker_io.errors`, with transaction ids.
-
-An attribute `txn` goes as the text `most:least` among the details.
+A frame has the length of its control record (4 bytes, little-endian), the control record, and blocks of messages.
+Errors are encoded as in `broker_io.errors`; an attribute `txn` goes as the text `most:least` among the details.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ def control_of(frame: bytes) -> bytes:
 
 
 def split(schema: avro.Schema, frame: bytes) -> tuple[Fields, int]:
-    """The control record of a frame, decoded, and where its blocks begin. Raises ValueError."""
+    """The decoded control record of a frame, and the offset of its first block. Raises ValueError."""
     control = control_of(frame)
     return avro.decode(schema, control), _LENGTH.size + len(control)
 
 
 def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
-    """`most` and `least`; the first as one number where it is the same for all."""
+    """The columns `most` and `least`; `most` has one number if it is the same for all."""
     if not txns:
         return (), ()
     most, least = zip(*txns, strict=True)
@@ -75,7 +74,7 @@ def txn_columns(txns: Sequence[TxnId]) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def txns_of(most: list[int], least: list[int], what: str) -> list[TxnId]:
-    """The ids that `txn_columns` wrote. Raises ValueError that says what they are of."""
+    """The ids of the columns of `txn_columns`. Raises ValueError; `what` names them in its message."""
     if len(most) == 1:
         most *= len(least)
     if len(most) != len(least):
@@ -98,7 +97,7 @@ def not_negative(what: str, *columns: Sequence[int]) -> None:
 
 
 def slices(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any, ...]]:
-    """Cut items into tuples of these lengths. Raises ValueError if they don't come out even."""
+    """Cut items into tuples of these lengths. Raises ValueError if their sum is not the number of items."""
     not_negative(what, counts)
     ends = list(itertools.accumulate(counts, initial=0))
     if ends[-1] != len(items):
@@ -107,7 +106,7 @@ def slices(counts: list[int], items: Sequence[Any], what: str) -> list[tuple[Any
 
 
 def names_at(table: Sequence[str], codes: list[int], what: str) -> list[str]:
-    """The names of a table that a column of its row numbers stands for. Raises ValueError."""
+    """The names in a table at these indexes. Raises ValueError."""
     if codes and not 0 <= min(codes) <= max(codes) < len(table):
         raise ValueError(f"{what} name a topic that the frame does not have")
     return [table[code] for code in codes]
@@ -119,9 +118,9 @@ def encode_error(error: Error) -> Fields:
 
 
 def decode_error(fields: Fields) -> Error:
-    """The error of a record. Raises ValueError if it is none."""
+    """The error of a record. Raises ValueError if it is not the record of an error."""
     error = errors.error_from_fields(fields)
     txn = vars(error).get("txn")
     if txn is not None:
-        error.txn = TxnId.parse(str(txn))  # type: ignore[attr-defined]  # whichever class has one
+        error.txn = TxnId.parse(str(txn))  # type: ignore[attr-defined]  # some classes have it
     return error

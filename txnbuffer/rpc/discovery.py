@@ -1,15 +1,12 @@
-"""Service discovery: the address of the service of a cluster's namespace, from the decision log.
+"""Service discovery: how a client finds a namespace's service, checks that it serves the right log, and trusts it
 
-The newest owner of the log writes its address into the log, and also into a property of the topic. Reading the
+The newest owner of a decision log writes its address into the log, and also into a property of the topic. Reading the
 property takes one request, reading the log may take seconds. The log has precedence: the address in the property is
 returned once for each owner, and a caller that can't connect there reads the log.
 
-The identity of the log that a client works with: addresses are reused, so another log's service may answer there.
-
-A log is identified by the incarnation of its decision log. A call carries the identity that the client expects, and
-the service rejects any other. The service sends its own before it answers, and the client checks that too.
-
-The CA file of a client: the certificates by which it trusts a service.
+Addresses are reused, so the service of another log may answer at one. A log is identified by the incarnation of its
+decision log. A call carries the identity that the client expects, and the service rejects any other. The service sends
+its own identity before it answers, and the client checks that too.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ def owner_address_of(broker: Broker, namespace: str, topic: str) -> str:
 
 
 def _decisions_of(broker: Broker, topic: str) -> str:
-    """The decision log of a topic's shard."""
+    """The name of the decision log of a topic's shard."""
     shards = shards_of(broker)
     return Shard(shard_of(topic, shards), shards).topic(TOPIC)
 
@@ -52,7 +49,7 @@ def check_creatable(broker: Broker, topic: str) -> None:
         return
     try:
         noted = decode_owner_address(broker.annotation(_decisions_of(broker, topic)) or "")
-    except TopicNotFound:  # no service was ever there
+    except TopicNotFound:  # the namespace never had a service
         return
     if noted is not None and not noted.creates_topics:
         raise TopicNotCreated(topic)
@@ -100,7 +97,7 @@ class ServiceDiscovery:
             )
         if not self._owner.address:
             raise ServiceUnavailable(
-                f"the service of namespace {self._namespace} ({self._owner.owner}) told no address: "
+                f"the service of namespace {self._namespace} ({self._owner.owner}) published no address: "
                 "give connect(…, service='HOST:PORT')"
             )
         return self._owner.address
@@ -109,7 +106,7 @@ class ServiceDiscovery:
         """Raises InvalidRequest if the namespace got its shards after this client opened it."""
         broker = self._broker
         if self._topic == TOPIC and isinstance(broker, PartitionedBroker) and (count := broker.partitions(TOPIC)):
-            raise InvalidRequest(f"namespace {self._namespace} has {count} shards by now: open another client")
+            raise InvalidRequest(f"namespace {self._namespace} has {count} shards now: open another client")
 
     def _read_on(self) -> None:
         try:
@@ -144,11 +141,14 @@ class ServiceDiscovery:
         self._read_to = placed.positions.last
 
 
-REMEDY = "give the address of its own service, and connect anew if the log was made anew"
+REMEDY = "give the address of its own service, and connect again if the log was re-created"
 
 
 class LogIdentity:
-    """`ask` returns the identity, and blocks; without it the log of the first service is the one of this client."""
+    """The log that a client works with.
+
+    `read_identity` returns the identity, and blocks; without it the client accepts the log of the first service.
+    """
 
     def __init__(self, read_identity: Callable[[], str] | None = None) -> None:
         self.name: str | None = None
@@ -180,8 +180,8 @@ def log_identity_of(broker: Broker, namespace: str, decisions: str) -> LogIdenti
             ) from None
         except Error:
             raise
-        except Exception as error:  # a session that met it would never dial again
-            raise ServiceUnavailable(f"the log of {namespace} could not be asked for: {error!r}") from error
+        except Exception as error:  # on any other exception a session would not reconnect
+            raise ServiceUnavailable(f"the identity of the log of {namespace} could not be read: {error!r}") from error
 
     return LogIdentity(read_identity)
 
@@ -193,5 +193,5 @@ def read_ca_file(path: str | os.PathLike[str]) -> bytes:
     except OSError as error:
         raise InvalidConfiguration(f"can't read the certificates to trust in {path}: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in found:
-        raise InvalidConfiguration(f"{path} holds no certificate in PEM: name the file of the one to trust")
+        raise InvalidConfiguration(f"{path} has no certificate in PEM format: name the file with the CA certificate")
     return found

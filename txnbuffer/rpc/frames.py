@@ -1,15 +1,13 @@
-"""What a client and a service tell each other over a session's connection, as plain values.
+"""The frames of the session protocol as plain values, and the names of gRPC services, methods and metadata
 
-Both sides collect what has to be said and say it in one frame; nothing is sent a record or a
-transaction at a time. `txnbuffer.wire` has the bytes. Requests are numbered by the client, once for
-all its connections, and answered by that number in any order.
+Each side collects its messages and sends them in one frame, not record by record. `txnbuffer.rpc.client_frames` and
+`txnbuffer.rpc.server_frames` have the bytes. The client numbers its requests, over all its connections; the service
+answers them by number in any order.
 
-Sends are numbered 1, 2, 3 … over the life of one connection, in the order of the frames and of
-`sends` within a frame. After a connection is lost the client opens another one, names its session and
-what it has open, and sends again what was not acknowledged: records of a transaction whose `tb.seq`
-the topic already has are left out by the service, a gap before them is a failure.
-
-Names under which the service is asked over gRPC.
+Sends are numbered 1, 2, 3 … over the life of one connection, in the order of the frames and of `sends` in a frame. If
+the connection is lost, the client opens another one, names its session and its open transactions, and repeats the sends
+that were not acknowledged. The service skips records of a transaction whose `tb.seq` the topic already has; a gap
+before them is a failure.
 """
 
 from __future__ import annotations
@@ -23,35 +21,35 @@ from txnbuffer.errors import Error, MalformedFrame
 from txnbuffer.model import TxnId
 
 SESSION_VERSION = 2
-"""Version of the session protocol: client and service have to speak the same."""
+"""The version of the session protocol: client and service must have the same."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""No frame is longer; clients begin another one long before."""
+"""The largest frame that is accepted; clients start another one long before."""
 
 FRAME_BYTES = 8 * 1024 * 1024
-"""A frame takes no more sends once it has so many bytes of records."""
+"""A client starts another frame when its records have this many bytes."""
 SEND_BYTES = 4 * 1024 * 1024
-"""So many bytes of records a send has at most, or one record."""
+"""The most bytes of records in a send that has more than one record."""
 
 
 class VersionMismatch(MalformedFrame):
-    """A client and a service of other versions of the session protocol met; the message says who is to be upgraded."""
+    """Client and service have different versions of the session protocol; the message says which one to upgrade."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 def check_version(version: int) -> None:
-    """Raises VersionMismatch where a client speaks another version than this service."""
+    """Raises VersionMismatch if a client's version differs from this service's."""
     if version != SESSION_VERSION:
         which = "service" if version > SESSION_VERSION else "client"
         raise VersionMismatch(
-            f"the client speaks version {version} of the session protocol, the service version {SESSION_VERSION}: "
+            f"the client has version {version} of the session protocol, the service version {SESSION_VERSION}: "
             f"upgrade the {which}"
         )
 
 
 class SessionHello(NamedTuple):
-    """The first word of a connection: which session it goes on with ("": a new one), what it has open there."""
+    """The first message of a connection: the session that it continues, or "", and the open transactions."""
 
     version: int
     session: str
@@ -59,7 +57,7 @@ class SessionHello(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Records for one topic, in order: all of them ordinary, or all with `tb.v`, `tb.txn` and `tb.seq`."""
+    """Records for one topic, in order: all of them plain messages, or all with `tb.v`, `tb.txn` and `tb.seq`."""
 
     topic: str
     batch: Batch
@@ -74,7 +72,7 @@ class Abort(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Ask how a transaction ended, or how far it has come."""
+    """Query the outcome of a transaction, or its state."""
 
     request: int
     txn: TxnId
@@ -88,14 +86,14 @@ class LeaseRequest(NamedTuple):
 
 
 class NamedRequest(NamedTuple):
-    """Register the topic, open the producer, or join the consumer group, of that name."""
+    """Register the topic, open the producer, or join the consumer group of this name."""
 
     request: int
     name: str
 
 
 class Deletion(NamedTuple):
-    """Forget the producer of that name; its numbers up to `over` are over all the same."""
+    """Delete the producer of this name; its numbers up to `over` still count as finished."""
 
     request: int
     name: str
@@ -103,7 +101,7 @@ class Deletion(NamedTuple):
 
 
 class IdBlock(NamedTuple):
-    """Leased ids `first` to `first + size - 1` that the session gives back unused."""
+    """Leased ids `first` to `first + size - 1` that the session returns unused."""
 
     first: int
     size: int
@@ -111,7 +109,7 @@ class IdBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientFrame:
-    """From client to service; the service takes the parts in the order of the fields."""
+    """A frame from client to service, which executes the parts in the order of the fields."""
 
     hello: SessionHello | None = None
     registers: tuple[NamedRequest, ...] = ()
@@ -127,13 +125,14 @@ class ClientFrame:
     queries: tuple[Query, ...] = ()
     returned: tuple[IdBlock, ...] = ()
     bye: bool = False
-    """The client goes and wants nothing any more; the service ends the connection."""
+    """The client closes its session and expects no more answers; the service ends the connection."""
 
 
 class Welcome(NamedTuple):
-    """The answer to hello: the session's id, the coordinator's shard and epoch, and `states`, which is what
-    became of each transaction that was named, or why that can't be told. Messages of more than
-    `max_message_bytes` will be refused.
+    """The answer to SessionHello: the session's id, and the coordinator's shard and epoch.
+
+    `states` has the state of each transaction that the client named, or an error. The service refuses messages of more
+    than `max_message_bytes`.
     """
 
     session: str
@@ -144,7 +143,7 @@ class Welcome(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What was not appended of a send: the records of `txn`, or all of it where that is None.
+    """A send failed: the records of `txn` were not appended, or none of it if that is None.
 
     A transaction with a failed send can only abort.
     """
@@ -156,13 +155,13 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerFrame:
-    """From service to client.
+    """A frame from service to client.
 
-    `acknowledged`: all sends up to this number are settled: durable, but for the failures told up to now.
-    `settled`: these are, whatever those before them; said by a link that appends by itself, and never sent.
-    `credits`: bytes (keys, values and properties) that the client may have unacknowledged; None: as before.
-    `draining`: the service is about to stop; begin nothing here.
-    `goodbye`: the service ends the connection, and why.
+    `acknowledged`: all sends up to this number are settled: durable, except for the failures reported up to now.
+    `settled`: these sends are settled, in any order. It is never sent: only a link that appends itself sets it.
+    `credits`: the bytes (keys, values and properties) that the client may have unacknowledged; None: unchanged.
+    `draining`: the service is shutting down; begin nothing there.
+    `goodbye`: the service ends the connection, for this reason.
     """
 
     welcome: Welcome | None = None
@@ -182,7 +181,8 @@ STREAMS_METHOD = "Stream"
 ADMIN_SERVICE = "txnbuffer.v1.Admin"
 LOG_SERVICE = "txnbuffer.v1.Log"
 LOG_KEY = "txnbuffer-log"
-"""Metadata that names the log which a call is meant for, and which is served, by its decision log's incarnation."""
+"""Metadata with the identity of a log, the incarnation of its decision log: in calls the expected one, in answers the
+service's own."""
 ERROR_NAME = "txnbuffer-error"
 ERROR_FAULT = "txnbuffer-fault"
-"""Trailing metadata with the class and the fault of the error whose message is the status's details."""
+"""Trailing metadata with the class and the fault of an error; the status has its message as details."""

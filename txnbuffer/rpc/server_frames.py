@@ -1,22 +1,22 @@
-"""Frames from service to client: a control record and no blocks.
+"""The format of frames from service to client: a control record without blocks
 
-welcome          null, or session, shard, epoch, max_message_bytes, and the state of each transaction that
-hello named: most[], least[], states (one byte each, numbers of
-`txnbuffer.coordinator.messages.State`)
+welcome          null, or session, shard, epoch, max_message_bytes, and the state of each transaction that the hello
+                 named: most[], least[], states (one byte each: the number of a `State`, or 255 for an error),
+                 errors[]
 acknowledged     all sends up to this number are settled; 0: nothing new
 failures         send, the id of the transaction or null for the whole send, error
 outcome_*        request; outcomes: one byte each, 0 ABORT, 1 COMMIT
 state_*          request; states: one byte each
 done_request     requests that are done
 leased_*         request, first, size
-opened_*         request, opening, committed: producers
-joined           request, generation, and where to go on: topics[], ledgers[], entries[], batches[]
-shares           of members of groups: request, generation, unsettled, and what is held: partitions[], since[],
+opened_*         request, opening (the producer epoch), committed: producer names
+joined           request, generation, and the group's positions: topics[], ledgers[], entries[], batches[]
+shares           partition assignments of members: request, generation, unsettled, and the partitions[], since[],
                  ledgers[], entries[], batches[]
 error_request    requests that failed, and
-errors           why, as `txnbuffer.rpc.columns` has it
-credits          null, or bytes that the client may have unacknowledged
-draining         the service is about to stop
+errors           their errors, as in `txnbuffer.rpc.columns`
+credits          null, or the bytes that the client may have unacknowledged
+draining         the service is shutting down
 goodbye          null, or why the service ends the connection
 """
 
@@ -124,7 +124,7 @@ Pair = TypeVar("Pair", Leased, NameOpened)
 
 
 def encode_server_frame(frame: ServerFrame) -> bytes:
-    """The bytes of a frame. Raises TypeError for an answer that never travels (Opened is part of the welcome)."""
+    """The bytes of a frame. Raises TypeError for a result that is never an answer (SessionOpened is in the welcome)."""
     control: Fields = {
         "welcome": None if frame.welcome is None else _welcome(frame.welcome),
         "acknowledged": frame.acknowledged,
@@ -156,7 +156,7 @@ def _answers(answers: tuple[tuple[int, Result], ...]) -> Fields:
     for request, result in answers:
         kind = Error if isinstance(result, Error) else type(result)
         if kind not in groups:
-            raise TypeError(f"{result!r} answers no request of a session")
+            raise TypeError(f"{result!r} is not an answer to a session's request")
         requests, results = groups[kind]
         requests.append(request)
         results.append(result)
@@ -213,7 +213,7 @@ def decode_server_frame(frame: bytes) -> ServerFrame:
     try:
         control, end = split(_SCHEMA, frame)
         if end != len(frame):
-            raise ValueError(f"{len(frame) - end} bytes stand behind its control record")
+            raise ValueError(f"{len(frame) - end} bytes follow its control record")
         return ServerFrame(
             welcome=_read_welcome(control["welcome"]),
             acknowledged=control["acknowledged"],
@@ -287,12 +287,12 @@ def _read_joined(fields: Fields) -> Joined:
 
 def _read_shares(fields: Fields) -> MemberAssignments:
     columns = [fields[name] for name in ("partitions", "since", "ledgers", "entries", "batches")]
-    same_length("shares of a member", *columns)
+    same_length("the assignment of a member", *columns)
     shares = tuple(PartitionAssignment(name, since, Position(*at)) for name, since, *at in zip(*columns, strict=True))
     return MemberAssignments(fields["generation"], shares, fields["unsettled"])
 
 
 def _read_codes(codes: bytes, values: tuple[Code, ...], what: str) -> list[Code]:
     if codes and max(codes) >= len(values):
-        raise ValueError(f"{max(codes)} is no {what}")
+        raise ValueError(f"{max(codes)} is not a valid {what}")
     return [values[code] for code in codes]

@@ -1,10 +1,9 @@
-"""Frames from client to server: a control record and no blocks.
+"""The format of change-stream frames from client to server: a control record without blocks
 
 kinds            one byte a message: 0 hello, 1 stream request, 2 close stream, 3 grant, 4 noop answer
 hello            version, name, noop_interval in seconds
-requests         stream, topic, start, end; the versions that the client holds, newest first: uuids[],
-                 version_seqnos[]; snapshot_start, snapshot_end; flags (`RequestFlag`); cluster, incarnation,
-                 purge_seqno
+requests         stream, topic, start, end; the client's versions, newest first: uuids[], version_seqnos[];
+                 snapshot_start, snapshot_end; flags (`RequestFlag`); cluster, incarnation, purge_seqno
 close_stream     stream
 grant_*          stream, items, bytes: totals since the stream was opened
 """
@@ -59,7 +58,7 @@ _ALL_FLAGS = sum(RequestFlag)
 
 
 def encode_stream_client_frame(messages: Iterable[ClientMessage]) -> bytes:
-    """The bytes of messages in their order."""
+    """The bytes of messages, in order."""
     by_kind: dict[type, list[ClientMessage]] = {kind: [] for kind in _KINDS}
     kinds = bytearray()
     for message in messages:
@@ -85,7 +84,7 @@ def decode_stream_client_frame(frame: bytes) -> tuple[ClientMessage, ...]:
     try:
         control, end = split(_SCHEMA, frame)
         if end != len(frame):
-            raise ValueError(f"{len(frame) - end} bytes stand behind its control record")
+            raise ValueError(f"{len(frame) - end} bytes follow its control record")
         by_kind: list[Iterator[ClientMessage]] = [
             (StreamHello(**fields) for fields in control["hello"]),
             map(_read_request, control["requests"]),
@@ -103,7 +102,7 @@ def _read_request(fields: Fields) -> StreamRequest:
     del fields["uuids"], fields["version_seqnos"]
     request = StreamRequest(**fields, versions=versions)
     if len(versions) > MAX_VERSIONS or not all(map(is_sound, versions)):
-        raise ValueError(f"a stream request has {len(versions)} versions that are none of a failover log")
+        raise ValueError(f"a stream request has {len(versions)} versions, which no failover log can have")
     if request.stream < 1 or not 0 <= request.flags <= _ALL_FLAGS:
         raise ValueError(f"a stream request has the number {request.stream} and flags {int(request.flags)}")
     seqnos("a stream request", *request[2:4], *request[5:7], request.purge_seqno)

@@ -1,24 +1,23 @@
-"""What frames of both sides are made of, beside what `txnbuffer.rpc.columns` has: versions, checks, columns by kind.
+"""The format of change-stream frames from server to client: a control record, and blocks of mutations
 
-Frames from server to client: a control record, and blocks of mutations.
+    kinds            one byte a message: 0 ok, 1 rollback, 2 refused, 3 snapshot begin, 4 mutations, 5 snapshot end,
+                     6 stream end, 7 noop, 8 goodbye
+    ok               stream; the failover log, newest first: uuids[], version_seqnos[]; start, snapshot_start,
+                     snapshot_end, end, high_seqno, purge_seqno, cluster, incarnation
+    rollback_*       stream, seqno
+    refused_*        stream, error
+    begin_*          stream, start, end; flags: one byte each (`SnapshotFlag`)
+    mutations_*      stream, count: the number of the stream's mutations in this message, at least 1
+    end_*            stream, seqno, high (the high seqno)
+    stream_end_*     stream; reason: one byte each (`EndReason`)
+    goodbye          error
+    block_stream     the stream of each block after the control record. The blocks of a stream have the mutations of
+                     its messages, in order. Entry numbers of a block are seqnos, its publish times are the records'
+    ledgers, entries, indexes
+                     the positions of the records in the topic's log: int64, little-endian, for the mutations of all
+                     blocks in order; or one number that is the same for all
 
-kinds            one byte a message: 0 ok, 1 rollback, 2 refused, 3 snapshot begin, 4 mutations, 5 snapshot end,
-                 6 stream end, 7 noop, 8 goodbye
-ok               stream; the failover log, newest first: uuids[], version_seqnos[]; start, snapshot_start,
-                 snapshot_end, end, high_seqno, purge_seqno, cluster, incarnation
-rollback_*       stream, seqno
-refused_*        stream, error
-begin_*          stream, start, end; flags: one byte each (`SnapshotFlag`)
-mutations_*      stream, count: how many of the stream's mutations come here, at least 1
-end_*            stream, seqno, high (the high seqno)
-stream_end_*     stream; reason: one byte each (`EndReason`)
-goodbye          error
-block_stream     the stream of each block behind the control record. All blocks of a stream, one behind the
-                 other, hold the mutations of its messages, in order. Entry numbers of a block are seqnos,
-                 publish times those of the records
-ledgers, entries, indexes
-                 where the records stand in the topic's log: int64, little-endian, of the mutations of all blocks
-                 one behind the other; or one number that is the same for all
+The functions for versions, seqnos and columns by kind serve the frames of both directions.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def schema_of(name: str, fields: Iterable[tuple[str, Any]]) -> Fields:
 
 
 def columns(messages: Iterable[Iterable[Any]], *names: str) -> Fields:
-    """The fields of some messages as columns of these names."""
+    """The fields of messages as columns of these names."""
     rows = list(messages)
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)} if rows else {
         name: [] for name in names
@@ -81,7 +80,7 @@ def columns(messages: Iterable[Iterable[Any]], *names: str) -> Fields:
 
 
 def rows_of(control: Fields, what: str, *names: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of some columns, all of which are numbers from 0 on. Raises ValueError."""
+    """The rows of columns of numbers, none below 0. Raises ValueError."""
     found = [control[name] for name in names]
     same_length(what, *found)
     for column in found:
@@ -91,9 +90,9 @@ def rows_of(control: Fields, what: str, *names: str) -> Iterator[tuple[Any, ...]
 
 
 def in_order(kinds: bytes, by_kind: list[Iterator[M]]) -> tuple[M, ...]:
-    """The messages as `kinds` mixes them. Raises ValueError if there are others than that says."""
+    """The messages in the order of `kinds`. Raises ValueError if their numbers differ from it."""
     if kinds and max(kinds) >= len(by_kind):
-        raise ValueError(f"{max(kinds)} is no kind of message")
+        raise ValueError(f"{max(kinds)} is not a kind of message")
     try:
         messages = tuple([next(by_kind[kind]) for kind in kinds])
     except StopIteration:
@@ -108,14 +107,14 @@ def version_columns(versions: tuple[Version, ...]) -> Fields:
 
 
 def versions_of(fields: Fields) -> tuple[Version, ...]:
-    """The versions that `version_columns` wrote. Raises ValueError."""
+    """The versions of the columns of `version_columns`. Raises ValueError."""
     return tuple(map(Version._make, rows_of(fields, "versions", "uuids", "version_seqnos")))
 
 
 def seqnos(what: str, *numbers: int) -> None:
-    """Raise ValueError if one is no seqno."""
+    """Raise ValueError if a number is not a seqno."""
     if not 0 <= min(numbers) <= max(numbers) <= MAX_SEQNO:
-        raise ValueError(f"{what} has a number that is no seqno")
+        raise ValueError(f"{what} has a number that is not a seqno")
 
 
 _OK = schema_of(
@@ -146,11 +145,11 @@ _KINDS: tuple[type[ServerMessage], ...] = (
 )
 _ALL_FLAGS = sum(SnapshotFlag)
 _MAX_SPAN = 2**32 - 1
-"""A block holds entry numbers within so many."""
+"""The largest range of entry numbers in a block."""
 
 
 def encode_stream_server_frame(messages: Iterable[ServerMessage]) -> bytes:
-    """The bytes of messages in their order. Every batch of mutations has at least one."""
+    """The bytes of messages, in order. Each batch of mutations must have at least one."""
     by_kind: dict[type, list[Any]] = {kind: [] for kind in _KINDS}
     kinds = bytearray()
     for message in messages:
@@ -196,7 +195,7 @@ def _ok(ok: Ok) -> Fields:
 
 
 def _blocks(messages: Sequence[StreamMutations]) -> Iterator[tuple[int, MutationBatch]]:
-    """What each block holds, and its stream: one a stream, more where its seqnos are too far apart."""
+    """The stream and mutations of each block: one block a stream, or more if its seqnos are too far apart."""
     streams: dict[int, list[MutationBatch]] = {}
     for stream, mutations in messages:
         streams.setdefault(stream, []).append(mutations)
@@ -256,7 +255,7 @@ def _read_ok(fields: Fields) -> Ok:
     ok = Ok(**fields, log=log)
     seqnos("an ok", *ok[2:8])
     if not ok.snapshot_start <= ok.start <= ok.snapshot_end:
-        raise ValueError(f"an ok starts at {ok.start}, not within [{ok.snapshot_start}, {ok.snapshot_end}]")
+        raise ValueError(f"an ok starts at {ok.start}, outside [{ok.snapshot_start}, {ok.snapshot_end}]")
     return ok
 
 
@@ -302,7 +301,7 @@ def _read_blocks(frame: bytes, at: int, control: Fields) -> dict[int, MutationBa
             raise ValueError(f"block {number}, of stream {stream}: {error}") from None
         decoded.append((stream, block))
     if at != len(frame):
-        raise ValueError(f"{len(frame) - at} bytes stand behind its blocks")
+        raise ValueError(f"{len(frame) - at} bytes follow its blocks")
     total = sum(len(block.messages) for _, block in decoded)
     where = Positions(
         _read_numbers(control["ledgers"], total, "ledgers"),
