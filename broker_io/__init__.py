@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker_io.errors import InvalidAddress, MissingDependency, UnknownOption
 
 if TYPE_CHECKING:
-    from broker_io.port import Broker  # with numpy behind it, which the help of a command line can do without
+    from broker_io.port import Broker  # imports numpy, which would slow down `txnbuf --help`
     from broker_io.remote.service import LogService
 
 CLUSTERS = ("pulsar", "pulsar+ssl")
@@ -18,9 +18,9 @@ def open_broker(address: str, **options: Any) -> Broker:
     """The broker of an address: `memory:`, `memory:NAME` shared in this process, `file:DIR`, `txnbuf://HOST:PORT`,
     or `pulsar://HOST:PORT/TENANT/NAMESPACE` (`pulsar+ssl://…`; without a namespace `public/default`).
 
-    `options` are those of the backend: `file:` takes what `FileBroker.open` takes, `memory:` none,
-    `txnbuf:` what `RemoteBroker` takes, `pulsar:` what `PulsarBroker` takes.
-    Raises InvalidAddress, UnknownOption, MissingDependency, and what the backend raises.
+    `options` are those of the backend: of `FileBroker.open` for `file:`, of `RemoteBroker` for `txnbuf:`, of
+    `PulsarBroker` for `pulsar:`; `memory:` has none.
+    Raises InvalidAddress, UnknownOption, MissingDependency, and the errors of the backend.
     """
     check_address(address)
     scheme, _, rest = address.partition(":")
@@ -41,12 +41,12 @@ def open_broker(address: str, **options: Any) -> Broker:
 
 
 def is_cluster(address: str) -> bool:
-    """Whether it is the address of a cluster, to which others write beside us."""
+    """Whether this is the address of a cluster, which other programs write to as well."""
     return address.partition(":")[0] in CLUSTERS
 
 
 def check_address(address: str) -> None:
-    """Raises InvalidAddress for what has the form of no broker's address; opens nothing."""
+    """Check the form of an address without opening it. Raises InvalidAddress."""
     scheme, colon, rest = address.partition(":")
     if scheme in CLUSTERS:
         from broker_io.pulsar.cluster import parse_address
@@ -54,7 +54,7 @@ def check_address(address: str) -> None:
         parse_address(address)
     elif not colon or scheme not in ("file", "memory", "txnbuf") or (scheme == "file" and not rest):
         raise InvalidAddress(
-            f"{address!r} is no broker address: write memory:, memory:NAME, file:DIR, txnbuf://HOST:PORT or "
+            f"{address!r} is not a broker address: write memory:, memory:NAME, file:DIR, txnbuf://HOST:PORT or "
             "pulsar://HOST:PORT/TENANT/NAMESPACE"
         )
 
@@ -64,7 +64,7 @@ def _open_remote(rest: str, address: str, options: dict[str, Any]) -> Broker:
         from broker_io.remote.broker import RemoteBroker
         from broker_io.remote.connection import target_of
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"{address} needs a package ({error}): pip install grpcio") from None
+        raise MissingDependency(f"{address} requires a package ({error}): pip install grpcio") from None
     _check_options(address, RemoteBroker, options)
     return RemoteBroker(target_of(rest, address), **options)
 
@@ -73,28 +73,29 @@ def _open_cluster(address: str, options: dict[str, Any]) -> Broker:
     try:
         from broker_io.pulsar.broker import PulsarBroker
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"{address} needs a package ({error}): pip install 'txnbuffer[pulsar]'") from None
+        raise MissingDependency(f"{address} requires a package ({error}): pip install 'txnbuffer[pulsar]'") from None
     _check_options(address, PulsarBroker, options)
     return PulsarBroker(address, **options)
 
 
 def _check_options(address: str, opening: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Raises UnknownOption for what opening a broker, which takes a place and options, does not take."""
+    """Raises UnknownOption for options that `opening`, which takes an address and options, does not have."""
     import inspect
 
     known = [*inspect.signature(opening).parameters][1:]
     unknown = [repr(name) for name in options if name not in known]
     if unknown:
-        raise UnknownOption(f"{address!r} has no option {', '.join(unknown)}: {', '.join(known) or 'it has none'}")
+        choice = f"use {', '.join(known)}" if known else "give none"
+        raise UnknownOption(f"{address!r} has no option {', '.join(unknown)}: {choice}")
 
 
 def serve_broker(broker: Broker, **options: Any) -> LogService:
-    """What other processes reach a broker by as `txnbuf://HOST:PORT`, to be added to a grpc.aio server.
+    """The service that makes a broker available as `txnbuf://HOST:PORT`; add it to a grpc.aio server.
 
     `options` are those of `LogService`. Raises MissingDependency.
     """
     try:
         from broker_io.remote.service import LogService
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"serving a log needs a package ({error}): pip install grpcio") from None
+        raise MissingDependency(f"serving a log requires a package ({error}): pip install grpcio") from None
     return LogService(broker, **options)

@@ -1,8 +1,7 @@
-"""Messages as columns: what appends take, reads return, and blocks and record sets carry.
+"""Messages as columns: the form of appends, reads, blocks and record sets.
 
 A `Batch` holds n messages as columns of length n; `Message` is one row of it. Rows are for the edge
-(a test, a tool, a single send); everything on the way moves whole columns, because work per message
-in Python is what is slow here.
+(a test, a tool, a single send); everything else moves whole columns, because Python is slow per message.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ NO_TIME = 0
 
 
 class Message(NamedTuple):
-    """One message: key or none, value or none (none: the key is deleted), properties, event time.
+    """One message: optional key, optional value (None: the key is deleted), properties, event time.
 
-    `event_time` is in milliseconds since 1970 and 0 where there is none.
+    `event_time` is in milliseconds since 1970, or 0 for none.
     """
 
     key: bytes | None = None
@@ -40,7 +39,7 @@ class Message(NamedTuple):
 class Blobs:
     """A column of byte strings, each of which may be absent.
 
-    `data[offsets[i]:offsets[i + 1]]` is the i-th string; `absent` is a mask, or None where all are there.
+    `data[offsets[i]:offsets[i + 1]]` is the i-th string; `absent` is a mask, or None if all are present.
     """
 
     __slots__ = ("absent", "data", "offsets")
@@ -114,7 +113,7 @@ class Blobs:
                 )
             which = np.array(range(start, stop, step), np.intp)
         rows = np.flatnonzero(which) if which.dtype == np.bool_ else which
-        breaks = np.flatnonzero(np.diff(rows) != 1) + 1  # rows that follow one another are copied as one
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1  # consecutive rows are copied as one
         starts = self.offsets[rows[np.append(0, breaks)]].tolist() if len(rows) else []
         ends = self.offsets[rows[np.append(breaks, len(rows)) - 1] + 1].tolist() if len(rows) else []
         offsets = np.zeros(len(rows) + 1, np.int32)
@@ -123,7 +122,7 @@ class Blobs:
         return Blobs(data, offsets, None if self.absent is None else self.absent[rows])
 
     def packed(self) -> Blobs:
-        """The same column with `data` holding nothing but its strings."""
+        """The same column with nothing but its strings in `data`."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         if first == 0 and last == len(self.data):
             return self
@@ -176,7 +175,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """A property whose texts are all whole numbers written in the usual way; `present` None: all are there."""
+    """A property whose texts are all canonical integers; `present` is a mask, or None if all are present."""
 
     values: Int64s
     present: NDArray[np.bool_] | None = None
@@ -199,7 +198,7 @@ class Numbers:
 
 
 def property_column(texts: Sequence[str | None]) -> PropertyColumn:
-    """The smaller of the two forms for one property: numbers where they differ from row to row, else labels."""
+    """The smaller of the two forms of a property: numbers if they differ from row to row, else labels."""
     present = [text for text in texts if text is not None]
     if len(set(present)) * 2 > len(present) and all(map(_is_plain_number, present)):
         values = np.array([0 if text is None else int(text) for text in texts], np.int64)
@@ -209,7 +208,7 @@ def property_column(texts: Sequence[str | None]) -> PropertyColumn:
 
 
 def as_numbers(column: PropertyColumn) -> Numbers | None:
-    """The same column as numbers; None if a text of it is none, written in the usual way."""
+    """The same column as numbers; None if a text of it is not a canonical integer."""
     if isinstance(column, Numbers):
         return column
     if not isinstance(column, Labels) or not all(map(_is_plain_number, column.values)):
@@ -240,14 +239,14 @@ class Batch:
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Batch:
-        """Raises InvalidMessage for an event time that no log can hold."""
+        """Raises InvalidMessage for an event time that no log can store."""
         rows = list(messages)
         names = dict.fromkeys(name for row in rows for name in row.properties)
         try:
             times = np.array([row.event_time for row in rows], np.int64)
         except OverflowError:
             beyond = next(row.event_time for row in rows if not -(2**63) <= row.event_time < 2**63)
-            raise InvalidMessage(f"an event time is milliseconds since 1970 in 63 bits, not {beyond}") from None
+            raise InvalidMessage(f"event time {beyond} is out of range: give milliseconds since 1970") from None
         return cls(
             Blobs.of([row.key for row in rows]),
             Blobs.of([row.value for row in rows]),
@@ -309,24 +308,24 @@ class Batch:
 
 
 CELLS = 1024 * 1024
-"""Names of properties times messages of what is put together, at most: each name is a column of its whole length."""
+"""Property names times messages of a combined batch, at most: each name becomes a column of full length."""
 
 
 class Width:
-    """How wide batches become that are put together: more than `CELLS` by the last of them at most."""
+    """The width of batches that are combined: only the last of them may take it above `CELLS`."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._names: set[str | bytes] = set()
 
     def add(self, names: Iterable[str | bytes], rows: int = 1) -> None:
-        """Rows that have some of these properties."""
+        """Count rows that have some of these properties."""
         self._names.update(names)
         self.rows += rows
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be put beside it."""
+        """Whether no more batches may be added."""
         return len(self._names) * self.rows >= CELLS
 
 
@@ -336,7 +335,7 @@ POWERS_OF_TEN = np.array([10**power for power in range(1, 20)], np.uint64)
 def _text_sizes(column: PropertyColumn) -> Int64s:
     """Bytes of each text of a property, -1 where it is absent."""
     if isinstance(column, Numbers):
-        magnitudes = np.abs(column.values).astype(np.uint64)  # right for the lowest number too, which has no positive
+        magnitudes = np.abs(column.values).astype(np.uint64)  # right for -2**63 too, which has no positive
         sizes = 1 + np.searchsorted(POWERS_OF_TEN, magnitudes, side="right") + (column.values < 0)
         return sizes if column.present is None else np.where(column.present, sizes, ABSENT)
     if isinstance(column, Labels):
@@ -369,7 +368,7 @@ def _concat_labels(parts: Sequence[tuple[PropertyColumn | None, int]]) -> Labels
 
 
 class PlacedMessage(NamedTuple):
-    """One message as it stands in a log; `publish_time` is in milliseconds since 1970."""
+    """One message with its position in a log; `publish_time` is in milliseconds since 1970."""
 
     position: Position
     publish_time: int
@@ -378,9 +377,9 @@ class PlacedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """n messages as they stand in one ledger of a log, in log order.
+    """n messages of one ledger of a log, in log order, with their positions.
 
-    `positions` and `publish_times` (int64[n], milliseconds) are columns beside those of `messages`.
+    `positions` and `publish_times` (int64[n], milliseconds) are columns of the same length as `messages`.
     """
 
     positions: Positions

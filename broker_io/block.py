@@ -1,13 +1,13 @@
-"""The block: a run of messages as columns, the one form in which they are stored and sent.
+"""The block: messages as columns, the one form in which they are stored and sent.
 
 A block is a header of 64 bytes, a *keys part* and a *values part*. Each part is padded with zeros to a
 multiple of 8 bytes, so that a block that starts at a multiple of 8 ends at one. The values part is the
-bytes of all values one behind the other; everything else about the messages is in the keys part, which
-can therefore be read without touching a value. All numbers are little-endian. The header:
+concatenated bytes of all values; everything else about the messages is in the keys part, which can
+therefore be read without touching a value. All numbers are little-endian. The header:
 
     offset  size
          0     4  magic `TXBK`
-         4     1  version, 1; magic, version and the last checksum stand in the same place in every version
+         4     1  version, 1; magic, version and the last checksum have the same offset in every version
          5     1  flags: 1 the keys part, 2 the values part is one zstd frame
          6     2  number of sections of the keys part
          8     4  number of messages, at least 1
@@ -20,11 +20,11 @@ can therefore be read without touching a value. All numbers are little-endian. T
         44     4  bytes of the values part once decompressed
         48     4  CRC32C of the stored keys part
         52     4  CRC32C of the stored values part
-        56     4  place: a number that says which file the block belongs to; 0 outside of files
+        56     4  place: a number that identifies the file of the block; 0 outside of files
         60     4  CRC32C of the 60 bytes before
 
-The keys part starts with a table of 8 bytes a section: tag (2), flags (2; 1 = a reader that doesn't know
-the tag skips it, otherwise it refuses the block) and length (4). The sections follow in that order, each
+The keys part starts with a table of 8 bytes per section: tag (2), flags (2; 1 = a reader that doesn't know
+the tag skips it, otherwise it rejects the block) and length (4). The sections follow in that order, each
 padded with zeros to a multiple of 8. With n messages:
 
     tag  section
@@ -40,10 +40,10 @@ padded with zeros to a multiple of 8. With n messages:
          each), n int32 label numbers (-1: the message hasn't got the property), name, labels in UTF-8
       9  a property as numbers: bytes of its name (4), 1 if a bitmap follows or 0 (4), n int64 values,
          bitmap of present ones, name
-     10  n uint32 entry numbers less the first one; left out if they follow one another without a gap
+     10  n uint32 entry numbers less the first one; left out if they are consecutive
      11  n int64 publish times; left out if all are the header's
 
-Sections 1 to 4 are left out if no message has a key; 8 and 9 stand once a property.
+Sections 1 to 4 are left out if no message has a key; there is one section 8 or 9 per property.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ _SECTION = struct.Struct("<HHI")
 _PADDING = tuple(bytes(size) for size in range(8))
 
 Layout: TypeAlias = tuple[dict[int, slice], tuple[tuple[int, slice], ...]]
-"""Where each section of a keys part stands by its tag, and each property section with its tag."""
+"""The location of each section of a keys part by its tag, and of each property section with its tag."""
 
 
 class BadBlock(Exception):
-    """Bytes that are no whole block; whoever knows the file or message they come from says so."""
+    """Bytes that are not a complete block; the caller names the file or message they come from."""
 
 
 class Header(NamedTuple):
@@ -105,7 +105,7 @@ class Header(NamedTuple):
 
 
 class EncodedBlock(NamedTuple):
-    """A block as chunks of bytes to be written one behind the other, `length` in all."""
+    """A block as consecutive chunks of bytes, `length` in total."""
 
     chunks: list[bytes]
     length: int
@@ -115,7 +115,7 @@ class EncodedBlock(NamedTuple):
 
 
 class RawBlock(NamedTuple):
-    """A block whose checksums hold: its keys part and where its sections stand, its values part."""
+    """A block with valid checksums: its keys part, the location of its sections, its values part."""
 
     header: Header
     part: bytes
@@ -125,7 +125,7 @@ class RawBlock(NamedTuple):
 
 
 def hash_keys(keys: Blobs, seed: int) -> bytes:
-    """16 bytes a key: XXH3-128 seeded with a 64-bit secret, zeros for an absent key."""
+    """16 bytes per key: XXH3-128 seeded with a 64-bit secret, zeros for an absent key."""
     digest = xxhash.xxh3_128_digest
     return b"".join([bytes(16) if key is None else digest(key, seed) for key in keys.to_list()])
 
@@ -147,9 +147,8 @@ def encode_block(
 ) -> EncodedBlock:
     """One block of a whole batch of at least one message.
 
-    `entries` (int64[n], ascending, the first equal to `first_entry`) is for messages that don't follow one
-    another; `publish_times` (int64[n]) for those that were published at different times. Not `hashed`: without key
-    hashes.
+    `entries` (int64[n], ascending, the first equal to `first_entry`) is for messages with gaps between them,
+    `publish_times` (int64[n]) for messages that were published at different times. `hashed` adds key hashes.
     """
     count = len(batch)
     span = count if entries is None else int(entries[-1]) - first_entry + 1
@@ -184,7 +183,7 @@ def _assemble(
 
 
 def _compressed(part: bytes, values: bytes) -> tuple[int, bytes, bytes]:
-    """Flags and the two parts, each compressed where that makes it smaller."""
+    """Flags and the two parts, each compressed if that makes it smaller."""
     compressor = zstandard.ZstdCompressor(level=1)
     flags = 0
     small_part, small_values = compressor.compress(part), compressor.compress(values)
@@ -245,15 +244,15 @@ def _keys_part(sections: list[tuple[int, bytes]]) -> bytes:
 
 
 def parse_header(data: bytes, at: int = 0, place: int | None = None) -> Header:
-    """The header that stands at an offset, of a block that belongs to `place` unless that is None.
+    """The header at an offset, of a block that belongs to `place` unless that is None.
 
     Raises BadBlock, or UnsupportedFormat for a newer version.
     """
     head = data[at : at + HEADER_BYTES]
     if len(head) < HEADER_BYTES:
-        raise BadBlock(f"{len(head)} bytes are no block header of {HEADER_BYTES}")
+        raise BadBlock(f"a block header has {HEADER_BYTES} bytes, found {len(head)}")
     if head[:4] != MAGIC or google_crc32c.value(head[:60]) != int.from_bytes(head[60:], "little"):
-        raise BadBlock("no valid block header stands here")
+        raise BadBlock("there is no valid block header here")
     _, version, flags, *fields = _HEADER.unpack_from(head)
     if version != VERSION or flags & ~(KEYS_ZSTD | VALUES_ZSTD):
         raise UnsupportedFormat(
@@ -262,31 +261,31 @@ def parse_header(data: bytes, at: int = 0, place: int | None = None) -> Header:
     keys_size, values_size = fields[5], fields[6]
     length = HEADER_BYTES + keys_size + (-keys_size % 8) + values_size + (-values_size % 8)
     if place is not None and fields[-1] != place:
-        raise BadBlock("a block of another file stands here")
+        raise BadBlock("the block belongs to another file")
     return Header._make((flags, *fields, length))
 
 
 def open_block(data: bytes, at: int, header: Header, *, values: bool = True) -> RawBlock:
-    """The block that stands at an offset, its checksums verified; without `values` only the keys part is looked at.
+    """The block at an offset with verified checksums; without `values` only its keys part is read.
 
     Raises BadBlock, or UnsupportedFormat for a section of a newer release.
     """
     start = at + HEADER_BYTES
     part = data[start : start + header.keys_size]
     if len(part) < header.keys_size or google_crc32c.value(part) != header.keys_crc:
-        raise BadBlock("the checksum of the keys part of a block does not hold")
+        raise BadBlock("the checksum of the keys part of a block is wrong")
     if header.flags & KEYS_ZSTD:
         part = _decompressed(part, header.keys_raw)
     sections, properties = _layout(part[: header.sections * 8], len(part))
     where = sections[VALUE_OFFSETS]
     if where.stop - where.start != 4 * header.rows + 4:
-        raise BadBlock(f"a block of {header.rows} messages has offsets for another number of values")
+        raise BadBlock(f"a block of {header.rows} messages has offsets of another number of values")
     if not values:
         return RawBlock(header, part, sections, properties, b"")
     start += header.keys_size + (-header.keys_size % 8)
     content = data[start : start + header.values_size]
     if len(content) < header.values_size or google_crc32c.value(content) != header.values_crc:
-        raise BadBlock("the checksum of the values part of a block does not hold")
+        raise BadBlock("the checksum of the values part of a block is wrong")
     if header.flags & VALUES_ZSTD:
         content = _decompressed(content, header.values_raw)
     return RawBlock(header, part, sections, properties, content)
@@ -307,7 +306,7 @@ _LAYOUTS_MAX = 4096
 
 
 def _layout(table: bytes, size: int) -> Layout:
-    """Where the sections stand. Blocks of one message often have the same table, so answers are kept."""
+    """The location of the sections, cached: blocks of one message often have the same table."""
     layout = _layouts.get((table, size))
     if layout is None:
         if len(_layouts) >= _LAYOUTS_MAX:

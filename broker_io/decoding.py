@@ -1,7 +1,7 @@
-"""Blocks back to columns: many small blocks in one numpy pass, a big one without copies.
+"""Blocks decoded to columns: many small blocks in one numpy pass, a big one without copies.
 
-Numpy costs some microseconds a call whatever the length, so the columns of many blocks are first put one
-behind the other as bytes and then looked at once.
+A numpy call costs microseconds whatever the length. So the columns of many blocks are concatenated as bytes
+and then decoded in one call.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def decode_blocks(blocks: Sequence[RawBlock]) -> Decoded:
 
 
 def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
-    """The messages of the block at an offset, and where it ends, where its maker need not be trusted.
+    """The messages of a block from an untrusted peer, and the offset of its end.
 
-    A checksum says nothing of intent, so this looks at what the columns would be used for, and takes no
-    compressed block, whose size nobody knows. Raises BadBlock, or UnsupportedFormat.
+    A valid checksum proves no good intent, so the columns are checked, and compressed blocks, whose size is unknown,
+    are rejected. Raises BadBlock, or UnsupportedFormat.
     """
     header = codec.parse_header(data, at, 0)
     if not header.rows or header.flags:
@@ -55,15 +55,15 @@ def decode_foreign_block(data: bytes, at: int = 0) -> tuple[Decoded, int]:
 
 
 def check_columns(messages: Batch) -> None:
-    """Raises BadBlock for a column that would fail only when it is used."""
+    """Raises BadBlock for columns that would otherwise fail only when they are used."""
     if messages.event_times is not None and len(messages.event_times) != len(messages):
-        raise BadBlock("its event times are not as many as its messages")
+        raise BadBlock("the number of its event times is not that of its messages")
     for blobs in (messages.keys, messages.values):
         if (np.diff(blobs.offsets) < 0).any():
-            raise BadBlock("a string of it ends before it begins")
+            raise BadBlock("a string in it ends before it begins")
     for name, column in messages.properties.items():
         if isinstance(column, Labels) and not -1 <= column.codes.min() <= column.codes.max() < len(column.values):
-            raise BadBlock(f"property {name!r} names a label that it does not have")
+            raise BadBlock(f"property {name!r} has a label number without a label")
 
 
 def decode_keys(block: RawBlock) -> Blobs:
@@ -142,7 +142,7 @@ def _key_bytes(block: RawBlock) -> bytes:
 
 
 def _numbers(blocks: Sequence[RawBlock], tag: int, kind: str, fill: Callable[[RawBlock], bytes]) -> NDArray[np.int64]:
-    """One section of all blocks as one column, `fill(block)` standing in where a block has none."""
+    """One section of all blocks as one column, with `fill(block)` for blocks without the section."""
     try:
         pieces = [block.part[block.sections[tag]] for block in blocks]
     except KeyError:
@@ -172,7 +172,7 @@ def _blobs(
 
 
 def _joined_offsets(raw: NDArray[np.int64], counts: list[int]) -> NDArray[np.int32]:
-    """Offsets n + 1 a block, each block's from 0, to the offsets of all strings put one behind the other."""
+    """Turn n + 1 offsets per block, each block's from 0, into the offsets of the concatenated strings of all blocks."""
     lengths = np.diff(raw)
     inner = np.ones(len(raw) - 1, np.bool_)
     inner[np.cumsum(np.array(counts[:-1], np.int64) + 1) - 1] = False
@@ -184,7 +184,7 @@ def _joined_offsets(raw: NDArray[np.int64], counts: list[int]) -> NDArray[np.int
 def _mask(
     blocks: Sequence[RawBlock], counts: list[int], tag: int, offsets_tag: int = codec.VALUE_OFFSETS
 ) -> NDArray[np.bool_]:
-    """A bitmap section of all blocks: all absent where a block hasn't got the column at all."""
+    """A bitmap section of all blocks; all rows of a block without the column are absent."""
     masks: list[NDArray[np.bool_]] = []
     for block, count in zip(blocks, counts, strict=True):
         where = block.sections.get(tag)
@@ -213,7 +213,7 @@ def _properties(blocks: Sequence[RawBlock], counts: list[int]) -> dict[str, Prop
 
 
 def property_names(block: RawBlock) -> set[bytes]:
-    """As UTF-8; none where they can't be found, which decoding tells."""
+    """Names of properties in UTF-8, without those that can't be read: decoding reports them."""
     part, rows = block.part, block.header.rows
     names = set()
     for tag, where in block.properties:
@@ -251,7 +251,7 @@ def _read_numbers(section: bytes, count: int) -> tuple[str, Numbers]:
 
 
 def _joined(parts: list[tuple[int, PropertyColumn]], counts: list[int]) -> PropertyColumn:
-    """One property of all blocks from those blocks that have it."""
+    """One property of all blocks from the blocks that have it."""
     if len(parts) == len(counts) == 1:
         return parts[0][1]
     figures = [(index, as_numbers(column)) for index, column in parts]

@@ -1,7 +1,7 @@
 """The world as ports: clock, disk and randomness.
 
-The embedded log asks the world nothing except through these, so that a deterministic simulator can
-drive the same code. `System` is the real thing; `broker_io.testing` ships a simulated disk.
+The embedded log reaches the operating system only through these ports, so that a deterministic simulator can
+drive the same code. The `System…` classes are the real thing; `broker_io.testing` has a simulated disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Clock(Protocol):
 
 class Randomness(Protocol):
     def token(self, size: int) -> bytes:
-        """`size` bytes that nobody can guess."""
+        """`size` unpredictable bytes."""
 
 
 class ReadableFile(Protocol):
@@ -49,38 +49,38 @@ def read_file(file: ReadableFile) -> bytes:
 
 
 class File(ReadableFile, Protocol):
-    """One open file that can be written, if it was opened so."""
+    """One open file that can be written if it was opened for writing."""
 
     def write(self, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        """Write all chunks one behind the other from `offset`."""
+        """Write all chunks consecutively from `offset`."""
 
     def sync(self) -> None:
-        """Return once the data and the size of the file are on stable storage."""
+        """Return once the data and the size of the file are durable."""
 
     def truncate(self, size: int) -> None: ...
 
 
 class Disk(Protocol):
-    """Files by path. Names made, moved or removed are durable after `sync_directory`."""
+    """Files by path. Created, renamed and removed names are durable after `sync_directory`."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File: ...
 
     def lock(self, path: str) -> File | None:
-        """Lock a file for this process, made if missing; None if another process holds it."""
+        """Lock a file for this process, creating it if it is missing; None if another process holds it."""
 
     def locked(self, path: str) -> bool:
-        """Whether anybody holds the lock of a file; nobody does if it is missing. May disturb `lock` for a moment."""
+        """Whether a process holds the lock of a file; a missing file is not locked. May disturb `lock` for a moment."""
 
     def exists(self, path: str) -> bool: ...
 
     def identity(self, path: str) -> tuple[int, int, int]:
-        """A value that changes whenever another file takes this name."""
+        """A value that changes when another file gets this name."""
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; one that exists is fine."""
+        """Create a directory and its parents unless they exist."""
 
     def rename(self, source: str, target: str) -> None: ...
 
@@ -108,7 +108,7 @@ class SystemRandomness:
 
 
 WRITEV_MAX = 1024
-"""Chunks that one system call takes on every platform we know."""
+"""Chunks that one system call accepts on every known platform."""
 
 
 class SystemFile:
@@ -151,7 +151,7 @@ class SystemFile:
 
 
 class SystemLock(SystemFile):
-    """A file that this process has locked. Children don't hold the lock with it, which would outlive it in them."""
+    """A file that this process has locked. A forked child closes it, or the lock would outlive this process."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
@@ -240,10 +240,10 @@ class SystemDisk:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the embedded log runs on; the defaults are the real machine."""
+    """The ports of the embedded log; the defaults are the real machine."""
 
     clock: Clock = field(default_factory=SystemClock)
     disk: Disk = field(default_factory=SystemDisk)
     randomness: Randomness = field(default_factory=SystemRandomness)
     process: str = field(default_factory=lambda: str(os.getpid()))
-    """What a lock file says about its holder: the process id."""
+    """The text that a lock file has about its holder: the process id."""

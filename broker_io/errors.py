@@ -1,15 +1,13 @@
-"""The root of the one error tree, and what a broker can raise.
+"""The root of the error tree, the errors of brokers, and the form in which errors are sent to other processes.
 
-Every error says whose fault it is, carries the exit code that `txnbuf` ends with, whether trying the
-same again can help, and the name of the gRPC status that stands for it; its message names the thing
-and tells what to do. `txnbuffer.errors` and `snapshots.errors` grow from here.
+Every error states whose fault it is, the exit code of `txnbuf`, whether a retry can help, and the name of its
+gRPC status. Its message names what is wrong and says what to do. `txnbuffer.errors` and `snapshots.errors`
+extend this tree.
 
-Errors over a wire: told on one side, raised on the other as the same class of the one tree.
-
-An error is an Avro record: `name` of its class, `fault` (caller, peer, storage, environment), `message`, and
-`details`, its attributes that are texts or whole numbers. A class that the receiver does not know becomes the
-one of its fault. A gRPC call that fails ends with the gRPC status of the class, and has the record as trailing
-metadata under `txnbuffer-error-bin`.
+The sent form is an Avro record: `name` of the class, `fault` (caller, peer, storage, environment), `message`, and
+`details`, the attributes that are texts or integers. The receiver raises the same class, or, if it does not know
+the class, the base class of the fault. A failed gRPC call ends with the gRPC status of the class and carries the
+record as trailing metadata under `txnbuffer-error-bin`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any, ClassVar
 
 
 class Fault(enum.Enum):
-    """Whose fault an error is, and so who can mend it."""
+    """Whose fault an error is, and so who can fix it."""
 
     CALLER = "caller"
     PEER = "peer"
@@ -38,12 +36,12 @@ class Error(Exception):
 
 
 def as_error(error: BaseException) -> Error:
-    """Any failure as one of the tree."""
+    """Any exception as an error of the tree."""
     return error if isinstance(error, Error) else Error(f"unexpected: {error!r}")
 
 
 class CallerError(Error):
-    """The request can't be served as it stands; the caller has to change it."""
+    """The request can't be served as it is; the caller has to change it."""
 
     fault = Fault.CALLER
     exit_code = 2
@@ -51,7 +49,7 @@ class CallerError(Error):
 
 
 class PeerError(Error):
-    """Another process took over, went away, or speaks differently."""
+    """Another process took over, is unavailable, or has another version."""
 
     fault = Fault.PEER
     exit_code = 3
@@ -59,7 +57,7 @@ class PeerError(Error):
 
 
 class StorageError(Error):
-    """What is stored is damaged, or can't be stored."""
+    """Stored data is damaged, or data can't be stored."""
 
     fault = Fault.STORAGE
     exit_code = 4
@@ -67,7 +65,7 @@ class StorageError(Error):
 
 
 class EnvironmentFault(Error):
-    """This machine or installation lacks something."""
+    """This machine or installation lacks something that is required."""
 
     fault = Fault.ENVIRONMENT
     exit_code = 5
@@ -75,25 +73,25 @@ class EnvironmentFault(Error):
 
 
 class InvalidTopicName(CallerError):
-    """A topic name that can't be."""
+    """An invalid topic name."""
 
 
 class InvalidAddress(CallerError):
-    """A broker address whose scheme or path can't be understood."""
+    """A broker address with an invalid scheme or path."""
 
 
 class UnknownOption(CallerError):
-    """An option that this kind of broker does not have."""
+    """An option that this backend does not have."""
 
 
 class TopicNotFound(CallerError):
-    """No topic of that name."""
+    """A topic that does not exist."""
 
     grpc_status = "NOT_FOUND"
 
 
 class TopicPartitioned(TopicNotFound):
-    """A name that stands for partitions, each of which is a topic of its own."""
+    """The name of a partitioned topic; only its partitions are topics."""
 
 
 class MessageTooLarge(CallerError):
@@ -101,77 +99,77 @@ class MessageTooLarge(CallerError):
 
 
 class InvalidMessage(CallerError):
-    """A message or batch of messages that can't be stored as it stands; nothing of its batch was appended."""
+    """A message or batch that can't be stored as it is; nothing of the batch was appended."""
 
 
 class PositionTrimmed(CallerError):
-    """A read from a position whose messages are gone; skipping them silently would be a hole."""
+    """A read from a position whose messages were trimmed; the reader does not skip them silently."""
 
     grpc_status = "OUT_OF_RANGE"
 
 
 class ProtectedTopic(CallerError):
-    """A change asked of a topic that belongs to the service which was asked."""
+    """A change of a topic that belongs to the service."""
 
     grpc_status = "PERMISSION_DENIED"
 
 
 class TooManyStreams(CallerError):
-    """A service has as many readers or writers open as it may."""
+    """The service has reached its limit of open readers or writers."""
 
     retryable = True
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class MalformedMessage(CallerError):
-    """Bytes that are no message of the log service; whoever sent them speaks another protocol."""
+    """Bytes that are not a message of the log service; the sender uses another protocol."""
 
 
 class NotAuthorized(CallerError):
-    """Credentials that are wrong, or may not do what was asked."""
+    """Credentials that are wrong, or lack the permission."""
 
     grpc_status = "PERMISSION_DENIED"
 
 
 class NotSupported(CallerError):
-    """Something of the broker port that this backend can't do."""
+    """An operation of the broker port that this backend can't do."""
 
     grpc_status = "UNIMPLEMENTED"
 
 
 class Closed(CallerError):
-    """A call on something that was closed."""
+    """A call on a closed object."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class ReadOnly(CallerError):
-    """A change asked of a log that was opened for reading only."""
+    """A change of a log that was opened read-only."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class Fenced(PeerError):
-    """Another exclusive writer opened the topic: ownership is lost, open anew only on evidence."""
+    """Another exclusive writer opened the topic: ownership is lost; reopen only on evidence that it is gone."""
 
     grpc_status = "ABORTED"
 
 
 class StillHeld(PeerError):
-    """Another process holds the topic exclusively, and was still there after the wait; waiting on can help."""
+    """Another process still held the topic exclusively after the wait; a longer wait can help."""
 
     retryable = True
     grpc_status = "UNAVAILABLE"
 
 
 class ServiceUnavailable(PeerError):
-    """No service answers at the address, or not in time, or the connection broke; trying again can help."""
+    """The service did not answer, or not in time, or the connection broke; a retry can help."""
 
     retryable = True
 
 
 class ClusterRefused(PeerError):
-    """A cluster refuses a request; `status` is that of its REST interface, or 0, and `reason` what it says."""
+    """A cluster rejects a request; `status` is the HTTP status, or 0, and `reason` the cluster's text."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -182,17 +180,17 @@ class ClusterRefused(PeerError):
 
 
 class AppendUnknown(PeerError):
-    """The connection broke while an append was under way: it may stand in the log or not; open another writer."""
+    """The connection broke during an append, which may or may not be in the log; open another writer."""
 
     retryable = True
 
 
 class EntryTooLarge(AppendUnknown):
-    """Of messages that were sent together one is too large for the cluster: each may stand in the log or not."""
+    """One of several messages that were sent together is too large; each may or may not be in the log."""
 
 
 class Damaged(StorageError):
-    """Bytes that are not what was written; names the file and the offset."""
+    """Bytes that differ from what was written; names the file and the offset."""
 
     def __init__(self, path: str, offset: int, what: str) -> None:
         super().__init__(f"{path}, offset {offset}: {what}")
@@ -202,31 +200,31 @@ class Damaged(StorageError):
 
 
 class ForeignDirectory(StorageError):
-    """A directory that holds something else than an embedded log."""
+    """A directory that does not contain an embedded log."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class UnsupportedFormat(StorageError):
-    """A file of another format version than this release reads."""
+    """A file whose format version this release does not read."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class DiskFailed(StorageError):
-    """A write or fsync failed: the log has stopped; nothing acknowledged is lost, reopen to go on."""
+    """A write or fsync failed, so the log has stopped; nothing acknowledged is lost, reopen the log."""
 
     grpc_status = "UNAVAILABLE"
 
 
 class DiskFull(DiskFailed):
-    """No space was left: the log has stopped; nothing acknowledged is lost, free space and reopen."""
+    """No space was left, so the log has stopped; nothing acknowledged is lost, free space and reopen the log."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class DiskWatermark(StorageError):
-    """Less free space than the watermark: appends are refused until there is more; nothing stopped."""
+    """Less free space than the watermark: appends are rejected until there is more; the log has not stopped."""
 
     retryable = True
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -239,11 +237,11 @@ class Locked(EnvironmentFault):
 
 
 class UnsafePolicy(EnvironmentFault):
-    """A policy of the cluster would drop messages that are still needed; nothing was written."""
+    """A policy of the cluster could drop messages that are still needed; nothing was written."""
 
 
 class TooManyFiles(EnvironmentFault):
-    """The process or the machine has no file descriptor left; nothing was changed and nothing has stopped."""
+    """The process or the machine has no file descriptor left; nothing was changed, the log has not stopped."""
 
     retryable = True
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -255,7 +253,7 @@ class MissingDependency(EnvironmentFault):
 
 ERROR_TRAILER = "txnbuffer-error-bin"
 LONGEST_MESSAGE = 2000
-"""Characters of a message that travel: metadata has a limit of some kilobytes."""
+"""Characters of a message that are sent: gRPC metadata is limited to some kilobytes."""
 
 ERROR_SCHEMA = {
     "type": "record",
@@ -277,14 +275,14 @@ _OF_FAULT: dict[str, type[Error]] = {
 
 
 def detail(value: object) -> int | str | None:
-    """An attribute of an error as it travels; None if it doesn't."""
+    """An attribute of an error as it is sent; None if it is not sent."""
     if isinstance(value, str):
         return _short(value)
     return value if type(value) is int and -(2**63) <= value < 2**63 else None
 
 
 def error_to_fields(error: Error, as_detail: Callable[[object], int | str | None] = detail) -> dict[str, Any]:
-    """The record of an error; `as_detail` makes of each attribute what travels."""
+    """The record of an error; `as_detail` converts each attribute to the form that is sent."""
     details = {name: as_detail(value) for name, value in vars(error).items()}
     return {
         "name": type(error).__name__,
@@ -295,14 +293,14 @@ def error_to_fields(error: Error, as_detail: Callable[[object], int | str | None
 
 
 def error_from_fields(fields: dict[str, Any]) -> Error:
-    """The error of a record. Raises ValueError if it is none."""
+    """The error of a record. Raises ValueError for an unknown fault."""
     kind = _classes().get(fields["name"]) or _OF_FAULT.get(fields["fault"])
     if kind is None:
-        raise ValueError(f"an error has the fault {fields['fault']!r}")
+        raise ValueError(f"an error has the unknown fault {fields['fault']!r}")
     error = kind.__new__(kind)
     Exception.__init__(error, fields["message"])
     for name, value in fields["details"].items():
-        if not hasattr(kind, name):  # what a class has of its own is not the peer's to say
+        if not hasattr(kind, name):  # a peer must not override attributes of the class
             setattr(error, name, value)
     return error
 

@@ -1,11 +1,11 @@
 """Partitioned topics, as Pulsar's clients see them.
 
 Partition n of topic T is the topic `T-partition-n`, n from 0. A message with a key goes to partition h mod k of k,
-where h is the hash of its partition key, a text: by scheme `java` the 31-polynomial of its UTF-16 code units
-(JavaStringHash, what Java clients do unless told otherwise), by `murmur3` Murmur3 of its UTF-8, 32 bits, seed 0
-(Murmur3_32Hash); of either the lower 31 bits.
+where h is the hash of its partition key, a text. Scheme `java` is the 31-polynomial of its UTF-16 code units
+(JavaStringHash, the default of Java clients), `murmur3` is Murmur3 of its UTF-8, 32 bits, seed 0 (Murmur3_32Hash);
+of either the lower 31 bits.
 
-The partition key of a key is the key itself where it is UTF-8, not empty, and does not begin with `tb.base64:`; else
+The partition key is the key itself if that is UTF-8, not empty, and does not begin with `tb.base64:`. Otherwise it is
 `tb.base64:` and the key in base64.
 """
 
@@ -31,7 +31,7 @@ _PREFIX = PREFIX.encode()
 _NAME = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})", re.DOTALL)
 
 FEW = 8
-"""Fewer texts than this are hashed one by one, which is cheaper then."""
+"""Fewer texts than this are hashed one by one, which is cheaper."""
 _MASK = 0xFFFFFFFF
 _LOW_31_BITS = 0x7FFFFFFF
 _C1, _C2, _MIX1, _MIX2, _ADD = 0xCC9E2D51, 0x1B873593, 0x85EBCA6B, 0xC2B2AE35, 0xE6546B64
@@ -47,25 +47,25 @@ class Partition(NamedTuple):
 
 
 def partition_name(topic: str, number: int) -> str:
-    """What a partition is called."""
+    """The topic name of a partition."""
     return f"{topic}-partition-{number}"
 
 
 def partitioned(name: str) -> TopicPartitioned:
-    """Why a name that stands for partitions is no topic."""
+    """The error for the name of a partitioned topic."""
     return TopicPartitioned(
         f"topic {name!r} is partitioned: name one of its partitions, such as {partition_name(name, 0)!r}"
     )
 
 
 def partition_of(name: str) -> Partition | None:
-    """Which partition has this name; None if it is that of no partition."""
+    """The partition of this name; None if it is not the name of a partition."""
     found = _NAME.fullmatch(name)
     return None if found is None else Partition(found[1], int(found[2]))
 
 
 def whole_name(name: str) -> str:
-    """The topic that this is a partition of, or the name itself."""
+    """The partitioned topic that this is a partition of, or the name itself."""
     found = partition_of(name)
     return name if found is None else found.topic
 
@@ -81,7 +81,7 @@ def key_to_text(key: bytes) -> str:
 
 
 def key_of_text(text: str) -> bytes | None:
-    """The key of a partition key, which is empty where there is none."""
+    """The key of a partition key; None if that is empty."""
     if text.startswith(PREFIX):
         try:
             key = base64.b64decode(text[len(PREFIX) :], validate=True)
@@ -92,7 +92,7 @@ def key_of_text(text: str) -> bytes | None:
 
 
 def choose(keys: Sequence[bytes], count: int, hashing: Hashing = "java") -> Int64s:
-    """int64[n]: which of `count` partitions each key goes to."""
+    """int64[n]: the partition of each key, out of `count`."""
     return hashes([key_to_text(key) for key in keys], hashing) % count
 
 
@@ -114,7 +114,7 @@ def _java(units: bytes) -> int:
 
 
 def _java_columns(texts: list[bytes]) -> Uint32s:
-    """All texts, longest first, a code unit of each at a time."""
+    """All texts in parallel, longest first, one code unit per step."""
     lengths = np.array([len(text) // 2 for text in texts], np.int64)
     order = np.argsort(-lengths, kind="stable")
     units = np.frombuffer(b"".join(texts), "<u2").astype(np.uint32)
@@ -148,7 +148,7 @@ def _scrambled(block: int) -> int:
 
 
 def _murmur3_columns(texts: list[bytes]) -> Uint32s:
-    """All texts, longest first, four bytes of each at a time; a tail is padded with zeros, which change nothing."""
+    """All texts in parallel, longest first, four bytes per step; zeros that pad the last block change nothing."""
     sizes = np.array([len(text) for text in texts], np.int64)
     order = np.argsort(-sizes, kind="stable")
     blocks = np.frombuffer(b"".join([text + bytes(-len(text) % 4) for text in texts]), "<u4")

@@ -1,4 +1,4 @@
-"""Where a message stands in one topic's log."""
+"""Positions of messages in the log of a topic."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 Int64s: TypeAlias = NDArray[np.int64]
 
 NO_INDEX = -1
-"""The batch index of a message that is no member of a set."""
+"""The batch index of a message that is not part of a record set."""
 
 
 class Position(NamedTuple):
     """`(ledger, entry, batch)`, ordered; printed and parsed as `ledger:entry` or `ledger:entry:batch`.
 
-    In the embedded log a ledger is a segment and an entry a message of it. `batch` tells the records
-    of one message apart and is -1 where a message is one record.
+    In the embedded log a ledger is a segment and an entry is a message of it. `batch` is the index of a record in its
+    message, and -1 if the message is one record.
     """
 
     ledger: int
@@ -33,18 +33,18 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Read what `str` printed. Raises ValueError that quotes the text."""
+        """Parse the output of `str`. Raises ValueError that quotes the text."""
         parts = text.split(":")
         try:
             if len(parts) not in (2, 3):
                 raise ValueError
             return cls(*map(int, parts))
         except ValueError:
-            raise ValueError(f"{text!r} is no position: write ledger:entry or ledger:entry:batch") from None
+            raise ValueError(f"{text!r} is not a position: write ledger:entry or ledger:entry:batch") from None
 
 
 EARLIEST = Position(-1, -1, -1)
-"""Below every message; a reader that starts here takes whatever the log still holds."""
+"""Below every message; a reader that starts here reads the whole log."""
 
 LATEST = Position(2**63 - 1, 2**63 - 1, -1)
 """Above every message."""
@@ -52,9 +52,9 @@ LATEST = Position(2**63 - 1, 2**63 - 1, -1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
-    """Positions of a run of messages as three columns of one length, ascending.
+    """Ascending positions as three columns of one length.
 
-    `published`: when all of them were published, in milliseconds since 1970; 0 where that is not told, or not one time.
+    `published` is the publish time of all of them, in milliseconds since 1970; 0 if it is unknown or differs.
     """
 
     ledgers: Int64s
@@ -64,7 +64,7 @@ class Positions:
 
     @classmethod
     def consecutive(cls, ledger: int, first_entry: int, count: int, published: int = 0) -> Positions:
-        """`count` single messages that follow one another in one ledger."""
+        """`count` consecutive single messages of one ledger."""
         return cls(
             np.full(count, ledger, np.int64),
             np.arange(first_entry, first_entry + count, dtype=np.int64),
@@ -74,7 +74,7 @@ class Positions:
 
     @classmethod
     def entry(cls, ledger: int, entry: int, count: int) -> Positions:
-        """The `count` members of one set."""
+        """The `count` records of one record set."""
         return cls(np.full(count, ledger, np.int64), np.full(count, entry, np.int64), np.arange(count, dtype=np.int64))
 
     @classmethod
@@ -93,11 +93,11 @@ class Positions:
         return map(Position, self.ledgers.tolist(), self.entries.tolist(), self.indexes.tolist())
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Positions:
-        """The positions that a mask, an index column or a slice chooses."""
+        """The positions that a mask, an index column or a slice selects."""
         return Positions(self.ledgers[which], self.entries[which], self.indexes[which], self.published)
 
     def search(self, position: Position, *, right: bool = False) -> int:
-        """How many of these stand before `position` (`right`: before or at it)."""
+        """The number of positions before `position` (`right`: before or at it)."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Retries of what fails while a service or a cluster is away: one policy for all clients of either."""
+"""Retries while a service or a cluster is unavailable: one policy for the clients of both."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 
 class RetryPolicy:
-    """Retries for up to `seconds` after ServiceUnavailable; `check` raises once nobody waits for the result.
+    """Retries for up to `seconds` after ServiceUnavailable; `check` raises once the result is not needed any more.
 
-    The seconds begin with the first failure, because an attempt may be a long read; with `from_start` they begin with
-    the first attempt. `broker_io.waits` lists the wait meanwhile.
+    The seconds count from the first failure, because an attempt may be a long read; with `from_start` they count from
+    the first attempt. `broker_io.waits` shows the wait meanwhile.
     """
 
     def __init__(self, seconds: float, check: Callable[[], None], *, from_start: bool = False) -> None:
@@ -29,7 +29,7 @@ class RetryPolicy:
         self._from_start = from_start
 
     def __call__(self, what: str, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`; `what` is the name of the wait. Raises the last ServiceUnavailable."""
+        """The result of `attempt`; `what` names the wait. Raises the last ServiceUnavailable."""
         began = time.monotonic() if self._from_start else None
 
         def is_over(_: tenacity.RetryCallState) -> bool:

@@ -1,4 +1,4 @@
-"""What can be wrong with snapshots; each message names the command that helps."""
+"""Errors of snapshots; each message names the command that helps."""
 
 from __future__ import annotations
 

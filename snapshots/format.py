@@ -1,24 +1,21 @@
-"""The outer form of every message of the snapshot topic.
+"""Format of the messages of the snapshot topic, and of the end entry that commits a snapshot.
 
 A message has the key of its entry (`snapshots.keys`) and three properties: `tb.v`, the format version
 (1); `tb.kind`, one of `owner`, `part`, `spill`, `end`, `gone`; and `tb.epoch`, the epoch of the owner
 that wrote it. Its value is one Avro record of the schema `<kind>-<version>` (a spill: plain bytes).
-`gone` has no value: it deletes its key.
+`gone` has no value: it deletes its key. A sealed segment is stored as a part, overflow of the state as spills.
 
-A message whose epoch is lower than that of an `owner` entry before it in the log was written by an
-owner that had already lost the topic; it counts for nothing.
+A message whose epoch is lower than that of an `owner` entry before it in the log was written by an owner that had
+already lost the topic; readers ignore it.
 
-The end entry and the spills of a topic's snapshot, and the digests that hold a snapshot together.
-
-`T-end` (schema `end-1`) is the commit record: a snapshot exists once its end entry is durable, and
-consists of what that entry names. It names the parts `T-first_part` to `T-(next_part - 1)` by their
-numbers and by the chain digest before the first and after the last of them; and it holds the state
-as bytes, inline or, where that is too long for one entry, cut into the spills `T-s(next_spill - n)` to
-`T-s(next_spill - 1)`, each named by its digest.
+`T-end` (schema `end-1`) is the commit record: a snapshot exists once its end entry is durable, and consists of what
+that entry names. It names the parts `T-first_part` to `T-(next_part - 1)` by their numbers and by the chain digest
+before the first and after the last of them. It holds the state as bytes, inline or, if that is too long for one entry,
+cut into the spills `T-s(next_spill - n)` to `T-s(next_spill - 1)`, each named by its digest.
 
 A digest is BLAKE2b of 16 bytes. An entry ends with the digest of all its bytes before. For a part (see
-`snapshots.segments`) that digest is the chain digest after it, for the entry also holds the one before it;
-the chain starts with the digest of topic and incarnation. A spill is plain bytes without any frame.
+`snapshots.segments`) that digest is the chain digest after it, for the entry also holds the one before it; the chain
+starts with the digest of topic and incarnation. A spill is plain bytes without any frame.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys of the snapshot topic.
 
-A data topic T has the keys `T-1`, `T-2`, … for its sealed parts, `T-s1`, `T-s2`, … for what spilled
-out of its end entry, and `T-end`; `__owner` is the owner's. What follows the last `-` tells them
-apart, so that the topics `a`, `a-1`, `a-s1` and `a-end` stand side by side: `a-1-1` is part 1 of `a-1`.
+A data topic T has the keys `T-1`, `T-2`, … for its sealed segments (stored as parts), `T-s1`, `T-s2`, … for the
+overflow of its end entry (spills), and `T-end`; `__owner` is the owner's. The text after the last `-` tells them apart,
+so the topics `a`, `a-1`, `a-s1` and `a-end` do not collide: `a-1-1` is part 1 of `a-1`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Ownership of the snapshot topic: one writer at a time, and everything it writes tells its epoch.
+"""Ownership of the snapshot topic: one writer at a time, whose entries all carry its epoch.
 
-A new owner opens the exclusive writer, which fences the one before it; reads the topic up to its end
-for the last epoch; writes a higher one under `__owner`; reads up to that entry, for an entry of the
-fenced owner may have landed in between; and writes a higher one again if another owner's entry there
-has an epoch as high. Only then does it write anything else. `Fenced` at any send means that ownership
-is lost and that the fate of what was under way is unknown here; a fenced owner never fences back.
+A new owner opens the exclusive writer, which fences the one before; reads the topic up to its end for the last epoch;
+writes a higher one under `__owner`; reads up to that entry, because an entry of the fenced owner may be in between; and
+writes a higher epoch again if another owner's entry there has one as high. Only then does it write anything else.
+`Fenced` at any append means that ownership is lost and that the fate of pending appends is unknown; a fenced owner
+never fences back.
 """
 
 from __future__ import annotations

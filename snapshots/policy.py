@@ -1,8 +1,7 @@
-"""When a topic's snapshot is due. Pure: the caller says what time it is.
+"""Policy for when the snapshot of a topic is due. Pure: the caller passes the time.
 
-Three reasons, whichever comes first: enough changes, enough time with any change at all, or a replay
-from the last snapshot that would take longer than operators want a recovery to take. The last one is
-judged by the rate at which this topic's messages were really replayed.
+A snapshot is due after enough changes, after enough time with any change, or when a replay from the last snapshot would
+take longer than the recovery target. The replay time is estimated from the measured replay rate of the topic.
 """
 
 from __future__ import annotations

@@ -1,26 +1,19 @@
-"""Avro records whose arrays are columns.
+"""Avro records whose arrays are columns: columns of integers, flat records, positions in records.
 
-The schemas stand as plain Avro in the directory `schemas` of the package that writes the records, one file
-a kind and version. Of Avro they use `long`, `boolean`, `string`, `bytes`, `fixed`, `array<long>` (a column,
-see `snapshots.records`) and `array<bytes>`, in one flat record; what is written here is what any Avro
-library writes for the same schema, and reads.
+The schemas are plain Avro in the directory `schemas` of the package that writes the records, one file per kind and
+version. They use `long`, `boolean`, `string`, `bytes`, `fixed`, `array<long>` (a column) and `array<bytes>`, in one
+flat record. Any Avro library reads what is written here, and what it writes is read here.
 
-Columns of whole numbers as Avro writes them.
+A column of n numbers is an Avro `array<long>` of n longs: the first number, then the difference of each to the one
+before it, modulo 2**64. Avro's array is one block (its count, then the items) and a closing 0; a long is the zigzag of
+the number in groups of seven bits, lowest first, the high bit set on all but the last. An empty column is the closing 0
+alone. Columns are coded with numpy, because one number at a time is slower by a factor of ten.
 
-A column of n numbers is an Avro `array<long>` of n longs: the first number, then the difference of
-each to the one before it, modulo 2**64. Avro's array is one block (its count, then the items) and a
-closing 0; a long is the zigzag of the number in groups of seven bits, lowest first, the high bit set
-on all but the last. An empty column is the closing 0 alone. Any Avro library reads them; here numpy
-does, because one number at a time is too slow by a factor of ten.
+A column whose n > 1 numbers are all equal may be written as one element, where another field has the number of rows
+(`constant_shortened`, `expanded`). So each group of columns has its number of rows in a field of its own.
 
-*One stands for all*: a column whose n > 1 numbers are all equal may be written as one element, where
-the record says elsewhere how many rows there are. `constant_shortened` and `expanded` do that.
-
-How positions and groups of columns are laid out in the flat records of a snapshot.
-
-A column of positions `x` becomes the three columns `x_ledger`, `x_entry`, `x_batch`, a single position
-three longs of these names; "none" is -1, -1, -1. Every column may be written as one element that stands
-for all, so each group of columns has its number of rows in a field of its own.
+A column of positions `x` becomes the three columns `x_ledger`, `x_entry`, `x_batch`, a single position three longs of
+these names; no position is -1, -1, -1.
 """
 
 from __future__ import annotations

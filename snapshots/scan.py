@@ -1,12 +1,11 @@
-"""A reader of what compaction left that falls silent before the end of the log: was that all, or is the cluster slow?
+"""The scan of the snapshot topic: the newest entry of each key, topic by topic.
 
-The log itself tells, which compaction leaves as it is on a cluster: whoever folds what it holds behind the silence
-comes to the same state as by what compaction would leave of it. Elsewhere a silence is the end.
+A scan decides nothing but which writers count. Whether the entries of a topic fit together is checked when it is
+restored, topic by topic, so that a bad topic stops no other.
 
-What one scan of the snapshot topic finds: the newest entry of each key, topic by topic.
-
-Nothing is judged here but whose writes count; whether the entries of a topic belong together is
-for whoever restores it to ask, topic by topic so that a bad one stops no other.
+End-of-topic detection: a reader of a compacted topic may get no message before the end that the broker reported,
+because compaction dropped the rest, or because the cluster is slow. On a cluster compaction leaves the raw log as it
+is, so `read_log_rest` reads the rest there; applying it leads to the same state. Elsewhere nothing is left to read.
 """
 
 from __future__ import annotations

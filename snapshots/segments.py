@@ -1,7 +1,7 @@
-"""Sealed segments: what a snapshot keeps of a state that changes no more, each written once under its number.
+"""Sealed segments: the parts of a snapshot that change no more, each written once under its number.
 
-What a segment holds is opaque here. Its entry has the chain digest before and after it, so that whoever restores a
-snapshot knows that no segment is missing, torn or of another topic. Stored segments are called parts.
+The content of a segment is opaque here. Its entry has the chain digest before and after it, which proves at restore
+that no segment is missing, torn or of another topic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many shards a namespace has, and which partition of the snapshot topic holds the state of a topic.
+"""The number of shards of a namespace, and the partition of the snapshot topic that holds the state of a topic.
 
-Where there are several, `__txnbuffer_snapshots` has the note `shards=N` once a service has begun: partitions that
-somebody adds later count for nothing. Without that note it has as many shards as partitions.
+If there are several shards, `__txnbuffer_snapshots` has the annotation `shards=N` since a service first started:
+partitions that are added later do not count. Without that annotation there are as many shards as partitions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Shards: several services that share the topics of a namespace.
 
-Topics that begin with `__txnbuffer_` have a partition for each shard where there is more than one. A data topic, a
-named producer and a consumer group belong to shard h mod n of n: h is the first 8 bytes of the SHA-256 of the name in
-UTF-8, as an unsigned number, most significant byte first. Topic names are those within the namespace, and a partition
-has the name of its own, `T-partition-0`. Golden vectors pin this: under another
-shard a topic would have lost its state.
+Topics that begin with `__txnbuffer_` have a partition for each shard if there is more than one. A data topic, a named
+producer and a consumer group belong to shard h mod n of n: h is the first 8 bytes of the SHA-256 of the name in UTF-8,
+as an unsigned number, most significant byte first. Topic names are those within the namespace, and a partition has the
+name of its own, `T-partition-0`. Golden vectors pin this: under another shard a topic would have lost its state.
 """
 
 from __future__ import annotations

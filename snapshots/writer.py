@@ -1,14 +1,13 @@
-"""Writing snapshots: what to write is planned here without any I/O, then written in commit order.
+"""The writer of snapshots: it plans a snapshot without any I/O, then writes it in commit order.
 
 Order of writes, each step acknowledged before the next one begins:
 1. new parts, and the spills of the new end entry;
 2. the end entry, which names them: this is the commit;
 3. tombstones for whatever the end entry no longer names.
 
-So every end entry that is found names only entries that exist, and an older one's stay until the new
-one is durable. Nothing of the account changes before the end entry is acknowledged: after a failure
-the same parts are planned again. What a failed write left behind is told by reading the topic
-(`SnapshotOwnership.renew`, then `settle`), never assumed.
+So every end entry names only entries that exist, and those of an older one stay until the new one is durable. The state
+of the writer changes only when the end entry is acknowledged: after a failure the same parts are planned again. What a
+failed write left in the topic is found by reading it (`SnapshotOwnership.renew`, then `settle`), never assumed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The embedded log as a broker: the engine with locks around it and a thread that commits.
+"""The embedded log as a broker: the owner with its commit thread, and a read-only broker that follows the files.
 
-The work lock is held by whoever writes files: one flush, or one change of structure, at a time. The queue
-lock guards the appends that wait, and is never held while anything is written, so that appends queue up
-behind a flush that is under way and are all taken by the next one.
-
-What a broker of an embedded log does for readers, whether it owns the log or follows it.
-
-A log that another process may own, read-only.
+The work lock is held while files are written: one flush, or one change of structure, at a time. The queue lock
+guards the pending appends and is never held during a write, so that appends queue up during a flush and the next
+flush takes all of them.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ class ReadingBroker:
     def reader(
         self, topic: str, start: Position = EARLIEST, *, inclusive: bool = True, compacted: bool = False
     ) -> FileReader:
-        """As the port says. Compaction takes place in the log itself, so both ways of reading are the same."""
+        """As the port. Compaction rewrites the log itself, so `compacted` makes no difference."""
         del compacted
         return self._ask(topic, lambda entry: FileReader(self._source, entry, start, inclusive=inclusive))
 
@@ -75,7 +71,7 @@ class ReadingBroker:
         return self._ask(topic, lambda entry: position_at(self._source, self._source.grown(entry), time_ms))
 
     def _ask(self, topic: str, question: Callable[[TopicEntry], Answer]) -> Answer:
-        """The answer about a topic as it is; asked again if its files were trimmed or rewritten meanwhile."""
+        """The answer to a question about a topic; retried if its files were trimmed or rewritten meanwhile."""
         while True:
             entry = self._source.named(topic)
             try:
@@ -99,7 +95,7 @@ class ReadingBroker:
 
 
 class FollowingBroker(ReadingBroker):
-    """Follows the files of a log; whatever would change it raises ReadOnly."""
+    """Follows the files of a log; calls that would change it raise ReadOnly."""
 
     def __init__(self, environment: Environment, directory: str) -> None:
         self._follower = FileFollower(environment, directory)
@@ -158,14 +154,14 @@ class FollowingBroker(ReadingBroker):
 
 
 CHECK_SECONDS = 0.5
-"""So often who waits for room looks whether the log has stopped: then there will be none."""
+"""Seconds between checks whether the log has stopped, while an append waits for room."""
 
 MAX_PENDING_BYTES = 64 * MIB
-"""Appends that wait; beyond it `append` waits too."""
+"""Bytes of pending appends; above this limit `append` blocks."""
 
 
 class FileBroker(ReadingBroker):
-    """The owner of an embedded log; made by `FileBroker.open`. All calls are safe from any thread."""
+    """The owner of an embedded log, created by `FileBroker.open`. All calls are safe from any thread."""
 
     def __init__(self, environment: Environment, directory: str, options: Options, *, committer: bool) -> None:
         self._log, self.report = open_log(environment, directory, options)
@@ -219,13 +215,13 @@ class FileBroker(ReadingBroker):
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         compacted_prefix: str = OWN_PREFIX,
     ) -> FileBroker | FollowingBroker:
-        """Open a log, made if missing; sizes are in bytes, `compression` is "zstd" or None.
+        """Open a log, creating it if it is missing; sizes are in bytes, `compression` is "zstd" or None.
 
-        `read_only` follows a log that another process may own, and writes nothing. Without `committer`
-        there is no thread: each append is written before it returns. Topics whose names begin with
-        `compacted_prefix` may be compacted. `report` of the broker says in
-        sentences what was found amiss and mended. Raises Locked, ForeignDirectory, UnsupportedFormat,
-        Damaged, DiskFull or DiskFailed, and CallerError for an option that can't be.
+        `read_only` follows a log that another process may own, and writes nothing. Without `committer` there is no
+        thread: each append is written before it returns. Topics whose names begin with `compacted_prefix` may be
+        compacted. `report` of the broker lists, a sentence each, what recovery found amiss and repaired. Raises
+        Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed, and CallerError for an invalid
+        option.
         """
         environment = environment or Environment()
         if read_only:
@@ -270,9 +266,9 @@ class FileBroker(ReadingBroker):
         self._owned.notify()
 
     def compact(self, topic: str) -> None:
-        """Compact all ledgers, the newest one included, which is closed for it; appends go on meanwhile.
+        """Compact all ledgers; the newest is closed first. Appends continue meanwhile.
 
-        A deletion that is a key's newest message goes at once.
+        A delete that is the newest message of its key is dropped at once.
         """
         with self._compacting:
             self._owned.named(topic)
@@ -298,7 +294,7 @@ class FileBroker(ReadingBroker):
             ) from error
 
     def _swap(self, compacted: TopicEntry, rewrites: list[Rewrite]) -> None:
-        """Put the compacted ledgers in place of the old ones; none was trimmed meanwhile."""
+        """Replace the old ledgers by the compacted ones; none was trimmed meanwhile."""
         news = {rewrite.old: rewrite.new for rewrite in rewrites}
         with self._work:
             topic = self._log.topic(compacted.name)
@@ -328,12 +324,12 @@ class FileBroker(ReadingBroker):
             found = self._log.topic(topic)
             with self._queue:
                 ticket = self._fences[found.entry.number].enter(topic, exclusive=exclusive)
-            # What older writers had queued before is in the log once this one is open.
+            # Appends that older writers queued are in the log before this one opens.
             self._flush()
         return FileWriter(found, ticket, self._append, self._leave, exclusive=exclusive)
 
     def _wait_for_owner(self, topic: str, seconds: float) -> None:
-        """Raises StillHeld if this process has an exclusive writer open; none of another one can be."""
+        """Raises StillHeld if an exclusive writer is open, which can only be one of this process."""
         clock = self._environment.clock
         deadline = clock.monotonic() + seconds
         while True:
@@ -344,7 +340,7 @@ class FileBroker(ReadingBroker):
                 if not fence.held:
                     return
                 if (missing := deadline - clock.monotonic()) <= 0:
-                    raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait on")
+                    raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait longer")
                 self._queue.wait(min(missing, CHECK_SECONDS))
 
     def _append(self, writer: FileWriter, batch: Batch, reserved: bool) -> Future[Positions]:
@@ -385,7 +381,7 @@ class FileBroker(ReadingBroker):
             self._queue.notify_all()
 
     def _flush(self) -> None:
-        """Write all that waits now; the work lock is held."""
+        """Write all pending appends; the caller holds the work lock."""
         while self._flush_once():
             pass
 
@@ -406,13 +402,13 @@ class FileBroker(ReadingBroker):
                 self._idle = False
                 if self._closing:
                     return
-            # What went wrong has stopped the log and was told to those it hit; the others are told from here.
+            # A failure has stopped the log and failed its appends; readers are notified below.
             with contextlib.suppress(BaseException), self._work:
                 self._flush_once()
             self._owned.notify()
 
     def close(self) -> None:
-        """Write what waits, make the segments durable on their own, let go of the directory."""
+        """Write pending appends, make the segments durable, release the directory."""
         with self._queue:
             if self._closing:
                 return

@@ -1,4 +1,4 @@
-"""From appends that wait to blocks that are written: small ones merged, huge ones split."""
+"""Pending appends turned into blocks: small appends merged, huge ones split."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from broker_io.port import MAX_PROPERTIES
 from broker_io.position import Positions
 
 BLOCK_BYTES = 1024 * 1024
-"""What a block is filled up to; one message may be more."""
+"""Target size of a block; one message may be larger."""
 MAX_BLOCK_MESSAGES = 65_536
 CELL_BYTES = 8
-"""What a message takes in a column of properties, at most, even where it lacks the property."""
+"""Bytes of a message in a column of properties, at most, even if it lacks the property."""
 
 
 @dataclass(slots=True, eq=False)
 class FileTopic:
-    """A topic of the engine: what readers may see, what the manifest says of it."""
+    """A topic of the engine: `entry` is what readers may see, `durable` what the manifest has."""
 
     entry: TopicEntry
     durable: TopicEntry
@@ -36,7 +36,7 @@ class FileTopic:
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch that waits to be written; `size` is about its bytes. `reserved`: it may use what records leave free."""
+    """A batch to be written; `size` is about its bytes. `reserved`: it may use the reserve below the watermark."""
 
     topic: FileTopic
     batch: Batch
@@ -46,7 +46,7 @@ class PendingBatch:
 
 
 class LedgerCommit(NamedTuple):
-    """What one flush does to one topic: blocks from where the open ledger ends, the ledger after it, answers."""
+    """The commit of one topic in a flush: blocks for the end of the open ledger, the ledger after it, positions."""
 
     topic: FileTopic
     blocks: list[EncodedBlock]
@@ -55,7 +55,7 @@ class LedgerCommit(NamedTuple):
 
 
 def build_commit(topic: FileTopic, appends: list[PendingBatch], now_ms: int, seed: int, compress: bool) -> LedgerCommit:
-    """The blocks for all that waits on one topic."""
+    """The blocks for all pending appends of one topic."""
     ledger = topic.entry.ledgers[-1]
     time_ms = max(now_ms, ledger.last_time)
     answers = _answers(appends, ledger, time_ms)
@@ -87,7 +87,7 @@ def _in_block_sizes(appends: list[PendingBatch]) -> Iterator[Batch]:
         count = len(append.batch)
         named = names.union(append.batch.properties)
         if group:
-            # Those before get cells for what only this one has, and this one for what it lacks.
+            # Earlier batches get cells for properties that only this one has, and this one for those it lacks.
             wider = (len(named) - len(names)) * rows + (len(named) - len(append.batch.properties)) * count
             if size + append.size + CELL_BYTES * wider > BLOCK_BYTES or len(named) > MAX_PROPERTIES:
                 yield Batch.concat(group)
@@ -106,7 +106,7 @@ def _in_block_sizes(appends: list[PendingBatch]) -> Iterator[Batch]:
 
 
 def split(batch: Batch) -> Iterator[Batch]:
-    """A batch in pieces of about a block each."""
+    """A batch in slices of about a block each."""
     ends = batch.keys.offsets[1:].astype(np.int64) + batch.values.offsets[1:]
     start, base = 0, int(batch.keys.offsets[0]) + int(batch.values.offsets[0])
     while start < len(batch):

@@ -1,13 +1,12 @@
 """Key compaction of the closed ledgers of a topic.
 
-First every block is read once, its checksums verified: the newest message of each key is found by the
-column of key hashes. A message is dropped only if the newest one of the same hash has the very same key,
-so two keys that share a hash can't shadow each other; the older of them merely stays. Also dropped are
-messages without a key, and the newest message of a key if it has no value (nothing older of that key is
-left then).
+First every block is read once and its checksums are verified; the column of key hashes shows the newest message of
+each key. A message is dropped only if the newest one of the same hash has the very same key, so two keys with one
+hash can't hide each other: the older message merely stays. Messages without a key are dropped too, and so is the
+newest message of a key if it has no value (nothing older of that key is left then).
 
-Ledgers that lose something are written anew under the next generation, every message with its entry
-number and publish time; the manifest that names the new files is the swap, the old files go after it.
+Ledgers that lose messages are rewritten under the next generation, every message with its entry number and publish
+time. The manifest that names the new files is the swap; the old files are removed after it.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ Mask = NDArray[np.bool_]
 
 
 class Rewrite(NamedTuple):
-    """A closed ledger before and after."""
+    """A closed ledger before and after compaction."""
 
     old: LedgerEntry
     new: LedgerEntry
 
 
 class _Keys(NamedTuple):
-    """The key columns of all closed ledgers, n messages in log order; `counts` says how many each ledger has."""
+    """The key columns of all closed ledgers, n messages in log order; `counts` has the messages per ledger."""
 
     hashes: NDArray[np.uint64]
     keys: Blobs
@@ -49,9 +48,9 @@ class _Keys(NamedTuple):
 
 
 def compact_ledgers(disk: Disk, directory: str, topic: TopicEntry, *, seed: int, compress: bool) -> list[Rewrite]:
-    """Write what is left of every closed ledger that loses something; the files are durable when this returns.
+    """Rewrite every closed ledger that loses messages; the files are durable when this returns.
 
-    Raises Damaged for a block that does not hold, or OSError; what was written by then is removed.
+    Raises Damaged for an invalid block, or OSError; what was written by then is removed.
     """
     columns = _key_columns(disk, directory, topic)
     if columns is None:
@@ -76,7 +75,7 @@ def compact_ledgers(disk: Disk, directory: str, topic: TopicEntry, *, seed: int,
 
 
 def discard(disk: Disk, directory: str, topic: TopicEntry, rewrites: list[Rewrite]) -> None:
-    """Remove what was written but will not be used."""
+    """Remove files that were written but will not be used."""
     for _, new in rewrites:
         path = layout.segment_path(directory, topic.number, new.ledger, new.generation)
         with contextlib.suppress(OSError):
@@ -108,7 +107,7 @@ def _key_columns(disk: Disk, directory: str, topic: TopicEntry) -> _Keys | None:
 
 
 def _survivors(columns: _Keys) -> Mask:
-    """Which messages stay."""
+    """The messages that stay."""
     count = len(columns.deleted)
     keep = ~columns.keys.absent_mask()
     order = np.lexsort((np.arange(count), columns.hashes[:, 1], columns.hashes[:, 0]))
@@ -129,7 +128,7 @@ def _survivors(columns: _Keys) -> Mask:
 
 
 def _same_keys(keys: Blobs, some: NDArray[np.intp], others: NDArray[np.intp]) -> Mask:
-    """Which pairs of messages have the very same key."""
+    """The pairs of messages with the same key."""
     data, offsets = bytes(keys.data), keys.offsets.tolist()
     pairs = zip(some.tolist(), others.tolist(), strict=True)
     equal = (data[offsets[a] : offsets[a + 1]] == data[offsets[b] : offsets[b + 1]] for a, b in pairs)
@@ -159,7 +158,7 @@ def _rewrite(
 
 
 def _groups(disk: Disk, directory: str, topic: TopicEntry, old: LedgerEntry, keep: Mask) -> Iterator[list[Decoded]]:
-    """The messages that stay, about a block's worth at a time."""
+    """The messages that stay, in groups of about one block."""
     path = layout.segment_path(directory, topic.number, old.ledger, old.generation)
     file = open_segment(disk, path)
     try:

@@ -1,17 +1,17 @@
-"""The journal: what was appended since the last checkpoint, in the order in which it was acknowledged.
+"""The journal: what was appended since the last checkpoint, in the order of acknowledgement.
 
-One flush is one record, written and synced as a whole whatever number of topics it touches; its blocks
-then go to their segments, which are synced at the next checkpoint only. After a crash the blocks are
-written to the segments again. All numbers are little-endian. The file starts with 32 bytes:
+One flush is one record, written and synced as a whole whatever the number of topics; its blocks then go to their
+segments, which are synced at the next checkpoint only. After a crash the blocks are written to the segments again.
+All numbers are little-endian. The file starts with 32 bytes:
 
     offset  size
          0     8  magic `TXJOURN` and the version, 1
          8     8  number of the journal
-        16     8  mark: 8 random bytes that start each record, so that nothing a message holds looks like one
+        16     8  mark: 8 random bytes that start each record, so that no message can imitate one
         24     4  zero
         28     4  CRC32C of the 28 bytes before
 
-Then record follows record, each of a head of 40 bytes, a table, and blocks (see broker_io/block.py):
+Records follow, each of a head of 40 bytes, a table, and blocks (see broker_io/block.py):
 
          0     8  the mark
          8     8  sequence: the first record is 1, the next 2, …
@@ -21,11 +21,11 @@ Then record follows record, each of a head of 40 bytes, a table, and blocks (see
         32     4  zero
         36     4  CRC32C of the 36 bytes before
 
-and the table has 40 bytes a block: topic number (8), ledger (8), generation (8), offset in the segment
-(8), length (8). Blocks are covered by checksums of their own.
+The table has 40 bytes per block: topic number (8), ledger (8), generation (8), offset in the segment (8),
+length (8). Blocks have checksums of their own.
 
-A record that is not whole at the end of the file was never acknowledged: it is a torn tail. One that is
-not whole in front of one that is has been damaged.
+An incomplete record at the end of the file was never acknowledged: it is a torn tail. An incomplete record before a
+complete one is damage.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CRC = struct.Struct("<I")
 
 
 class Placed(NamedTuple):
-    """Where a block belongs."""
+    """The location of a block."""
 
     topic: int
     ledger: int
@@ -62,7 +62,7 @@ class Placed(NamedTuple):
 
 
 class JournalBlock(NamedTuple):
-    """A block as a journal holds it: where it belongs, its header, its bytes."""
+    """A block in a journal: its location, its header, its bytes."""
 
     placed: Placed
     header: Header
@@ -70,7 +70,7 @@ class JournalBlock(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """What a journal holds: its mark, blocks in order, and the offset behind the last whole record of `size` bytes."""
+    """The content of a journal of `size` bytes: its mark, blocks in order, the end offset of the last whole record."""
 
     mark: bytes
     blocks: list[JournalBlock]
@@ -98,7 +98,7 @@ def encode_record(mark: bytes, sequence: int, blocks: Sequence[tuple[Placed, Enc
 
 
 def read_journal(data: bytes, number: int, path: str) -> Replay:
-    """Everything a journal holds. Raises Damaged or UnsupportedFormat that names the file."""
+    """The content of a journal. Raises Damaged or UnsupportedFormat that names the file."""
     mark = _check_file_head(data, number, path)
     blocks: list[JournalBlock] = []
     at, sequence = FILE_HEAD_BYTES, 1
@@ -130,23 +130,23 @@ def _check_file_head(data: bytes, number: int, path: str) -> bytes:
 
 
 def _read_record(data: bytes, at: int, mark: bytes, sequence: int) -> tuple[list[JournalBlock], int]:
-    """The record that stands at an offset and the offset behind it. Raises BadBlock if it is not whole."""
+    """The record at an offset and the offset after it. Raises BadBlock if it is not whole."""
     found, length, count, table_crc = _read_head(data, at, mark)
     table = data[at + _HEAD_BYTES : at + _HEAD_BYTES + count * _ROW.size]
     if found != sequence or at + length > len(data) or google_crc32c.value(table) != table_crc:
-        raise BadBlock("it is not whole, or not the one that comes next")
+        raise BadBlock("it is incomplete, or not the next one in sequence")
     blocks: list[JournalBlock] = []
     start = at + _HEAD_BYTES + len(table)
     for placed in map(Placed._make, _ROW.iter_unpack(table)):
         content = data[start : start + placed.length]
         header = parse_header(content)
         if header.length != len(content):
-            raise BadBlock("a block of it has another length")
+            raise BadBlock("one of its blocks has another length")
         open_block(content, 0, header)
         blocks.append(JournalBlock(placed, header, content))
         start += placed.length
     if start != at + length:
-        raise BadBlock("its blocks are not as long as it says")
+        raise BadBlock("its length is not that of its blocks")
     return blocks, start
 
 
@@ -154,15 +154,15 @@ def _read_head(data: bytes, at: int, mark: bytes) -> tuple[int, int, int, int]:
     """Sequence, length, number of blocks and checksum of the table."""
     head = data[at : at + _HEAD_BYTES]
     if len(head) < _HEAD_BYTES or not head.startswith(mark) or _with_crc(head[:-4]) != head:
-        raise BadBlock("its head does not hold")
+        raise BadBlock("its head is invalid")
     _, sequence, length, count, table_crc = _HEAD.unpack_from(head)
     return sequence, length, count, table_crc
 
 
 def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bool:
-    """Whether a valid head with a later sequence stands at an offset or anywhere behind it.
+    """Whether there is a valid head with a later sequence at or after an offset.
 
-    Heads are enough: a record is written after the one before it was synced.
+    A head is proof enough: a record is written only after the one before it was synced.
     """
     found = data.find(mark, at)
     while found >= 0:
@@ -176,7 +176,7 @@ def _later_record_exists(data: bytes, at: int, mark: bytes, sequence: int) -> bo
 
 
 class Journal:
-    """A journal that is open for appending; every call may raise OSError."""
+    """A journal that is open for appends; every call may raise OSError."""
 
     def __init__(self, file: File, path: str, number: int, mark: bytes) -> None:
         self.path = path
@@ -188,7 +188,7 @@ class Journal:
 
     @classmethod
     def create(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
-        """A new empty journal, on stable storage but for its name; `mark` is 8 random bytes."""
+        """A new empty journal, durable except for its name; `mark` is 8 random bytes."""
         file = disk.open(path, write=True, create=True)
         try:
             file.truncate(0)
@@ -201,11 +201,11 @@ class Journal:
 
     @classmethod
     def open_empty(cls, disk: Disk, path: str, number: int, mark: bytes) -> Journal:
-        """A journal that was found to hold no record."""
+        """A journal that was found to have no records."""
         return cls(disk.open(path, write=True), path, number, mark)
 
     def append(self, blocks: Sequence[tuple[Placed, EncodedBlock]]) -> None:
-        """Write one record and return once it is on stable storage."""
+        """Write one record and return once it is durable."""
         chunks = encode_record(self._mark, self._sequence, blocks)
         self._file.write(self.size, chunks)
         self._file.sync()
@@ -213,7 +213,7 @@ class Journal:
         self._sequence += 1
 
     def cut(self) -> None:
-        """Take off what an append that failed may have left."""
+        """Cut off what a failed append may have left."""
         self._file.truncate(self.size)
 
     def close(self) -> None:

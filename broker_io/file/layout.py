@@ -1,18 +1,16 @@
-"""Where the files of an embedded log stand.
+"""Files of an embedded log, its options and its lock.
 
     DIR/lock                                      locked by the owner; holds its pid as text
     DIR/manifest                                  which files count, and how far (see manifest.py)
     DIR/manifest.new                              a manifest that is being written
     DIR/journal-<n>                               what was appended since the last checkpoint (journal.py)
     DIR/topics/<topic>/<ledger>-<generation>.log    one ledger of a topic: blocks, nothing else (segment.py)
-    DIR/topics/<topic>/<ledger>-<generation>.index  sparse index of it, may be missing (index.py)
+    DIR/topics/<topic>/<ledger>-<generation>.index  sparse index of it, may be missing (segment.py)
 
-Topics stand under their numbers; names are in the manifest only, so any name suits any file system. What
-the manifest does not name is a leftover of something that was not finished, and the next owner removes it.
+Topic directories are named by number; topic names are in the manifest only, so any name suits any file system. Files
+that the manifest does not name are leftovers of an unfinished change; the next owner removes them.
 
-How an embedded log is kept, and how it names what the disk says.
-
-The lock of a directory: one owner at a time, and a note of who that is.
+One process at a time owns a directory: it holds the lock and writes its pid there.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a log is kept; sizes in bytes. Topics whose names begin with `compacted_prefix` may be compacted."""
+    """Options of a log; sizes in bytes. Topics whose names begin with `compacted_prefix` may be compacted."""
 
     segment_bytes: int = 64 * MIB
     journal_bytes: int = 64 * MIB
@@ -40,11 +38,11 @@ class Options:
     compacted_prefix: str = OWN_PREFIX
 
     def check(self) -> None:
-        """Raises CallerError that names the option which can't be."""
+        """Raises CallerError that names the invalid option."""
         for name, least, most in _BOUNDS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise CallerError(f"{name} {value!r} can't be: give a whole number of bytes from {least} to {most}")
+                raise CallerError(f"{name} {value!r} is invalid: give a number of bytes from {least} to {most}")
 
 
 _BOUNDS = (
@@ -57,19 +55,19 @@ _BOUNDS = (
 
 
 def out_of_files(error: OSError) -> bool:
-    """Whether an error says that there is no descriptor left, which is nothing that the disk did."""
+    """Whether an error means that no file descriptor is left, which is no fault of the disk."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def disk_error(error: OSError, path: str, what: str) -> DiskFailed | TooManyFiles:
-    """The named error for what the operating system said about a path; `what` says what that means."""
+    """The error of the tree for an OSError about a path; `what` describes the consequence."""
     if out_of_files(error):
         return TooManyFiles(f"{error.filename or path}: {error.strerror}: {what}; raise the limit (ulimit -n)")
     return disk_failure(error, path, what)
 
 
 def disk_failure(error: OSError, path: str, what: str) -> DiskFailed:
-    """Likewise where whatever was said stops the log."""
+    """As `disk_error`, for an OSError that stops the log."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
     return kind(f"{error.filename or path}: {error.strerror or error}: {what}")
 
@@ -100,22 +98,22 @@ def segment_path(directory: str, topic: int, ledger: int, generation: int) -> st
 
 
 def index_path(segment: str) -> str:
-    """The path of the index that belongs to the segment of that path."""
+    """The path of the index of a segment."""
     return segment.removesuffix(".log") + ".index"
 
 
 def is_log_file(name: str) -> bool:
-    """Whether the root of a log may hold a file or directory of this name."""
+    """Whether the directory of a log may contain this name."""
     return name in (LOCK, MANIFEST, NEW_MANIFEST, TOPICS) or _JOURNAL.fullmatch(name) is not None
 
 
 def may_be_unfinished(names: list[str]) -> bool:
-    """Whether a directory without a manifest holds nothing but the beginnings of a log that was being made."""
+    """Whether a directory without a manifest contains only the start of a log that was being created."""
     return set(names) <= {LOCK, NEW_MANIFEST, _FIRST_JOURNAL}
 
 
 def remove_leftovers(disk: Disk, directory: str, journal: int, segments: dict[int, set[str]]) -> None:
-    """Remove what a manifest does not name: it keeps one journal, and per topic number these segment files."""
+    """Remove files that the manifest does not name: it keeps one journal and the segment files of each topic."""
     for name in disk.list(directory):
         if name == NEW_MANIFEST or (_JOURNAL.fullmatch(name) and name != f"journal-{journal}"):
             disk.remove(join(directory, name))
@@ -130,10 +128,10 @@ def remove_leftovers(disk: Disk, directory: str, journal: int, segments: dict[in
 
 
 LOCK_ATTEMPTS, LOCK_PAUSE = 20, 0.005
-"""Readers that look whether a log has an owner hold its lock for a moment."""
+"""Attempts to lock: readers that check whether a log has an owner hold its lock for a moment."""
 
 HOLDER_BYTES = 32
-"""A lock file is written over, never cut: padded to this, what it says is always whole."""
+"""A lock file is overwritten, never truncated; its text is padded to this size, so it is always complete."""
 
 
 class Lock:
@@ -146,14 +144,14 @@ class Lock:
         self._identity = disk.identity(path)[:2]
 
     def is_in_place(self) -> bool:
-        """Whether others who look for the lock find this one; else they may own the log too. May raise OSError."""
+        """Whether the lock file is still this one; if not, another process may own the log too. May raise OSError."""
         try:
             return self._disk.identity(self._path)[:2] == self._identity
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         self._file.close()
 
 
@@ -178,10 +176,10 @@ def take_lock(environment: Environment, directory: str) -> Lock:
 
 def _locked(environment: Environment, directory: str, holder: str) -> Locked:
     if holder == environment.process:
-        what = f"already, by process {holder}, as this one is called too: close it there"
+        what = f"process {holder}, which is also the id of this one: close it there"
     else:
-        what = f"by another process{f' ({holder})' if holder else ''}: stop that one"
-    return Locked(f"{directory} is owned {what}, or open the log read-only")
+        what = f"another process{f' ({holder})' if holder else ''}: stop that process"
+    return Locked(f"{directory} is owned by {what}, or open the log read-only")
 
 
 def _holder(disk: Disk, path: str) -> str:

@@ -1,17 +1,16 @@
 """The engine of the embedded log: appends in, positions out, everything durable; no threads, no waiting.
 
-Order of a flush: all waiting appends become blocks, the blocks of all topics one record of the journal, the
-journal is synced, the blocks are written to their segments, the answers are given. So a segment never shows
-anybody what is not durable, and one sync serves all topics. A checkpoint syncs the segments, starts an
-empty journal and says so in a new manifest.
+A flush turns all pending appends into blocks, writes the blocks of all topics as one record of the journal, syncs the
+journal, writes the blocks to their segments, and acknowledges the appends. So a segment never shows what is not
+durable, and one sync serves all topics. A checkpoint syncs the segments, starts an empty journal and names it in a new
+manifest.
 
-The first write or sync that fails stops the engine: a failed sync may have dropped what it should have
-written, so nothing is tried again; whoever opens the log anew finds out what holds.
+The first failed write or sync stops the engine. A failed sync may have dropped what it should have written, so nothing
+is tried again; recovery at the next open finds out what is durable.
 
-Refusing appends before the disk is full, while there is still room to decide, compact, trim and take snapshots.
-
-Records are refused below the watermark. What ends transactions, and whatever goes into the service's own topics, is
-refused below half of it only: so transactions whose records were refused still end.
+Appends are refused before the disk is full, while there is still room to decide, compact, trim and take snapshots.
+Records are refused below the watermark. What ends transactions, and appends to the service's own topics, are refused
+below half of it, so that transactions whose records were refused can still end.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SECONDS_BETWEEN = 1.0
 
 
 class Watermark:
-    """Looks at the free space every 16 MiB or every second, and each time while there is too little."""
+    """Checks the free space every 16 MiB or every second, and each time while there is too little."""
 
     def __init__(self, environment: Environment, directory: str, watermark_bytes: int) -> None:
         self._disk = environment.disk
@@ -53,7 +52,7 @@ class Watermark:
         self._free = watermark_bytes
 
     def check(self) -> None:
-        """Find out how much is free, if that may have changed. Raises OSError."""
+        """Measure the free space if it may have changed. Raises OSError."""
         now = self._clock.monotonic()
         if self._low or self._unseen >= BYTES_BETWEEN or now - self._seen_at >= SECONDS_BETWEEN:
             self._free = self._disk.free_bytes(self._directory)
@@ -61,30 +60,32 @@ class Watermark:
             self._low = self._free < self._watermark_bytes
 
     def refusal(self, append: PendingBatch) -> DiskWatermark | None:
-        """Why an append may not be written, as the last look found it, or None."""
+        """The error for an append that may not be written, by the last check, or None."""
         reserved = append.reserved or append.topic.entry.name.startswith(OWN_PREFIX)
         if not self._low or (reserved and 2 * self._free >= self._watermark_bytes):
             return None
         limit = "half of the watermark" if reserved else "the watermark"
         return DiskWatermark(
             f"{self._directory}: {self._free} bytes are free, fewer than {limit} of {self._watermark_bytes}: "
-            "appends are refused until there are more; free some space"
+            "appends are rejected until there are more; free some space"
         )
 
     def count(self, written: int) -> None:
-        """Note bytes that were written."""
+        """Count bytes that were written."""
         self._unseen += written
 
 
 FLUSH_BYTES = 16 * MIB
-"""Appends that one flush takes at most, about."""
+"""Bytes of appends in one flush, at most, approximately."""
 APPEND_BYTES = 1024
-"""What one more append costs in memory, whatever is in it."""
+"""Memory that one more append takes besides its content."""
 OPEN_SEGMENTS = 256
-"""Files of open segments that stay open."""
+"""Segment files that are kept open."""
 
-_STOPPED = "the log has stopped; nothing acknowledged is lost: mend the disk or free space, then open the log again"
-_UNLOCKED = "its lock file was removed, so the log has stopped: see that nobody else owns it, then open it again"
+_STOPPED = "the log has stopped; nothing acknowledged is lost: repair the disk or free space, then open the log again"
+_UNLOCKED = (
+    "its lock file was removed, so the log has stopped: make sure that no other process owns it, then open it again"
+)
 
 
 class FileLog:
@@ -140,7 +141,7 @@ class FileLog:
         return self._topics.get(number)
 
     def create_topics(self, names: Iterable[str]) -> None:
-        """Make topics with one empty ledger each, all in one step; those that exist are left as they are."""
+        """Create topics with one empty ledger each, all in one step; existing topics stay as they are."""
         missing = [name for name in dict.fromkeys(names) if name not in self._numbers]
         if not missing:
             return
@@ -189,7 +190,7 @@ class FileLog:
             self._remove(topic.entry, topic.entry.ledgers)
 
     def roll(self, topic: FileTopic) -> None:
-        """Close the open ledger and begin another, unless it is empty."""
+        """Close the open ledger and start another, unless it is empty."""
         last = topic.entry.ledgers[-1]
         if not last.entries:
             return
@@ -212,7 +213,7 @@ class FileLog:
         self.change(topic, topic.entry._replace(floor=floor, ledgers=old[len(dropped) :]), dropped)
 
     def change(self, topic: FileTopic, entry: TopicEntry, dropped: Iterable[LedgerEntry]) -> None:
-        """Put other closed ledgers in place of a topic's, in one step, and remove the files of those dropped."""
+        """Replace the closed ledgers of a topic in one step, and remove the files of the dropped ones."""
         self._check()
         with self.guard(self._directory):
             durable = entry.with_open(topic.durable.ledgers[-1])
@@ -241,7 +242,7 @@ class FileLog:
         return future
 
     def take(self) -> list[PendingBatch]:
-        """The appends that the next flush is to write, oldest first."""
+        """Take the appends of the next flush, oldest first."""
         taken: list[PendingBatch] = []
         size = 0
         while self.pending and (not taken or size + self.pending[0].size <= FLUSH_BYTES):
@@ -251,16 +252,16 @@ class FileLog:
         return taken
 
     def flush(self) -> None:
-        """Write everything that waits and answer it."""
+        """Write and acknowledge all pending appends."""
         while taken := self.take():
             self.commit(taken)
 
     def commit(self, taken: list[PendingBatch]) -> None:
-        """Write appends durably and answer them; every future is done when this returns or raises."""
+        """Write appends durably and acknowledge them; every future is done when this returns or raises."""
         try:
             self._commit(taken)
         except BaseException as error:
-            failure = DiskFailed(f"{self._directory}: committing failed ({error!r}): {_STOPPED}")
+            failure = DiskFailed(f"{self._directory}: the commit failed ({error!r}): {_STOPPED}")
             self.stop(failure)
             _fail([append for append in taken if not append.future.done()], failure)
             raise
@@ -299,7 +300,7 @@ class FileLog:
         for group in by_topic.values():
             try:
                 commits.append(build_commit(group[0].topic, group, now, self._seed, compress))
-            except Exception as error:  # a batch that lies about itself must not leave anybody waiting
+            except Exception as error:  # an inconsistent batch must not leave a future pending
                 _fail(group, error)
         return commits
 
@@ -315,7 +316,7 @@ class FileLog:
         if not placed:
             return
         with self.guard(commits[0].topic.segment.path):
-            # Behind the journal there is no way back, so one descriptor has to be there before it.
+            # After the journal there is no way back, so one descriptor has to be open before it.
             commits[0].topic.segment.open(commits[0].topic.entry.ledgers[-1].bytes)
         with self.guard(self._journal.path, midway=True):
             try:
@@ -335,7 +336,7 @@ class FileLog:
                     topic.segment.close()
 
     def _after(self, commits: list[LedgerCommit]) -> None:
-        """Roll and checkpoint where it is time; a failure here stops the log but takes nothing back."""
+        """Roll and checkpoint where it is due; a failure stops the log, but the appends stay acknowledged."""
         with contextlib.suppress(DiskFailed, TooManyFiles):
             for commit in commits:
                 if commit.after.bytes >= self._options.segment_bytes:
@@ -346,7 +347,7 @@ class FileLog:
     # --- checkpoints ---
 
     def checkpoint(self) -> None:
-        """Make the segments durable on their own and begin an empty journal."""
+        """Make the segments durable and start an empty journal."""
         self._check()
         with self.guard(self._directory):
             self._checkpoint({})
@@ -376,7 +377,7 @@ class FileLog:
         self._disk.remove(old.path)
 
     def _durable(self) -> list[TopicEntry]:
-        """The topics without what only the journal has of them."""
+        """The topics as the manifest has them, without what is only in the journal."""
         return [topic.durable for topic in self._topics.values()]
 
     def _replace(self, *, topics: list[TopicEntry], **numbers: Any) -> None:
@@ -397,9 +398,9 @@ class FileLog:
 
     @contextlib.contextmanager
     def guard(self, path: str, *, midway: bool = False) -> Iterator[None]:
-        """Turn an OSError about a path into a DiskFailed and stop.
+        """Turn an OSError about a path into DiskFailed and stop the log.
 
-        Unless in the midst of something that can't be left, a lack of descriptors is TooManyFiles and stops nothing.
+        A lack of descriptors raises TooManyFiles instead and stops nothing, unless `midway` through a change.
         """
         try:
             yield
@@ -412,7 +413,7 @@ class FileLog:
             raise failure from error
 
     def _retry_without_descriptors(self, act: Callable[[], None]) -> None:
-        """Do what can be done twice; without a descriptor once more, with those that segments keep."""
+        """Run an idempotent action; if no descriptor is left, close the segments and run it again."""
         try:
             act()
         except OSError as error:
@@ -426,11 +427,11 @@ class FileLog:
             topic.segment.close()
 
     def stop(self, failure: DiskFailed) -> None:
-        """Refuse everything from here on but reading; what waits already fails when it is taken."""
+        """Reject everything but reads from now on; pending appends fail in the next flush."""
         self.failure = self.failure or failure
 
     def close(self) -> None:
-        """Flush, checkpoint if anything is in the journal, and let go of the directory."""
+        """Flush, checkpoint if the journal is not empty, and release the directory."""
         try:
             self.flush()
             if self.failure is None and self._journal.size > FILE_HEAD_BYTES:

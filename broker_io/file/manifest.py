@@ -1,7 +1,7 @@
 """The manifest: the one file that says which other files of a log count, and how far.
 
-Replacing it is the one commit point of everything but appends: topics made and deleted, segments rolled,
-trimmed, compacted, journals begun. It is text in UTF-8. The first line is
+Replacing it commits everything but appends: topics created and deleted, segments rolled, trimmed, compacted, journals
+begun. It is text in UTF-8. The first line is
 
     txnbuffer-log <version> <CRC32C of all that follows that line, 8 hexadecimal digits>
 
@@ -9,17 +9,16 @@ and the rest is one JSON document:
 
     log         16 bytes in hexadecimal, the identity of the log
     secret      8 bytes in hexadecimal, the seed of its key hashes
-    journal     number of the journal that stands on top of what is said here
-    next_topic  number of the next topic to be made; numbers are never used twice
-    next_ledger number of the first ledger of that topic: above those of all topics that were deleted, so that a
-                place in one of them is none in another one of its name; not there in older manifests: 1
-    topics      one object a topic: number, name, incarnation (16 bytes in hexadecimal), floor and ledgers
+    journal     number of the journal that holds what was appended since
+    next_topic  number of the next topic; numbers are never reused
+    next_ledger number of the first ledger of the next topic: above those of all deleted topics, so that a position in
+                a deleted topic exists in no later topic of its name; missing in older manifests: 1
+    topics      one object per topic: number, name, incarnation (16 bytes in hexadecimal), floor and ledgers
 
-`floor` is `[ledger, entry]`: nothing below it exists any more. Each of `ledgers`, ascending, is an object
-with ledger, generation (how often it was rewritten by compaction), entries (next entry number), bytes (all
-of which are on stable storage), first_time and last_time (no message of it was published before the one,
-none of the topic so far after the other; milliseconds, 0 for an empty topic). All but the last ledger are
-closed. In the last one, appends of the journal follow what is said here.
+`floor` is `[ledger, entry]`: nothing below it exists any more. Each of `ledgers`, ascending, is an object with ledger,
+generation (how often compaction rewrote it), entries (next entry number), bytes (all durable), first_time and
+last_time (no message of it was published before the former, none of the topic so far after the latter; milliseconds, 0
+for an empty topic). All but the last ledger are closed. Appends in the journal extend the last one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _MAGIC = "txnbuffer-log"
 
 
 class LedgerEntry(NamedTuple):
-    """One ledger as far as it counts."""
+    """One ledger, as far as the manifest covers it."""
 
     ledger: int
     generation: int = 0
@@ -69,7 +68,7 @@ class TopicEntry(NamedTuple):
         return next((entry for entry in self.ledgers if entry.ledger >= ledger), None)
 
     def place(self, entry: LedgerEntry) -> int:
-        """What every block of a ledger says about where it belongs, so that a file under a wrong name is noticed."""
+        """The number in every block of a ledger that identifies its file, so that a renamed file is noticed."""
         return int(google_crc32c.value(f"{self.incarnation}/{entry.ledger}/{entry.generation}".encode()))
 
     def with_open(self, entry: LedgerEntry) -> TopicEntry:
@@ -83,7 +82,7 @@ def empty_topic(number: int, name: str, incarnation: bytes, first: int) -> Topic
 
 
 class Manifest(NamedTuple):
-    """All that a manifest says; topics in the order of their numbers."""
+    """The content of a manifest; topics in the order of their numbers."""
 
     log: str
     secret: str
@@ -94,13 +93,13 @@ class Manifest(NamedTuple):
 
 
 class TopicTexts:
-    """The texts of topics as a manifest holds them; kept, so that a change of one topic costs one of them."""
+    """Cache of the encoded topics of a manifest, so that a change of one topic encodes only that one."""
 
     def __init__(self) -> None:
         self._texts: dict[int, tuple[TopicEntry, bytes]] = {}
 
     def of(self, topics: tuple[TopicEntry, ...]) -> list[bytes]:
-        """A text each, in order; what other topics had is forgotten."""
+        """The encoded topics in order; the texts of all other topics are dropped."""
         known = self._texts
         self._texts = {topic.number: self._of_one(topic, known.get(topic.number)) for topic in topics}
         return [text for _, text in self._texts.values()]
@@ -141,21 +140,21 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     line, _, rest = data.partition(b"\n")
     words = line.split(b" ")
     if len(words) != 3 or words[0] != _MAGIC.encode():
-        raise Damaged(path, 0, "the first line is not that of the manifest of a log")
+        raise Damaged(path, 0, "the first line is not that of a log's manifest")
     if words[1] != str(VERSION).encode():
         raise UnsupportedFormat(
             f"{path}: a log of format version {words[1].decode(errors='replace')}; this release reads version "
             f"{VERSION}: use the release that wrote it, or a newer one"
         )
     if words[2] != f"{google_crc32c.value(rest):08x}".encode():
-        raise Damaged(path, len(line) + 1, "the checksum of the manifest does not hold: restore it from a copy")
+        raise Damaged(path, len(line) + 1, "the checksum of the manifest is wrong: restore it from a copy")
     try:
         document = json.loads(rest)
         topics = tuple(map(_read_topic, document["topics"]))
         numbers = document["journal"], document["next_topic"]
         return Manifest(document["log"], document["secret"], *numbers, topics, document.get("next_ledger", 1))
     except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(path, len(line) + 1, f"the manifest can't be understood ({error!r})") from None
+        raise Damaged(path, len(line) + 1, f"the manifest can't be parsed ({error!r})") from None
 
 
 def _read_topic(document: dict[str, Any]) -> TopicEntry:
@@ -167,9 +166,9 @@ def _read_topic(document: dict[str, Any]) -> TopicEntry:
 
 
 def load_manifest(disk: Disk, directory: str) -> Manifest | None:
-    """The manifest of a directory; None if there is none and a log may be made there.
+    """The manifest of a directory; None if there is none and a log may be created there.
 
-    Raises ForeignDirectory where something else stands, Damaged where a manifest is missing or broken.
+    Raises ForeignDirectory if the directory contains other files, Damaged if a manifest is missing or broken.
     """
     path = layout.join(directory, layout.MANIFEST)
     if not disk.exists(path):
@@ -186,13 +185,13 @@ def _check_no_log(disk: Disk, directory: str, path: str) -> None:
     names = disk.list(directory) if disk.exists(directory) else []
     for name in names:
         if not layout.is_log_file(name):
-            raise ForeignDirectory(f"{directory} holds {name!r} and no log: name an empty or missing directory")
+            raise ForeignDirectory(f"{directory} contains {name!r} and no log: name an empty or missing directory")
     if not layout.may_be_unfinished(names):
-        raise Damaged(path, 0, "the manifest is missing beside files of a log: restore it from a copy")
+        raise Damaged(path, 0, "the manifest is missing, though files of a log are there: restore it from a copy")
 
 
 def replace_manifest(disk: Disk, directory: str, manifest: Manifest, texts: TopicTexts | None = None) -> None:
-    """Put a manifest in place of the one that is there, atomically and durably."""
+    """Replace the manifest of a directory, atomically and durably."""
     new = layout.join(directory, layout.NEW_MANIFEST)
     file = disk.open(new, write=True, create=True)
     try:

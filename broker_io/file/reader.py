@@ -1,8 +1,6 @@
-"""Reading a topic of the embedded log, by its owner and by other processes alike.
+"""Readers of the embedded log: blocks of a segment in order, messages of a topic, first and last positions and times.
 
-Blocks of one segment in order, read in chunks.
-
-First and last positions, and the position that belongs to a time.
+The owner of the log and other processes read with the same code; the `SegmentSource` differs.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ from broker_io.file.source import REPAIR_HINT, TORN_TAIL_SECONDS, UNFINISHED, Of
 from broker_io.position import EARLIEST, LATEST, NO_INDEX, Position, Positions
 
 TAKE_BYTES = 16 * 1024 * 1024
-"""Blocks that are looked at together, so that large messages don't fill the memory."""
+"""Bytes of blocks that are decoded together, so that large messages don't fill the memory."""
 
 
 class TornTail(NamedTuple):
-    """Bytes at the end of what another process is writing that are no block, or not yet."""
+    """Bytes at the end of a segment that another process writes, which are not a block, or not yet."""
 
     offset: int
     data: bytes
@@ -40,9 +38,9 @@ class TornTail(NamedTuple):
 
 
 class BlockStream:
-    """Gives whole blocks from an offset on; `torn_tail` is why it stopped where more bytes stand.
+    """Reads whole blocks from an offset on; `torn_tail` says why it stopped before the end of the file.
 
-    The file is opened when it is read. Every call may raise OSError.
+    The file is opened at the first read. Every call may raise OSError.
     """
 
     def __init__(
@@ -61,16 +59,16 @@ class BlockStream:
 
     @property
     def offset(self) -> int:
-        """Where the next block stands."""
+        """The offset of the next block."""
         return self._base + self._at
 
     def take(self, limit: int, end: int, settled: int) -> list[RawBlock]:
-        """Blocks of up to `limit` messages but one block at least, or all below offset `end`.
+        """Blocks of up to `limit` messages, but at least one block, or all below offset `end`.
 
-        About `TAKE_BYTES` at most, and no more names of properties than go well together.
+        At most about `TAKE_BYTES`, and no wider than `Width` allows.
 
-        Bytes below `settled` that are no whole block are Damaged; from there on they may be one that is
-        still being written.
+        Bytes below `settled` that are not a whole block are Damaged; from there on they may be a block that is still
+        being written.
         """
         blocks: list[RawBlock] = []
         size, width = 0, Width()
@@ -85,13 +83,13 @@ class BlockStream:
                 width.add(property_names(block), block.header.rows)
                 size += len(block.part) + len(block.values)
         except (Damaged, UnsupportedFormat):
-            # What stands in front of it is good; whoever reads on meets it again.
+            # The blocks before it are good; the next call raises the error.
             if not blocks:
                 raise
         return blocks
 
     def _next(self, end: int, settled: int, most: int | None) -> RawBlock | None:
-        """The next block unless it has more than so many messages; None at the end, too."""
+        """The next block; None if it has more than `most` messages, or at the end."""
         while (header := self._header(end, settled)) is not None:
             if header.first_entry + header.span <= self._skip_below:
                 self._at += header.length
@@ -110,7 +108,7 @@ class BlockStream:
         return None
 
     def _header(self, end: int, settled: int) -> Header | None:
-        """The next header if its whole block is in the chunk, read further where needed; None at the end."""
+        """The next header, once its whole block is read into the chunk; None at the end."""
         if len(self._data) - self._at < HEADER_BYTES and not self._fill(HEADER_BYTES, end, settled):
             return None
         try:
@@ -125,7 +123,7 @@ class BlockStream:
         return header
 
     def _fill(self, need: int, end: int, settled: int) -> bool:
-        """Read a chunk from the next block on; whether it holds at least `need` bytes."""
+        """Read a chunk from the next block on; return whether it has at least `need` bytes."""
         offset = self.offset
         size = min(max(self._chunk, need), end - offset)
         self._data = self._opened().read(offset, size) if size > 0 else b""
@@ -150,7 +148,7 @@ class BlockStream:
         return UnsupportedFormat(f"{self.path}, offset {self.offset}: {error}")
 
     def unread(self) -> bool:
-        """Whether bytes stand behind the last block that was taken, whatever they are."""
+        """Whether there are bytes after the last block that was taken."""
         return self._opened().size() > self.offset
 
     @property
@@ -164,7 +162,7 @@ class BlockStream:
         return self._file
 
     def close(self) -> None:
-        """Close the file; it is opened again when more is taken."""
+        """Close the file; the next read opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None
@@ -175,7 +173,7 @@ ENDLESS = 2**62
 
 
 class FileReader:
-    """Reads on from one place of one topic; belongs to one thread at a time."""
+    """Reads a topic from a position on; belongs to one thread at a time."""
 
     def __init__(self, source: SegmentSource, topic: TopicEntry, start: Position, *, inclusive: bool) -> None:
         self._source = source
@@ -203,14 +201,14 @@ class FileReader:
             if batch is not None:
                 return batch
             remaining = deadline - clock.monotonic()
-            # Bytes that may be damage are no end: what comes of them is told even to those who don't wait.
+            # A torn tail is no end: even a read without a timeout waits until it is a block or damage.
             if remaining <= 0 and self._torn_tail is None:
                 return None
             self._source.wait(self._seen, pause, remaining if remaining > 0 else pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _next(self, limit: int) -> PlacedBatch | None:
-        """What there is to read now. Raises as `read` does."""
+        """The messages that are there now. Raises as `read` does."""
         if self._closed:
             raise Closed(f"the reader of topic {self._seen.name!r} was closed: open another")
         while True:
@@ -219,12 +217,12 @@ class FileReader:
             try:
                 return self._from(topic, limit)
             except FileNotFoundError as error:
-                # Trimmed or rewritten since we looked, or missing though the log still names it.
+                # Trimmed or rewritten meanwhile, or missing though the log still names it.
                 self._close_stream()
                 if self._source.numbered(topic.number, topic.name) is topic:
                     raise missing_segment(str(error.filename)) from None
             except OSError as error:
-                raise disk_error(error, self._source.directory, "the topic can't be read on") from error
+                raise disk_error(error, self._source.directory, "the topic can't be read") from error
 
     def _from(self, topic: TopicEntry, limit: int) -> PlacedBatch | None:
         while True:
@@ -242,8 +240,8 @@ class FileReader:
             return
         if not self._earliest:
             raise PositionTrimmed(
-                f"topic {topic.name!r}: what follows {self._ledger}:{self._entry} was trimmed, "
-                f"the log begins behind {topic.floor[0]}:{topic.floor[1] - 1}: start from EARLIEST or from a snapshot"
+                f"topic {topic.name!r}: the messages from {self._ledger}:{self._entry} on were trimmed, "
+                f"the log begins after {topic.floor[0]}:{topic.floor[1] - 1}: start from EARLIEST or from a snapshot"
             )
         self._close_stream()
         self._ledger, self._entry = topic.floor
@@ -261,7 +259,7 @@ class FileReader:
         self._reading = ledger
 
     def _fill(self, ledger: LedgerEntry, *, closed: bool, limit: int) -> bool:
-        """Read on in a ledger; False if nothing is to be had now."""
+        """Read the next messages of a ledger; False if there are none now."""
         stream = self._stream
         if stream is None:
             raise AssertionError("no file is open")
@@ -286,9 +284,9 @@ class FileReader:
         return True
 
     def _continues_in_journal(self, stream: BlockStream) -> bool:
-        """Whether to read on where the open ledger of another process ended, for its owner is gone.
+        """Whether to continue after the end of the open ledger with the journal, because the log has no owner.
 
-        Then the journal may have more of it. Raises Damaged for bytes that can't become a block.
+        Raises Damaged for bytes that can't become a block.
         """
         unread = stream.unread()
         offline = self._source.offline_journal()
@@ -305,7 +303,7 @@ class FileReader:
         return False
 
     def _check_torn_tail(self, stream: BlockStream) -> None:
-        """Raise Damaged for bytes that were no block for too long."""
+        """Raise Damaged for bytes that were not a block for too long."""
         clock = self._source.environment.clock
         if stream.torn_tail is None:
             self._torn_tail = None
@@ -327,7 +325,7 @@ class FileReader:
         return batch
 
     def _release_file(self) -> None:
-        """Keep the file open until the next read only if not too many readers do."""
+        """Close the file unless this reader may keep it open until the next read."""
         if self._stream is not None and self._stream.is_open and not self._holds_file:
             self._holds_file = self._source.open_files.take()
             if not self._holds_file:
@@ -355,7 +353,7 @@ class FileReader:
 
 
 def _start(source: SegmentSource, topic: TopicEntry, start: Position, inclusive: bool) -> tuple[int, int]:
-    """The first (ledger, entry) to be read."""
+    """The first (ledger, entry) to read."""
     if start == EARLIEST:
         return topic.floor
     if start >= LATEST:
@@ -366,7 +364,7 @@ def _start(source: SegmentSource, topic: TopicEntry, start: Position, inclusive:
 
 
 def open_stream(source: SegmentSource, topic: TopicEntry, ledger: LedgerEntry, entry: int) -> BlockStream:
-    """The blocks of a ledger from the one that holds an entry on."""
+    """The blocks of a ledger, from the block of an entry on."""
     disk = source.environment.disk
     path = layout.segment_path(source.directory, topic.number, ledger.ledger, ledger.generation)
     place = topic.place(ledger)
@@ -389,7 +387,7 @@ def first_position(source: SegmentSource, topic: TopicEntry) -> Position | None:
 
 
 def last_position(topic: TopicEntry) -> Position | None:
-    """Position of the last message that was ever appended, whether it still exists or not."""
+    """Position of the last message ever appended, whether or not it still exists."""
     for ledger in reversed(topic.ledgers):
         if ledger.entries:
             return Position(ledger.ledger, ledger.entries - 1)

@@ -1,6 +1,6 @@
-"""Opening a log after whatever happened to it: journal replayed, torn tails cut, everything else an error.
+"""Opening the embedded log as its owner: lock, manifest, recovery.
 
-Opening the directory of an embedded log as its owner: lock, manifest, recovery.
+Recovery replays the journal into the segments and cuts torn tails off; everything else that is amiss is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker_io.file.segment import whole_blocks
 
 @dataclass(slots=True)
 class Recovered:
-    """Topics as they are now, all on stable storage; what was found amiss; whether a checkpoint is due."""
+    """The durable topics after recovery, what was found amiss, and whether a checkpoint is due."""
 
     topics: list[TopicEntry] = field(default_factory=list)
     report: list[str] = field(default_factory=list)
@@ -29,9 +29,9 @@ class Recovered:
 
 
 def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
-    """Bring every segment to where the manifest and its journal say it was. Raises Damaged or OSError.
+    """Restore every segment to its end by the manifest and the journal. Raises Damaged or OSError.
 
-    Doing it again after a crash in the middle of it gives the same.
+    It is idempotent, so a crash during recovery is harmless.
     """
     result = Recovered()
     path = layout.journal_path(directory, manifest.journal)
@@ -40,7 +40,7 @@ def recover(disk: Disk, directory: str, manifest: Manifest) -> Recovered:
     result.changed = replay.size > FILE_HEAD_BYTES
     if replay.end < replay.size:
         result.report.append(
-            f"{path}: dropped {replay.size - replay.end} bytes of an append that was never finished or acknowledged"
+            f"{path}: dropped {replay.size - replay.end} bytes of an append that was never completed or acknowledged"
         )
     waiting = by_topic(replay, manifest, path)
     for topic in manifest.topics:
@@ -69,11 +69,11 @@ def missing_segment(path: str) -> Damaged:
 
 
 def by_topic(replay: Replay, manifest: Manifest, path: str) -> dict[int, list[JournalBlock]]:
-    """Blocks of each topic; those of a topic that was deleted since are left out."""
+    """The blocks of each topic, without those of topics that were deleted since."""
     blocks: dict[int, list[JournalBlock]] = {}
     for block in replay.blocks:
         if block.placed.topic >= manifest.next_topic:
-            raise Damaged(path, 0, f"the journal names topic {block.placed.topic}, which the manifest never made")
+            raise Damaged(path, 0, f"the journal names topic {block.placed.topic}, which was never created")
         blocks.setdefault(block.placed.topic, []).append(block)
     return blocks
 
@@ -118,10 +118,10 @@ def _recover_open(
 
 
 def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlock], journal: str) -> LedgerEntry:
-    """Write again what the journal has of one segment.
+    """Write the blocks of the journal to their segment again.
 
-    Also where the same bytes are read from it: after a failed sync they may be in memory only, and are
-    not written out unless they are written anew.
+    This includes bytes that are already there: after a failed sync they may be in memory only, and reach the disk only
+    if they are written again.
     """
     for block in blocks:
         placed, data = block.placed, block.data
@@ -131,7 +131,7 @@ def _replay(file: File, ledger: LedgerEntry, place: int, blocks: list[JournalBlo
 
 
 def with_journal_block(ledger: LedgerEntry, block: JournalBlock, place: int, journal: str) -> LedgerEntry:
-    """A ledger with the next block that its journal has of it. Raises Damaged if that is not the next one."""
+    """A ledger extended by a block of the journal. Raises Damaged if the block does not follow."""
     placed, header = block.placed, block.header
     found = (placed.ledger, placed.generation, placed.offset, header.first_entry, header.place)
     if found != (ledger.ledger, ledger.generation, ledger.bytes, ledger.entries, place):
@@ -140,9 +140,9 @@ def with_journal_block(ledger: LedgerEntry, block: JournalBlock, place: int, jou
 
 
 def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Recovered) -> LedgerEntry:
-    """Keep whole blocks behind what the journal had (it lost its last record) and cut what is none.
+    """Keep whole blocks after those of the journal, which lost its last record, and cut off the rest.
 
-    What is kept is written anew for the same reason as in `_replay`.
+    Kept blocks are written again for the reason given in `_replay`.
     """
     size = file.size()
     if size == ledger.bytes:
@@ -153,7 +153,7 @@ def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Re
         file.write(ledger.bytes, [file.read(ledger.bytes, end - ledger.bytes)])
         ledger = ledger.grown(entries - ledger.entries, end - ledger.bytes, ledger.last_time, last.publish_time)
     if end < size:
-        result.report.append(f"{path}: cut off {size - end} bytes of a block that was never finished at offset {end}")
+        result.report.append(f"{path}: cut off {size - end} bytes of an incomplete block at offset {end}")
         file.truncate(end)
         file.sync()
         result.changed = True
@@ -161,13 +161,13 @@ def _cut_tail(file: File, path: str, ledger: LedgerEntry, place: int, result: Re
 
 
 def open_log(environment: Environment, directory: str, options: Options) -> tuple[FileLog, list[str]]:
-    """The engine on a directory, made if missing, and what was found amiss in it, a sentence each.
+    """The engine of a directory, created if it is missing, and the report of recovery, a sentence for each finding.
 
     Raises Locked, ForeignDirectory, UnsupportedFormat, Damaged, DiskFull or DiskFailed.
     """
     disk = environment.disk
     try:
-        # Before the lock, so that nothing is written to a directory that is somebody else's.
+        # Before the lock, so that nothing is written to a foreign directory.
         load_manifest(disk, directory)
         disk.make_directory(directory)
         lock = take_lock(environment, directory)
@@ -181,12 +181,12 @@ def open_log(environment: Environment, directory: str, options: Options) -> tupl
 
 
 def _sync_names(disk: Disk, directory: str) -> None:
-    """Make the name of a directory durable, and those of all above it, which may be as new."""
+    """Make the name of a directory durable, and those of its parents, which may be new too."""
     path = directory.rstrip("/") or "/"
     disk.sync_directory(path)
     while path not in ("", ".", "/"):
         path = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
-        # One that we may not even read we have not made, nor anything in it.
+        # A directory that this process may not read was not created by it, nor anything in it.
         with contextlib.suppress(PermissionError):
             disk.sync_directory(path)
 
@@ -216,7 +216,7 @@ def _create(environment: Environment, directory: str) -> Manifest:
 def _start_journal(
     environment: Environment, directory: str, manifest: Manifest, recovered: Recovered
 ) -> tuple[Manifest, Journal]:
-    """Make what recovery found the new starting point; nothing is written if nothing had changed."""
+    """Write a new manifest and journal after recovery, unless nothing has changed."""
     disk, number = environment.disk, manifest.journal
     if not recovered.changed:
         path = layout.journal_path(directory, number)

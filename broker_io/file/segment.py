@@ -1,11 +1,10 @@
-"""The segment: one ledger of one topic as a file of blocks, one behind the other and nothing else.
+"""The segment: one ledger of one topic as a file of consecutive blocks, with a sparse index.
 
-The first block starts at offset 0, each other where the one before ends (see broker_io/block.py). Entry
-numbers ascend; they follow one another without a gap unless compaction rewrote the segment.
+The first block starts at offset 0, each other where the one before ends (see broker_io/block.py). Entry numbers
+ascend; they have no gaps unless compaction rewrote the segment.
 
-The sparse index of a segment: about one block in 64 KiB, so that reading from a place is a seek.
-
-The file is entries of 32 bytes, ascending, all numbers little-endian:
+The index has about one block in 64 KiB, so that reading from a position is a seek. Its file consists of entries of 32
+bytes, ascending, all numbers little-endian:
 
     offset  size
          0     8  entry number of the first message of a block
@@ -14,10 +13,9 @@ The file is entries of 32 bytes, ascending, all numbers little-endian:
         24     4  zero
         28     4  CRC32C of the 28 bytes before
 
-It is written as the segment grows and never synced, so it may end early, miss stretches, or be damaged or
-missing: it is a hint. Entries behind the first that does not hold are ignored, a place it names is used
-only if a block header that says the same stands there, and what it lacks is found by going from header
-to header.
+The index is written as the segment grows and never synced, so it may end early, have gaps, or be damaged or missing:
+it is a hint. Entries after the first invalid one are ignored, an offset is used only if a matching block header is
+there, and missing entries are found by reading the headers.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ def encode_index(entries: list[BlockIndexEntry]) -> bytes:
 
 
 def decode_index(data: bytes, size: int) -> list[BlockIndexEntry]:
-    """The entries that hold, for a segment of `size` bytes."""
+    """The valid entries for a segment of `size` bytes."""
     entries: list[BlockIndexEntry] = []
     last = BlockIndexEntry(-1, -1, -(2**63))
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
@@ -69,7 +67,7 @@ def decode_index(data: bytes, size: int) -> list[BlockIndexEntry]:
 
 
 class SparseIndex:
-    """The index of one segment in memory; `add` every block in order, it keeps what it needs."""
+    """The index of one segment in memory; call `add` with every block in order, it keeps some of them."""
 
     def __init__(self, entries: list[BlockIndexEntry] | None = None) -> None:
         self._entries = entries or []
@@ -77,7 +75,7 @@ class SparseIndex:
 
     @classmethod
     def load(cls, disk: Disk, path: str, size: int) -> SparseIndex:
-        """What the file at a path has about the first `size` bytes of its segment; empty if it can't be read."""
+        """The index file's entries for the first `size` bytes of its segment; empty if it can't be read."""
         try:
             file = disk.open(path)
             try:
@@ -110,11 +108,11 @@ class SparseIndex:
 
     @property
     def unwritten(self) -> int:
-        """How many entries the file lacks."""
+        """The number of entries that are not in the file."""
         return len(self._entries) - self._written
 
     def save(self, disk: Disk, path: str) -> None:
-        """Write what the file lacks; where the disk refuses it stays lacking."""
+        """Write the missing entries to the file; a disk error is ignored."""
         with contextlib.suppress(OSError):
             file = disk.open(path, write=True, create=True)
             try:
@@ -132,14 +130,14 @@ INDEX_BATCH = 16
 
 
 class FoundBlock(NamedTuple):
-    """A block header and the offset where it stands."""
+    """A block header and its offset."""
 
     offset: int
     header: Header
 
 
 def headers(file: ReadableFile, path: str, start: int, end: int, place: int | None = None) -> Iterator[FoundBlock]:
-    """Go from block to block of a place between two offsets. Raises Damaged where no whole block stands."""
+    """The headers of the blocks between two offsets. Raises Damaged where there is no whole block."""
     at, base, data, size = start, start, b"", FIRST_CHUNK_BYTES
     while at < end:
         if at + HEADER_BYTES > base + len(data):
@@ -156,7 +154,7 @@ def headers(file: ReadableFile, path: str, start: int, end: int, place: int | No
 
 
 def read_block(file: ReadableFile, path: str, found: FoundBlock, *, values: bool = True) -> RawBlock:
-    """The block at a place. Raises Damaged."""
+    """The block of a header. Raises Damaged."""
     try:
         return open_block(file.read(found.offset, found.header.length), 0, found.header, values=values)
     except BadBlock as error:
@@ -176,7 +174,7 @@ def check_blocks(disk: Disk, path: str, end: int, place: int) -> None:
 def whole_blocks(
     file: ReadableFile, start: int, end: int, next_entry: int, place: int
 ) -> tuple[int, int, Header | None]:
-    """How far valid blocks that continue at an entry number reach: offset, next entry, header of the last one."""
+    """The end of the valid blocks that continue at an entry number: offset, next entry, last header."""
     at, last = start, None
     while at < end:
         try:
@@ -191,7 +189,7 @@ def whole_blocks(
 
 
 def complete_index(index: SparseIndex, file: ReadableFile, path: str, end: int) -> None:
-    """Add to an index what it lacks up to an offset."""
+    """Add the missing blocks up to an offset to an index."""
     start = 0 if index.last is None else index.last.offset
     for found in headers(file, path, start, end):
         index.add(found.header.first_entry, found.offset, found.header.publish_time)
@@ -200,9 +198,9 @@ def complete_index(index: SparseIndex, file: ReadableFile, path: str, end: int) 
 def verified_index(
     disk: Disk, file: ReadableFile, path: str, end: int, entry: int | None = None, *, time_ms: int = 0
 ) -> SparseIndex:
-    """The index of a segment up to an offset, good for one question: where to begin for an entry, or else a time.
+    """The index of a segment up to an offset, verified for one lookup: of an entry, or else of a time.
 
-    What the index file says is used only where a block header bears it out.
+    The index file is used only if a block header confirms it.
     """
     index = SparseIndex.load(disk, layout.index_path(path), end)
     known = index.before_time(time_ms) if entry is None else index.at_entry(entry)
@@ -223,7 +221,7 @@ def _is_confirmed(file: ReadableFile, entry: BlockIndexEntry | None) -> bool:
 
 
 class Segment:
-    """The open segment of a topic: blocks are added at its end. Every call may raise OSError."""
+    """The open segment of a topic, to which blocks are appended. Every call may raise OSError."""
 
     def __init__(self, disk: Disk, path: str, size: int) -> None:
         self.path = path
@@ -233,7 +231,7 @@ class Segment:
         self._index = SparseIndex.load(disk, layout.index_path(path), size)
 
     def write(self, offset: int, blocks: Sequence[EncodedBlock]) -> None:
-        """Write blocks from an offset; they are on stable storage after `sync`."""
+        """Write blocks from an offset; they are durable after `sync`."""
         self.dirty = True
         self.open(offset).write(offset, [chunk for block in blocks for chunk in block.chunks])
         for block in blocks:
@@ -248,10 +246,10 @@ class Segment:
         self.dirty = False
 
     def open(self, end: int) -> File:
-        """The file, opened unless it is; what the index lacks of the blocks below `end` is added when it is opened."""
+        """The open file; when it is opened, the index gets its missing blocks below `end`."""
         if self._file is None:
             self._file = self._disk.open(self.path, write=True)
-            with contextlib.suppress(Damaged):  # readers will say so; it is no reason not to write on
+            with contextlib.suppress(Damaged):  # readers will report it; writing can continue
                 complete_index(self._index, self._file, self.path, end)
         return self._file
 
@@ -260,7 +258,7 @@ class Segment:
             self._index.save(self._disk, layout.index_path(self.path))
 
     def close(self) -> None:
-        """Close the file; it is opened again when something is written."""
+        """Close the file; the next write opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None

@@ -1,12 +1,8 @@
-"""Where readers learn what there is to read: from the owner in this process, or from the files of another.
+"""Sources of readers: what the owner in this process has, or the files of a log that another process may own.
 
-The source of readers in the process that owns the log.
-
-A log that nobody owns, read as its next owner will find it, without writing anything.
-
-The next owner writes the blocks of the journal to their segments again (see recovery.py). A reader lays
-them over the segments in memory instead: so it sees all that was acknowledged, whatever a crash of the
-machine left of segments that were not synced yet.
+If no process owns the log, a reader sees it as its next owner will find it, and writes nothing. The next owner writes
+the blocks of the journal to their segments again (see recovery.py); the reader lays them over the segments in memory.
+So it sees all that was acknowledged, even if a crash of the machine lost segments that were not synced yet.
 """
 
 from __future__ import annotations
@@ -27,14 +23,14 @@ from broker_io.file.recovery import by_topic, missing_journal, with_journal_bloc
 
 
 class SegmentPatch(NamedTuple):
-    """Bytes that belong at an offset of a segment."""
+    """Bytes for an offset of a segment."""
 
     offset: int
     data: bytes
 
 
 class Overlay:
-    """A segment with pieces laid over it, which follow one another without a gap."""
+    """A segment overlaid with consecutive patches."""
 
     def __init__(self, segment: ReadableFile, pieces: list[SegmentPatch]) -> None:
         self._segment = segment
@@ -66,10 +62,10 @@ class Overlay:
 
 
 class OfflineJournal:
-    """What the journal of a log without an owner adds to its segments; `size` is that of the journal in bytes."""
+    """The blocks that the journal of a log without an owner adds to its segments; `size` is its bytes."""
 
     def __init__(self, journal: bytes, path: str, manifest: Manifest) -> None:
-        """Raises Damaged or UnsupportedFormat for a journal that an owner would refuse."""
+        """Raises Damaged or UnsupportedFormat for a journal that an owner would reject."""
         replay = read_journal(journal, manifest.journal, path)
         self.size = replay.size
         self._pieces: dict[tuple[int, int, int], list[SegmentPatch]] = {}
@@ -83,31 +79,31 @@ class OfflineJournal:
                 pieces.append(SegmentPatch(block.placed.offset, block.data))
 
     def over(self, segment: ReadableFile, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
-        """A segment as the next owner will leave it; closing it closes the segment."""
+        """A segment as the next owner will restore it; closing it closes the segment."""
         pieces = self._pieces.get((topic.number, ledger.ledger, ledger.generation))
         return Overlay(segment, pieces) if pieces else segment
 
 
 TORN_TAIL_SECONDS = 1.0
-"""How long bytes at the end of a live segment may be no block before they count as damage."""
+"""Seconds after which bytes at the end of a live segment that are not a block count as damage."""
 TORN_TAIL_PAUSE = 0.010
-UNFINISHED = "a block ends before it is whole"
-REPAIR_HINT = "if the owner of the log is gone, opening it for writing mends an unclean end"
+UNFINISHED = "a block is incomplete"
+REPAIR_HINT = "if the owner of the log is gone, open it for writing once: that repairs an unclean end"
 
 
 MAX_OPEN_FILES = 64
-"""Files that the readers of one broker keep open while nobody reads; beyond it each read opens and closes its own."""
+"""Files that the readers of one broker keep open between reads; above this limit each read opens and closes its own."""
 
 
 class OpenFiles:
-    """Counts the files that readers keep open."""
+    """Count of the files that readers keep open."""
 
     def __init__(self) -> None:
         self._count = 0
         self._mutex = threading.Lock()
 
     def take(self) -> bool:
-        """Whether one more may be kept."""
+        """Count one more file, if that is allowed."""
         with self._mutex:
             if self._count >= MAX_OPEN_FILES:
                 return False
@@ -120,9 +116,9 @@ class OpenFiles:
 
 
 class SegmentSource(Protocol):
-    """What a reader needs to know.
+    """The topics and files of a log for readers.
 
-    `read_only` says that the open ledger of a topic may hold more than its entry says.
+    `read_only`: this process does not own the log, so the open ledger of a topic may be longer than its entry says.
     """
 
     environment: Environment
@@ -137,19 +133,19 @@ class SegmentSource(Protocol):
         """Raises TopicNotFound or Closed."""
 
     def numbered(self, number: int, name: str) -> TopicEntry:
-        """The topic as it is now. Raises TopicNotFound if it was deleted since, or Closed."""
+        """The current state of a topic. Raises TopicNotFound if it was deleted since, or Closed."""
 
     def grown(self, topic: TopicEntry) -> TopicEntry:
-        """The topic with all that its open ledger holds by now."""
+        """The topic with the current length of its open ledger."""
 
     def segment(self, topic: TopicEntry, ledger: LedgerEntry) -> ReadableFile:
         """Open the file of a ledger for reading. Raises OSError."""
 
     def offline_journal(self) -> OfflineJournal | None:
-        """What stands in the journal only, the same object until that changes; None if somebody owns the log."""
+        """The journal of a log without an owner, the same object until it changes; None if the log has an owner."""
 
     def wait(self, seen: TopicEntry, pause: float, remaining: float) -> None:
-        """Come back when the topic may have changed, or after `remaining` seconds, polling every `pause`."""
+        """Wait until the topic may have changed, or for `remaining` seconds, polling every `pause`."""
 
 
 class FileFollower:
@@ -176,15 +172,17 @@ class FileFollower:
     def _load(self) -> None:
         try:
             if load_manifest(self._disk, self.directory) is None:
-                raise ForeignDirectory(f"{self.directory} holds no log yet: open it for writing once, or mend the path")
+                raise ForeignDirectory(
+                    f"{self.directory} contains no log: open it for writing once, or correct the path"
+                )
             self._refresh()
         except OSError as error:
             raise disk_error(error, self.directory, "the log can't be read") from error
 
     def _refresh(self) -> None:
-        """Read the manifest again if another one took its place.
+        """Read the manifest again if it was replaced.
 
-        The file stays open meanwhile, so that the next manifest can't be one of the same identity.
+        The file stays open, so that the next manifest can't get the same identity.
         """
         with self._mutex:
             self._reload()
@@ -228,11 +226,13 @@ class FileFollower:
         self._check()
         topic = self._topics.get(number)
         if topic is None:
-            raise TopicNotFound(f"topic {name!r} of {self.directory} was deleted while it was read: open it anew")
+            raise TopicNotFound(
+                f"topic {name!r} of {self.directory} was deleted while it was read: open another reader"
+            )
         return topic
 
     def grown(self, topic: TopicEntry) -> TopicEntry:
-        """Raises Damaged where what stands behind the last block is neither the next nor becomes it, or OSError."""
+        """Raises Damaged for bytes after the last block that do not become the next block, or OSError."""
         ledger = topic.ledgers[-1]
         clock = self.environment.clock
         deadline = clock.monotonic() + TORN_TAIL_SECONDS
@@ -258,7 +258,7 @@ class FileFollower:
         return file if offline is None else offline.over(file, topic, ledger)
 
     def offline_journal(self) -> OfflineJournal | None:
-        """Raises Damaged for a journal that the next owner would refuse, or OSError."""
+        """Raises Damaged for a journal that the next owner would reject, or OSError."""
         with self._mutex:
             while not self._owned():
                 self._reload()
@@ -266,7 +266,7 @@ class FileFollower:
                 try:
                     return self._read_offline(path)
                 except FileNotFoundError:
-                    # An owner that came and went has begun another journal, and said so in the manifest.
+                    # Another owner may have opened and closed the log meanwhile: the manifest names its journal.
                     if self._disk.identity(self._path) == self._identity and not self._owned():
                         raise missing_journal(path) from None
         return None
@@ -275,7 +275,7 @@ class FileFollower:
         try:
             return self._disk.locked(layout.join(self.directory, layout.LOCK))
         except PermissionError:
-            return True  # nobody can tell, and a log that has an owner is only waited for
+            return True  # unknown; readers of a log with an owner only wait
 
     def _read_offline(self, path: str) -> OfflineJournal:
         file = self._disk.open(path)
@@ -298,7 +298,7 @@ class FileFollower:
 
 
 def _find_end(file: ReadableFile, ledger: LedgerEntry, place: int) -> tuple[LedgerEntry, str | None]:
-    """A ledger with the blocks that stand behind what the manifest has of it, and why more bytes are none."""
+    """A ledger extended by the blocks after its end in the manifest, and why the remaining bytes are no block."""
     size = file.size()
     while ledger.bytes < size:
         if ledger.bytes + HEADER_BYTES > size:
@@ -319,7 +319,7 @@ LONGEST_WAIT = 3600.0
 
 
 class EngineSource:
-    """Tells readers what the engine holds; `notify` wakes those that wait."""
+    """The source of readers in the process that owns the log; `notify` wakes waiting readers."""
 
     read_only = False
 
@@ -348,7 +348,9 @@ class EngineSource:
         self.check()
         topic = self._log.by_number(number)
         if topic is None:
-            raise TopicNotFound(f"topic {name!r} of {self.directory} was deleted while it was read: open it anew")
+            raise TopicNotFound(
+                f"topic {name!r} of {self.directory} was deleted while it was read: open another reader"
+            )
         return topic.entry
 
     def grown(self, topic: TopicEntry) -> TopicEntry:
@@ -374,6 +376,6 @@ class EngineSource:
         return self.closed or topic is None or topic.entry is not seen
 
     def notify(self) -> None:
-        """Wake the readers that wait."""
+        """Wake waiting readers."""
         with self.grew:
             self.grew.notify_all()

@@ -1,4 +1,4 @@
-"""Writing to a topic of the embedded log, and who may."""
+"""Writers to a topic of the embedded log, and the fence that decides which of them may write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker_io.position import Positions
 
 
 class Fence:
-    """Who may write to a topic: an exclusive writer fences all that were opened before it."""
+    """The fence of a topic: an exclusive writer fences all writers that were opened before it."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -26,18 +26,18 @@ class Fence:
         return self._held
 
     def enter(self, name: str, *, exclusive: bool) -> int:
-        """A ticket to write with. Raises Fenced for a shared writer while an exclusive one is open."""
+        """The ticket of a new writer. Raises Fenced for a shared writer while an exclusive one is open."""
         if exclusive:
             self._number += 1
             self._held = True
         elif self._held:
-            raise Fenced(f"topic {name!r} is held by an exclusive writer: close that one, or open an exclusive one")
+            raise Fenced(f"topic {name!r} is held by an exclusive writer: close it, or open an exclusive writer")
         return self._number
 
     def check(self, name: str, ticket: int) -> None:
-        """Raises Fenced if an exclusive writer was opened after the ticket was given."""
+        """Raises Fenced if an exclusive writer was opened after the ticket was issued."""
         if ticket != self._number:
-            raise Fenced(f"another exclusive writer has opened topic {name!r}: this one can't append any more")
+            raise Fenced(f"another exclusive writer has opened topic {name!r}: this writer can't append any more")
 
     def leave(self, ticket: int, *, exclusive: bool) -> None:
         if exclusive and ticket == self._number:
@@ -45,7 +45,7 @@ class Fence:
 
 
 class FileWriter:
-    """A writer; any thread may append."""
+    """A writer to a topic; any thread may append."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Topics in memory: the reference that other backends are compared with, with faults on demand.
 
-The address `memory:` is a broker with topics of its own; `memory:NAME` shares them with whoever opens
+The address `memory:` is a broker with topics of its own; `memory:NAME` shares topics with every other broker of
 that name in this process.
 """
 
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def open_memory(name: str = "") -> MemoryBroker:
-    """A handle on the topics of that name, made when it is first asked for; an empty name is never shared."""
+    """A handle on the shared topics of a name; topics without a name are never shared."""
     if not name:
         return MemoryBroker()
     with _lock:

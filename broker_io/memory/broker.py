@@ -1,9 +1,9 @@
-"""The simplest honest broker: lists in memory, shared by as many handles as there are processes to play.
+"""The simplest honest broker: lists in memory, shared by as many handles as there are processes to simulate.
 
 A `MemoryLog` is the cluster, a `MemoryBroker` one process's connection to it: closing the handle loses
-nothing, `connect()` opens another one, and faults belong to a handle. Ledger numbers are given across
-all topics, so that they grow but are not dense. Compaction leaves the raw log as it is; the compacted
-view outlives the trimming of the raw ledgers below it.
+nothing, `connect()` opens another one, and faults belong to a handle. Ledger numbers are assigned across
+all topics, so they grow with gaps. Compaction leaves the raw log as it is; the compacted view outlives the
+trimming of the raw ledgers below it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MemoryBroker:
             return self.log.partitions.get(topic, 0)
 
     def partition(self, topic: str, count: int) -> None:
-        """Make a topic with partitions, or give it more of them."""
+        """Create a partitioned topic, or add partitions to it."""
         with self.log.changed:
             self._check_open()
             for number in range(count):
@@ -106,7 +106,7 @@ class MemoryBroker:
                 for older in [*writers]:
                     older.fence(Fenced(f"another exclusive writer opened topic {topic!r}"))
             elif any(writer.exclusive for writer in writers):
-                raise Fenced(f"topic {topic!r} is held by an exclusive writer: wait until it closes")
+                raise Fenced(f"topic {topic!r} is held by an exclusive writer: wait until it is closed")
             writer = MemoryWriter(self._connection, topic, log, exclusive=exclusive)
             writers.append(writer)
             return writer
@@ -156,7 +156,7 @@ class MemoryBroker:
             log.compact()
 
     def repeat(self, topic: str, first: Position, last: Position) -> Positions:
-        """Append the messages from `first` to `last` again at the end, as a broker that crashed can."""
+        """Append the messages from `first` to `last` once more, as a broker may do after a crash."""
         with self.log.changed:
             log = self._topic(topic)
             before = first._replace(batch=first.batch - 1)
@@ -193,7 +193,7 @@ class MemoryBroker:
         deadline = self.log.clock.monotonic() + seconds
         while any(writer.exclusive for writer in self.log.writers[self._topic(name)]):
             if (missing := deadline - self.log.clock.monotonic()) <= 0:
-                raise StillHeld(f"topic {name!r} is held by an exclusive writer that is still open: wait on")
+                raise StillHeld(f"topic {name!r} is held by an exclusive writer that is still open: wait longer")
             self.log.wait(missing)
         return self._topic(name)
 

@@ -1,8 +1,7 @@
-"""Faults on demand: what a broker does to its clients on a bad day, asked for one by one.
+"""Faults on demand: what a broker does to its clients on a bad day, requested one by one.
 
-Each fault hits the next append (or read) of this broker handle that matches its topic, once, in the
-order in which they were asked for. As on Pulsar, a writer whose append failed is done: later appends
-fail with the same error, unless it is one that says trying again can help.
+Each fault hits the next matching append (or read) of this broker handle, once, in the order of the requests. As on
+Pulsar, a failed append ends its writer: later appends fail with the same error, unless the error is retryable.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from broker_io.position import Positions
 
 @dataclass(slots=True)
 class AppendFault:
-    """What happens to one append: `copies` times its first `written` messages (None: all), then `error`."""
+    """The fault of one append: its first `written` messages (None: all) are written `copies` times, then `error`."""
 
     topic: str | None
     error: Exception | None = None
@@ -47,7 +46,7 @@ class Holder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """An append whose acknowledgement waits. `positions` is None until it has landed in the log."""
+    """An append whose acknowledgement is held back. `positions` is None until it is in the log."""
 
     writer: Holder
     batch: Batch
@@ -59,18 +58,18 @@ class Held:
         return self.writer.topic
 
     def write(self) -> None:
-        """Write it to the log, still without an acknowledgement. One writer's appends land in their order."""
+        """Write it to the log without an acknowledgement. Appends of one writer must be written in their order."""
         self.writer.write(self)
 
     def acknowledge(self) -> None:
-        """Give its positions to the writer, written it first if need be."""
+        """Acknowledge it, and write it first if it is not in the log."""
         if self.positions is None:
             self.write()
-        if self.positions is not None and not self.future.done():  # else fencing has failed it
+        if self.positions is not None and not self.future.done():  # otherwise fencing has failed it
             self.writer.settle(self, self.positions)
 
     def fail(self, error: Exception) -> None:
-        """Fail it, landed or not: the writer can't tell."""
+        """Fail it, whether or not it is in the log: the writer can't know."""
         self.writer.settle(self, error)
 
 
@@ -89,7 +88,7 @@ class Faults:
         self.appends.append(AppendFault(topic, error or DiskFailed("a fault was asked for: reopen to go on"), written))
 
     def lose_acknowledgement(self, error: Exception | None = None, *, topic: str | None = None) -> None:
-        """Write the whole next append, then fail it all the same."""
+        """Write the whole next append, then fail it."""
         self.appends.append(AppendFault(topic, error or DiskFailed("a fault was asked for: reopen to go on")))
 
     def duplicate_append(self, *, topic: str | None = None) -> None:
@@ -97,7 +96,7 @@ class Faults:
         self.appends.append(AppendFault(topic, copies=2))
 
     def fence_append(self, *, written: int = 0, topic: str | None = None) -> None:
-        """Fence the writer during its next append, of which the first `written` messages get in."""
+        """Fence the writer during its next append, after its first `written` messages."""
         error = Fenced("another exclusive writer opened the topic: a fault was asked for")
         self.appends.append(AppendFault(topic, error, written, fences=True))
 
@@ -105,13 +104,13 @@ class Faults:
         self.reads.append(ReadFault(topic, error))
 
     def hold(self, *, topic: str | None = None, written: bool = True) -> None:
-        """Keep back acknowledgements from now on; not `written`: the messages too."""
+        """Hold back acknowledgements from now on, and the messages too if not `written`."""
         self.holds[topic] = written
 
     def release(self) -> None:
-        """Land and acknowledge all that is held, and hold no more.
+        """Write and acknowledge all held appends, and stop to hold.
 
-        What comes meanwhile is held too until nothing is before it: appends keep their order.
+        Appends that come meanwhile are held too until those before them are acknowledged: appends keep their order.
         """
         while (held := self._let_go()) is not None:
             held.acknowledge()
@@ -124,7 +123,7 @@ class Faults:
             return first
 
     def holding(self, topic: str) -> bool | None:
-        """Whether a held append of this topic lands at once; None if it isn't held."""
+        """Whether a held append of this topic is written at once; None if appends are not held."""
         return self.holds.get(topic, self.holds.get(None))
 
     def take_append(self, topic: str) -> AppendFault | None:

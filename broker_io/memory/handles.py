@@ -1,9 +1,4 @@
-"""The cluster of a memory broker, and what one process's connection to it consists of.
-
-The reader of a memory broker.
-
-The writer of a memory broker: appends, the faults that hit them, and fencing.
-"""
+"""The topics of a memory broker with its readers and writers."""
 
 from __future__ import annotations
 
@@ -42,7 +37,7 @@ class AttachedWriter(Protocol):
 
 
 class MemoryLog:
-    """The topics, and who writes them."""
+    """The topics and their writers, shared by all handles."""
 
     def __init__(
         self, *, clock: Clock, ledger_entries: int, max_message_bytes: int, compacted_prefix: str = OWN_PREFIX
@@ -65,7 +60,7 @@ class MemoryLog:
         if name not in self.topics:
             incarnation = f"memory-{id(self):x}-{next(self._incarnations)}"
             log = TopicLog(incarnation, lambda: next(self._ledgers), self._ledger_entries)
-            if name in self.deleted:  # a place in that one is none in this one
+            if name in self.deleted:  # a position of the deleted topic exists in no later one
                 log.lost = Position(log.ledgers[0].number, -1)
             self.topics[name] = log
             self.writers[log] = []
@@ -79,7 +74,7 @@ class MemoryLog:
         return log
 
     def wait(self, seconds: float) -> None:
-        """Wait, with the lock held, for an append or for a while."""
+        """Wait for an append or a timeout; the caller holds the lock."""
         if isinstance(self.clock, SystemClock):
             self.changed.wait(seconds)
         else:
@@ -88,7 +83,7 @@ class MemoryLog:
 
 @dataclass(slots=True, eq=False)
 class MemoryConnection:
-    """What the readers and writers of one broker handle share."""
+    """The state that the readers and writers of one broker handle share."""
 
     log: MemoryLog
     faults: Faults
@@ -96,7 +91,7 @@ class MemoryConnection:
 
 
 class MemoryReader:
-    """Reads one incarnation of a topic from behind `cursor`; what was trimmed up to `floor` is not missed."""
+    """Reads one incarnation of a topic after `cursor`; messages that were trimmed up to `floor` are not missing."""
 
     def __init__(
         self,
@@ -161,13 +156,13 @@ class MemoryReader:
             raise TopicNotFound(f"topic {self._topic!r} was deleted: open a reader of the new one")
         if self._log.lost > self._floor and self._log.lost_after(self._cursor, compacted=self._compacted):
             raise PositionTrimmed(
-                f"topic {self._topic!r}: messages behind {self._cursor} were trimmed up to {self._log.lost}:"
+                f"topic {self._topic!r}: messages after {self._cursor} were trimmed up to {self._log.lost}:"
                 " start at EARLIEST or later"
             )
 
 
 class MemoryWriter:
-    """Appends to one incarnation of a topic. Closing does not wait for what `faults.hold` keeps back."""
+    """Appends to one incarnation of a topic. Closing does not wait for appends that `faults.hold` holds back."""
 
     def __init__(self, connection: MemoryConnection, topic: str, log: TopicLog, *, exclusive: bool) -> None:
         self.connection = connection
@@ -191,7 +186,7 @@ class MemoryWriter:
                 mine = [other for other in self.connection.faults.held if other.writer is self]
                 waiting = [other for other in mine if other.positions is None]
                 if waiting[0] is not held:
-                    raise ValueError("an earlier append of this writer has not landed yet: write that first")
+                    raise ValueError("an earlier append of this writer is not written yet: write that first")
                 held.positions = self._write(held.batch)
 
     def settle(self, held: Held, outcome: Positions | Exception) -> None:
@@ -202,7 +197,7 @@ class MemoryWriter:
         _resolve(held.future, outcome)
 
     def fence(self, error: Fenced) -> None:
-        """Another exclusive writer came: nothing of this one gets in any more, and what is held fails."""
+        """Fail all held and later appends: another exclusive writer was opened."""
         with self.connection.log.changed:
             self._dead = error
             self._leave()
@@ -223,7 +218,7 @@ class MemoryWriter:
         self.close()
 
     def _append(self, batch: Batch, future: Future[Positions]) -> Positions | Exception | None:
-        """Append now and return the outcome, or None if it is held back."""
+        """Append and return the outcome, or None if the acknowledgement is held back."""
         if self._dead is not None:
             return self._dead
         if self._log.deleted:

@@ -1,4 +1,4 @@
-"""One topic in memory: a raw log that keeps everything until it is trimmed, and a compacted view beside it.
+"""One topic in memory: a raw log that keeps everything until it is trimmed, and a compacted view.
 
 Not thread-safe; `MemoryBroker` calls it under the lock of the log.
 """
@@ -41,13 +41,13 @@ class TopicLog:
         self.lost = EARLIEST  # the last message that trimming dropped
         self.horizon = EARLIEST  # compaction saw everything up to here
         self.waiting: dict[object, Callable[[], None]] = {}
-        """Who is to be told, once, that there is more, or that there will be none."""
+        """Callbacks of readers, each called once when there are messages or the topic is gone."""
         self._compacted: list[PlacedBatch] = []
         self._new_ledger = new_ledger
         self._ledger_entries = ledger_entries
 
     def append(self, batch: Batch, now_ms: int) -> Positions:
-        """Add messages, in as many ledgers as they need, and return where they stand."""
+        """Append messages, in as many ledgers as they need, and return their positions."""
         parts: list[Positions] = []
         sizes = batch.sizes()
         start = 0
@@ -85,7 +85,7 @@ class TopicLog:
             self.lost = ledger.batches[-1].positions.last
 
     def compact(self) -> None:
-        """Make the compacted view of everything there is; the raw log stays as it is, and so does what was trimmed."""
+        """Build the compacted view of all messages, trimmed ones included; the raw log stays as it is."""
         newest: dict[bytes, PlacedMessage] = {}
         batches = [*self.batches_after(EARLIEST, compacted=True)]
         for batch in batches:
@@ -100,7 +100,7 @@ class TopicLog:
         self.horizon = self.last or EARLIEST
 
     def batches_after(self, cursor: Position, *, compacted: bool = False) -> Iterator[PlacedBatch]:
-        """Everything behind `cursor`, one batch after the other."""
+        """All messages after `cursor`, batch by batch."""
         if compacted:
             yield from _cut(self._compacted, cursor)
             cursor = max(cursor, self.horizon)
@@ -109,7 +109,7 @@ class TopicLog:
             yield from _cut(ledger.batches, cursor)
 
     def read(self, cursor: Position, limit: int, *, compacted: bool) -> PlacedBatch | None:
-        """Up to `limit` messages behind `cursor`, all of one ledger; None if there is none."""
+        """Up to `limit` messages after `cursor`, all of one ledger; None if there are none."""
         gathered: list[PlacedBatch] = []
         missing = limit
         for batch in self.batches_after(cursor, compacted=compacted):
@@ -126,7 +126,7 @@ class TopicLog:
         )
 
     def lost_after(self, cursor: Position, *, compacted: bool) -> bool:
-        """Whether a message behind `cursor` is gone, that the compacted view does not stand for."""
+        """Whether messages after `cursor` were trimmed that the compacted view does not cover."""
         return cursor < self.lost and not (compacted and self.lost <= self.horizon)
 
     def first_position(self) -> Position | None:

@@ -1,4 +1,4 @@
-"""Pulsar's admin REST interface: one question after the other over connections that are kept."""
+"""Client of Pulsar's admin REST interface, with connections that are reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker_io.pulsar.credentials import Bearer, Credentials
 from broker_io.retrying import RetryPolicy
 
 CALL_SECONDS = 30.0
-"""How long the cluster may take to answer a question; less where there is less patience."""
+"""Timeout of one request; shorter if `max_unavailable` is shorter."""
 LEAST_SECONDS = 2.0
 MOST_REDIRECTS = 5
 REASON_CHARACTERS = 200
@@ -23,12 +23,12 @@ _REDIRECTS = (301, 302, 307, 308)
 
 
 class AdminClient:
-    """Questions to the interface at `url`; safe from any thread."""
+    """Requests to the interface at `url`; safe from any thread."""
 
     def __init__(self, url: str, credentials: Credentials, retry: RetryPolicy) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise InvalidAddress(f"{url!r} is no address of an admin interface: write http://HOST:PORT")
+            raise InvalidAddress(f"{url!r} is not the address of an admin interface: write http://HOST:PORT")
         self.url = url.rstrip("/")
         self._retry = retry
         self._call_seconds = min(CALL_SECONDS, max(LEAST_SECONDS, retry.seconds))
@@ -39,10 +39,10 @@ class AdminClient:
         self._idle: list[tuple[str, http.client.HTTPConnection]] = []
 
     def ask(self, method: str, path: str, body: Any = None, *, retry: bool = True) -> Any:
-        """The decoded answer, None if it is empty. `path` is that behind `/admin/v2/`.
+        """The decoded answer, None if it is empty. `path` follows `/admin/v2/`.
 
-        Raises ClusterRefused with the status, NotAuthorized, and ServiceUnavailable; while the cluster is away it is
-        asked again unless not `retry`.
+        Raises ClusterRefused with the status, NotAuthorized, and ServiceUnavailable; with `retry` only after the
+        cluster was unavailable for too long.
         """
         if not retry:
             return self._ask(method, path, body)
@@ -62,7 +62,9 @@ class AdminClient:
             if status not in _REDIRECTS or not location:
                 return self._told(method, path, status, content)
             place = location
-        raise ServiceUnavailable(f"{self.url} sends {method} {path} from broker to broker: is its topic moving?")
+        raise ServiceUnavailable(
+            f"{self.url} redirected {method} {path} {MOST_REDIRECTS} times: wait until its topic has moved"
+        )
 
     def _told(self, method: str, path: str, status: int, content: bytes) -> Any:
         reason = "" if status < 300 else _reason(content)
@@ -73,13 +75,13 @@ class AdminClient:
             except ValueError:
                 return content.decode(errors="replace")
         reason = reason[:REASON_CHARACTERS]
-        what = f"{self.url} answers {method} {path} with {status} ({reason})"
+        what = f"{self.url} answered {method} {path} with {status} ({reason})"
         if means is AnswerKind.UNAUTHORIZED:
-            raise NotAuthorized(f"{what}: give credentials that may do this")
+            raise NotAuthorized(f"{what}: use credentials with that permission")
         if means is AnswerKind.LOOKUP:
-            raise ServiceUnavailable(f"{what}: the topic moves, or its broker starts")
+            raise ServiceUnavailable(f"{what}: the topic is moving, or its broker is starting")
         if means is AnswerKind.TRANSIENT:
-            raise ServiceUnavailable(f"{what}: the cluster is busy or starting, see the log of the broker")
+            raise ServiceUnavailable(f"{what}: the cluster is busy or starting, see the broker's log")
         raise ClusterRefused(what, status, reason)
 
     def _call(self, method: str, place: str, data: bytes | None) -> tuple[int, bytes, str | None]:
@@ -124,7 +126,7 @@ class AdminClient:
 
 
 def _reason(content: bytes) -> str:
-    """What an answer says in its body, which is JSON, or a page of a web server; it can be a whole stack trace."""
+    """The reason in the body of an answer, which is JSON, or the page of a web server, or a whole stack trace."""
     try:
         said = str(json.loads(content)["reason"])
     except (ValueError, KeyError, TypeError):

@@ -1,12 +1,10 @@
-"""What a cluster's answers mean: pure. The one table of the REST interface's answers and the client library's results.
+"""Answers of a cluster and what they mean: pure. One table for the REST interface, one for the client library.
 
-A final answer stays the same whoever asks again; a transient one passes; one that asks for a lookup passes too, and was
-given before anything was done: the broker that was asked does not have the topic, or not yet, because its bundle moves.
-Who asks again at the address that was given is sent to the owner of that moment, so both are asked again.
+A final answer stays the same however often one asks. A transient one can change. An answer that asks for a lookup can
+change too, and nothing was done: the broker does not have the topic, or not yet, because its bundle moves. A retry at
+the same address is redirected to the new owner, so both kinds are retried.
 
-Sources are names of Pulsar's own: classes of its broker (4.0), and of its client library in C++ (`lib/`).
-
-What the client library fails with, as errors of the one tree.
+Sources are Pulsar's own names: classes of its broker (4.0), and of its client library in C++ (`lib/`).
 """
 
 from __future__ import annotations
@@ -32,25 +30,25 @@ from broker_io.errors import (
 
 
 class AnswerKind(enum.Enum):
-    """What an answer means to whoever asked."""
+    """The meaning of an answer."""
 
     DONE = enum.auto()
     FINAL = enum.auto()
     TRANSIENT = enum.auto()
     LOOKUP = enum.auto()
     FENCED = enum.auto()
-    """Somebody else is the only writer now."""
+    """Another writer has the topic exclusively."""
     UNAUTHORIZED = enum.auto()
-    """Credentials that are wrong, or may not do this."""
+    """The credentials are wrong, or lack the permission."""
 
     @property
     def passes(self) -> bool:
-        """Whether the same question can get another answer by itself."""
+        """Whether a retry of the same request can succeed."""
         return self in (AnswerKind.TRANSIENT, AnswerKind.LOOKUP)
 
 
 class Rule(NamedTuple):
-    """`words`: a pattern that is searched for in the reason; the first rule that fits counts."""
+    """`words` is a pattern for the reason; the first rule that matches applies."""
 
     statuses: range
     words: str
@@ -63,77 +61,77 @@ def _only(status: int) -> range:
 
 REST = (
     Rule(range(200, 300), "", AnswerKind.DONE),
-    # PulsarWebResource sends a question on to the owner; only one that nobody ends comes here: brokers disagree.
+    # PulsarWebResource redirects to the owner; only endless redirects come here, when brokers disagree.
     Rule(range(300, 400), "", AnswerKind.LOOKUP),
-    # AuthenticationFilter, PulsarWebResource.validate…Access: whatever the reason is.
+    # AuthenticationFilter, PulsarWebResource.validate…Access, for any reason.
     Rule(_only(401), "", AnswerKind.UNAUTHORIZED),
     Rule(_only(403), "", AnswerKind.UNAUTHORIZED),
     # PulsarWebResource.validateTopicOwnershipAsync and validateBundleOwnership, 412: no owner, or none that is known
     # yet, as while a bundle is unloaded (NamespaceService: "is being unloaded", "is not currently owned") or its
     # broker starts (OwnershipCache: "not ready for acquiring ownership").
     Rule(_only(412), r"find owner for|find ownership for|bundle is actived|acquiring ownership", AnswerKind.LOOKUP),
-    # BrokerService.checkTopicNsOwnership, NamespaceService, TransactionsBase: the broker has let the bundle go; some of
-    # these come with 404 or 409 where a resource passes them on.
+    # BrokerService.checkTopicNsOwnership, NamespaceService, TransactionsBase: the broker released the bundle; some
+    # resources pass these on with 404 or 409.
     Rule(
         range(404, 413),
         r"redo the lookup|not served by this|not (currently )?owned|being unloaded|don't owner by this broker",
         AnswerKind.LOOKUP,
     ),
-    # PersistentTopicsBase (subscriptions), 412 "Failed for Subscription Busy": somebody else makes the same right now.
+    # PersistentTopicsBase (subscriptions), 412 "Failed for Subscription Busy": another client creates the same one.
     Rule(_only(412), "Busy", AnswerKind.TRANSIENT),
     # AdminResource, PulsarWebResource, PersistentTopicsBase, 409: metadata changed between the broker's look and write.
     Rule(_only(409), "Concurrent modification", AnswerKind.TRANSIENT),
-    Rule(_only(408), "", AnswerKind.TRANSIENT),  # of a proxy, which got no whole question
+    Rule(_only(408), "", AnswerKind.TRANSIENT),  # of a proxy, which got an incomplete request
     Rule(_only(425), "", AnswerKind.TRANSIENT),
     Rule(_only(429), "", AnswerKind.TRANSIENT),  # RateLimitingFilter
     Rule(range(400, 500), "", AnswerKind.FINAL),
-    Rule(_only(501), "", AnswerKind.FINAL),  # a version of the broker that has no such question
+    Rule(_only(501), "", AnswerKind.FINAL),  # the version of the broker has no such request
     Rule(_only(505), "", AnswerKind.FINAL),
-    # RestException of whatever a resource did not expect, as of a ledger that closes or a topic that is fenced for a
-    # moment; WebService while it starts ("PulsarService is not ready", 503); proxies without a broker (502, 504).
+    # RestException of anything a resource did not expect, such as a closing ledger or a topic that is briefly fenced;
+    # WebService while it starts ("PulsarService is not ready", 503); proxies without a broker (502, 504).
     Rule(range(500, 600), "", AnswerKind.TRANSIENT),
 )
 
 RESULTS = {
     "Ok": AnswerKind.DONE,
-    # BrokerServiceException.getClientErrorCode of what it has no code for; the library asks again by itself.
+    # BrokerServiceException.getClientErrorCode of exceptions without a code; the library retries by itself.
     "UnknownError": AnswerKind.TRANSIENT,
-    "InvalidConfiguration": AnswerKind.FINAL,  # of options of ours, by ClientConfiguration
-    "Timeout": AnswerKind.TRANSIENT,  # no answer in time, or none but retryable ones (RetryableOperation)
+    "InvalidConfiguration": AnswerKind.FINAL,  # of our options, by ClientConfiguration
+    "Timeout": AnswerKind.TRANSIENT,  # no answer in time, or only retryable ones (RetryableOperation)
     "LookupError": AnswerKind.LOOKUP,  # BinaryProtoLookupService: the lookup failed, or went round in circles
-    "ConnectError": AnswerKind.TRANSIENT,  # ConnectionPool: nobody takes connections there at the moment
+    "ConnectError": AnswerKind.TRANSIENT,  # ConnectionPool: nothing accepts connections there now
     "ReadError": AnswerKind.TRANSIENT,  # ClientConnection: the connection broke
     "AuthenticationError": AnswerKind.UNAUTHORIZED,
     "AuthorizationError": AnswerKind.UNAUTHORIZED,
-    "ErrorGettingAuthenticationData": AnswerKind.UNAUTHORIZED,  # of our side: Authentication gives none
+    "ErrorGettingAuthenticationData": AnswerKind.UNAUTHORIZED,  # on our side: Authentication gives none
     "BrokerMetadataError": AnswerKind.TRANSIENT,  # ServerMetadataException: the metadata store did not answer
     "BrokerPersistenceError": AnswerKind.TRANSIENT,  # PersistenceException: no ledger could be opened or written
-    "ChecksumError": AnswerKind.FINAL,  # of a message whose bytes are not what was meant to be sent
-    "ConsumerBusy": AnswerKind.TRANSIENT,  # ConsumerBusyException: our last one is not gone yet; no two share a name
+    "ChecksumError": AnswerKind.FINAL,  # of a message that was corrupted before it was sent
+    "ConsumerBusy": AnswerKind.TRANSIENT,  # ConsumerBusyException: our previous consumer of that name is not gone yet
     "NotConnected": AnswerKind.TRANSIENT,
-    "AlreadyClosed": AnswerKind.TRANSIENT,  # the connection broke; what we closed says so itself
-    "InvalidMessage": AnswerKind.FINAL,  # of a call of ours
-    "ConsumerNotInitialized": AnswerKind.FINAL,  # of a call of ours
-    "ProducerNotInitialized": AnswerKind.FINAL,  # of a call of ours
-    "ProducerBusy": AnswerKind.FENCED,  # AbstractTopic: an exclusive producer is there, so no shared one may be
+    "AlreadyClosed": AnswerKind.TRANSIENT,  # the connection broke; objects that we closed raise Closed
+    "InvalidMessage": AnswerKind.FINAL,  # of our call
+    "ConsumerNotInitialized": AnswerKind.FINAL,  # of our call
+    "ProducerNotInitialized": AnswerKind.FINAL,  # of our call
+    "ProducerBusy": AnswerKind.FENCED,  # AbstractTopic: there is an exclusive producer, so a shared one may not open
     "TooManyLookupRequestException": AnswerKind.TRANSIENT,  # TooManyRequests: LookupRequestSemaphore is used up
     "InvalidTopicName": AnswerKind.FINAL,
     "InvalidUrl": AnswerKind.FINAL,
     "ServiceUnitNotReady": AnswerKind.LOOKUP,  # ServiceNotReady: a topic is fenced or loading
     "OperationNotSupported": AnswerKind.FINAL,
-    # A backlog quota is full until somebody reads or lifts it: the cluster's operator has to know.
+    # A backlog quota stays full until the backlog is read or the quota is raised, so the operator has to know.
     "ProducerBlockedQuotaExceededError": AnswerKind.FINAL,
     "ProducerBlockedQuotaExceededException": AnswerKind.FINAL,
     "ProducerQueueIsFull": AnswerKind.TRANSIENT,  # room comes with the next acknowledgement
     "MessageTooBig": AnswerKind.FINAL,
     "TopicNotFound": AnswerKind.FINAL,
     "SubscriptionNotFound": AnswerKind.FINAL,
-    "ConsumerNotFound": AnswerKind.TRANSIENT,  # the broker has dropped a consumer that the library still believes in
+    "ConsumerNotFound": AnswerKind.TRANSIENT,  # the broker has dropped a consumer that the library still uses
     "UnsupportedVersionError": AnswerKind.FINAL,
     "TopicTerminated": AnswerKind.FINAL,
     "CryptoError": AnswerKind.FINAL,
     "IncompatibleSchema": AnswerKind.FINAL,
-    "ConsumerAssignError": AnswerKind.FINAL,  # of subscriptions that share by key, which no reader has
+    "ConsumerAssignError": AnswerKind.FINAL,  # of key-shared subscriptions, which no reader has
     "CumulativeAcknowledgementNotAllowedError": AnswerKind.FINAL,
     "TransactionCoordinatorNotFoundError": AnswerKind.LOOKUP,  # Pulsar's own: its topic moves
     "InvalidTxnStatusError": AnswerKind.FINAL,
@@ -147,7 +145,7 @@ RESULTS = {
 
 
 def classify_status(status: int, reason: str) -> AnswerKind:
-    """What an answer of the REST interface means."""
+    """The meaning of an answer of the REST interface."""
     for rule in REST:
         if status in rule.statuses and re.search(rule.words, reason):
             return rule.means
@@ -155,56 +153,56 @@ def classify_status(status: int, reason: str) -> AnswerKind:
 
 
 def classify_result(name: str) -> AnswerKind:
-    """What a result of the client library means. One that a later version has may pass: who asks again is patient."""
+    """The meaning of a result of the client library. Unknown results of later versions are retried."""
     return RESULTS.get(name, AnswerKind.TRANSIENT)
 
 
 def open_error(error: pulsar.PulsarException, topic: str, what: str) -> Error:
-    """Why a reader or a writer of a topic could not be opened."""
+    """The error for a reader or a writer that could not be opened."""
     name = type(error).__name__
     means = classify_result(name)
     if means is AnswerKind.FENCED:
-        return Fenced(f"topic {topic!r} is held by an exclusive writer ({name}): wait until it closes")
+        return Fenced(f"topic {topic!r} is held by an exclusive writer ({name}): wait until it is closed")
     if means is AnswerKind.UNAUTHORIZED:
         return NotAuthorized(f"these credentials may not open a {what} of topic {topic!r} ({error})")
     if name == "TopicNotFound":
         return TopicNotFound(f"there is no topic {topic!r}: create it first")
     if name == "IncompatibleSchema":
         return NotSupported(
-            f"the cluster does not take the schema of what is written to topic {topic!r} ({error}). Where it was told "
-            "none: it wants each message to name one, which markers can't, so run "
-            "`pulsar-admin namespaces set-schema-validation-enforce --disable NAMESPACE`; else give the topic's own"
+            f"the cluster rejects the schema of topic {topic!r} ({error}): give the topic's own schema. If you gave "
+            "none, the cluster requires a schema for each message, which markers can't have: run "
+            "`pulsar-admin namespaces set-schema-validation-enforce --disable NAMESPACE`"
         )
     if means.passes:
-        return ServiceUnavailable(f"the cluster opens no {what} of topic {topic!r} ({error}): is it running?")
-    return ClusterRefused(f"the cluster opens no {what} of topic {topic!r} ({error})", 0, str(error))
+        return ServiceUnavailable(f"the cluster did not open a {what} of topic {topic!r} ({error}): is it running?")
+    return ClusterRefused(f"the cluster refused to open a {what} of topic {topic!r} ({error})", 0, str(error))
 
 
 def append_error(result: str, topic: str) -> Error:
-    """Why an append failed; whether it stands in the log is unknown."""
+    """The error for a failed append, which may or may not be in the log."""
     means = classify_result(result)
     if means is AnswerKind.FENCED:
         return Fenced(
-            f"the cluster let go of the exclusive writer of topic {topic!r} ({result}), as it does when another one "
-            "opens it, or when its storage is lost: what was under way may stand in the log"
+            f"the cluster fenced the exclusive writer of topic {topic!r} ({result}), because another one opened it or "
+            "its storage was lost: pending appends may or may not be in the log"
         )
     if means is AnswerKind.UNAUTHORIZED:
         return NotAuthorized(f"these credentials may not write to topic {topic!r} ({result})")
     return AppendUnknown(
-        f"an append to topic {topic!r} failed ({result}): it may stand in the log or not; open another writer"
+        f"an append to topic {topic!r} failed ({result}): it may or may not be in the log; open another writer"
     )
 
 
 def message_too_large(topic: str) -> Error:
-    """Why an append of one message failed that stands nowhere."""
+    """The error for an append of one message that is not in the log."""
     return MessageTooLarge(
-        f"the cluster refuses a message of topic {topic!r} as too large: lower max_message_bytes to its limit"
+        f"the cluster rejected a message of topic {topic!r} as too large: lower max_message_bytes to its limit"
     )
 
 
 def entry_too_large(topic: str) -> Error:
-    """Why all other appends of a writer fail where the cluster refused a message of one as too large."""
+    """The error for all other appends of a writer after the cluster rejected a message as too large."""
     return EntryTooLarge(
-        f"the cluster refused an entry of topic {topic!r} as too large, and whatever else was under way may stand in "
-        "the log or not: lower max_message_bytes to the cluster's limit, and open another writer"
+        f"the cluster rejected an entry of topic {topic!r} as too large, and other pending appends may or may not be "
+        "in the log: lower max_message_bytes to the cluster's limit, and open another writer"
     )

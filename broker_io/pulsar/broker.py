@@ -50,13 +50,13 @@ from broker_io.pulsar.reader import PulsarReader
 from broker_io.pulsar.writer import PulsarWriter
 
 OVERHEAD_BYTES = 64 * 1024
-"""Room that Pulsar's own limit leaves for its metadata around our properties, and for compression that fails."""
+"""Bytes that are left of Pulsar's limit for its metadata, and for data that compression makes larger."""
 AHEAD, AHEAD_OF_LARGE = 1000, 250
-"""Messages that a reader is sent before it asks; those of our own topics are large."""
+"""Receiver queue sizes; messages of internal topics are large."""
 LOOK_SECONDS = 0.1
 
 POLICY_LOCKS = 32
-"""Locks that those share who change the policies of topics."""
+"""Locks for changes of topic policies, chosen by hash of the topic."""
 
 Modes = pulsar.ProducerAccessMode
 
@@ -64,17 +64,16 @@ Modes = pulsar.ProducerAccessMode
 class PulsarBroker:
     """The persistent topics of the namespace at `pulsar://HOST:PORT/TENANT/NAMESPACE`; safe from any thread.
 
-    `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). Who we
-    are is told by one of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key`; `tls_trust` has the
-    certificates to trust. Topics whose names begin with `compacted_prefix` are written so that they can be compacted,
-    others are compacted by nobody. While the cluster is away, each call waits up to `max_unavailable` seconds for it,
-    opening the broker as well. A writer that is closed waits `close_timeout` seconds for what is under way (None:
-    `max_unavailable`). `hashing` is how keys choose partitions (see `broker_io.partitions`). `schemas` has topics,
-    partitioned ones by the name of the whole, and what the client library calls a schema: writers of ours tell the
-    cluster that values are of it, which is the caller's care. `client_log` is a file for what the client library has
-    to say.
+    `admin_url` is the address of the REST interface (default: port 8080 of the first host, 8443 with TLS). At most one
+    of `token`, `token_file`, `oauth2`, and `tls_cert` with `tls_key` authenticates; `tls_trust` is the CA file. Topics
+    whose names begin with `compacted_prefix` are written so that they can be compacted; other topics must not be
+    compacted. While the cluster is unavailable, each call waits up to `max_unavailable` seconds for it, and so does
+    opening the broker. Closing a writer waits up to `close_timeout` seconds for pending appends (None:
+    `max_unavailable`). `hashing` is the hash by which keys choose partitions (see `broker_io.partitions`). `schemas`
+    maps topics, or partitioned topics as a whole, to schemas of the client library: writers declare them to the
+    cluster, and the caller sees to it that values match. `client_log` is the log file of the client library.
 
-    Raises InvalidAddress, ServiceUnavailable if nobody answers in that time, NotAuthorized.
+    Raises InvalidAddress, NotAuthorized, and ServiceUnavailable if the cluster does not answer in that time.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class PulsarBroker:
         schemas: Mapping[str, pulsar.schema.Schema] | None = None,
     ) -> None:
         if hashing not in HASHINGS:
-            raise InvalidAddress(f"hashing is {' or '.join(HASHINGS)}, not {hashing!r}")
+            raise InvalidAddress(f"hashing {hashing!r} is unknown: use {' or '.join(HASHINGS)}")
         place = parse_address(address)
         credentials = Credentials(token, token_file, oauth2, tls_trust, tls_cert, tls_key)
         self._cluster = Cluster(
@@ -120,27 +119,28 @@ class PulsarBroker:
             raise
 
     def _greet(self, address: str) -> None:
-        question = f"namespaces/{self._cluster.namespace}/bundles"  # whoever may write or read may ask this
+        question = f"namespaces/{self._cluster.namespace}/bundles"  # permission to write or read suffices for this
         try:
             self._cluster.admin.ask("GET", question, retry=False)
         except ClusterRefused as error:
             if error.status != 404:
                 raise
             raise InvalidAddress(
-                f"{address!r}: {error.reason}, says the admin interface at {self._cluster.admin.url}; if that is not "
-                f"the cluster's, give admin_url, else run `pulsar-admin namespaces create {self._cluster.namespace}`"
+                f"{address!r}: the admin interface at {self._cluster.admin.url} answers: {error.reason}. If that is "
+                "not the cluster's, give admin_url, else run `pulsar-admin namespaces create "
+                f"{self._cluster.namespace}`"
             ) from None
         self._cluster.reach()
 
     @property
     def max_message_bytes(self) -> int:
-        """What was given, or less where the cluster takes less and tells us so, as it tells its administrators."""
+        """The given limit, or the cluster's if that is lower and these credentials may see it."""
         if not self._limit_asked:
             self._ask_limit()
         return self._cluster.max_message_bytes
 
     def _ask_limit(self) -> None:
-        """Ask once; after ServiceUnavailable the next writer asks again, which waits for the cluster anyway."""
+        """Ask once; after ServiceUnavailable the next writer asks again, because it waits for the cluster anyway."""
         self._limit_asked = True
         try:
             found = self._cluster.admin.ask("GET", "brokers/configuration/runtime", retry=False)
@@ -150,14 +150,15 @@ class PulsarBroker:
         except ServiceUnavailable:
             return
         except (NotAuthorized, ClusterRefused, LookupError, ValueError):
-            pass  # the cluster does not tell us, now or later
+            pass  # these credentials will not learn it later either
         self._limit_answered = True
 
     def topics(self) -> list[str]:
         self._cluster.check()
         ask, path = self._cluster.admin.ask, f"persistent/{self._cluster.namespace}"
         prefix = f"persistent://{self._cluster.namespace}/"
-        found = {*ask("GET", path)} - {*ask("GET", f"{path}/partitioned")}  # an older topic can stand beside partitions
+        # An older topic can have the name of a partitioned one.
+        found = {*ask("GET", path)} - {*ask("GET", f"{path}/partitioned")}
         names = (from_local_name(url.removeprefix(prefix)) for url in found)
         return sorted(name for name in names if name is not None)
 
@@ -171,17 +172,17 @@ class PulsarBroker:
         except ClusterRefused as error:
             if error.status != 409:
                 raise
-            self._cluster.incarnation(topic)  # it is there already, if it is one that can be used
+            self._cluster.incarnation(topic)  # it exists; raises if it can't be used
             state = topic_state(self._cluster, topic)
         self._protect(topic, exclusive=False, state=state)
 
     def check_topic(self, topic: str) -> None:
-        """Policies may have changed since the topic was opened. Raises UnsafePolicy, NotAuthorized."""
+        """As `PolicyBroker` says: policies may have changed since the topic was opened."""
         self._cluster.incarnation(topic)
         self._protect(topic, exclusive=True)
 
     def deduplicate(self, topic: str) -> None:
-        """A crash of a broker makes the client library resend; the cluster knows what it has by its numbers."""
+        """As `DeduplicatingBroker` says: the cluster recognizes resent messages by their sequence ids."""
         self._cluster.ask("POST", topic, "deduplicationEnabled", True)
 
     def annotate(self, topic: str, text: str) -> None:
@@ -193,10 +194,10 @@ class PulsarBroker:
 
     def delete_topic(self, topic: str) -> None:
         self._cluster.incarnation(topic)
-        gone = TopicNotFound(f"topic {topic!r} was deleted: open it anew if it was made again")
-        for handle in self._handles(topic):  # the client library would make the topic again
+        gone = TopicNotFound(f"topic {topic!r} was deleted: open it again if it was re-created")
+        for handle in self._handles(topic):  # the client library would re-create the topic
             handle.end(gone)
-        self._cluster.ask("DELETE", topic, "?force=true", retry=False)  # not asked twice: it may be made anew
+        self._cluster.ask("DELETE", topic, "?force=true", retry=False)  # not retried: it may be re-created meanwhile
 
     def partitions(self, topic: str) -> int:
         return self._cluster.partitions(check_topic_name(topic))
@@ -223,7 +224,7 @@ class PulsarBroker:
             return self._wait_for_owner(topic, incarnation, wait, unbatched=unbatched)
         older = [handle for handle in self._handles(topic) if isinstance(handle, PulsarWriter)]
         fenced = append_error("ProducerFenced", topic)
-        for each in older:  # the cluster lets shared ones come back, and resend, so they have to be gone before
+        for each in older:  # shared ones would reconnect and resend, so they end first
             if not each.exclusive:
                 each.end(fenced)
         writer = self._writer(topic, incarnation, Modes.ExclusiveWithFencing, unbatched=unbatched)
@@ -288,7 +289,7 @@ class PulsarBroker:
         for handle in self._handles():
             handle.close()
         self._cluster.close()
-        for handle in self._handles():  # that were opened meanwhile
+        for handle in self._handles():  # those opened meanwhile
             handle.close()
 
     def __enter__(self) -> Self:
@@ -310,14 +311,14 @@ class PulsarBroker:
         with self._lock:
             self._open.add(handle)
         forking.watch(handle)
-        if self._cluster.closed:  # while it was opened
+        if self._cluster.closed:  # closed while the handle was opened
             handle.close()
             self._cluster.check()
 
     def _protect(self, topic: str, *, exclusive: bool, state: LedgerState | None = None) -> None:
-        """Hold what the topic has, and see that no policy drops it in spite of that. Raises UnsafePolicy.
+        """Subscribe to the topic so that its messages are kept, and check its policies. Raises UnsafePolicy.
 
-        Policies are shown to administrators of the tenant only: an owner must be one, and looks at them for others.
+        Only administrators of the tenant may see policies: an exclusive writer must be one, others may skip the check.
         """
         check_usable(topic, self._cluster.partitions)
         cluster, path = self._cluster, path_of(self._cluster.namespace, topic)
@@ -329,7 +330,7 @@ class PulsarBroker:
             place = policies_path(cluster.namespace, topic)
             with self._policy_locks[
                 hash(place) % POLICY_LOCKS
-            ]:  # partitions share policies: of two changes one is lost
+            ]:  # partitions share policies, so concurrent changes would be lost
                 policies = policies_of(cluster.admin, cluster.namespace, place)
                 policies = override_policies(
                     cluster.admin, cluster.namespace, place, policies, ours=self._is_compacted(topic)
@@ -341,7 +342,7 @@ class PulsarBroker:
         try:
             check_policies(topic, cluster.namespace, policies, state, compacted=self._is_compacted(topic))
         except UnsafePolicy:
-            if made:  # a topic that nobody writes to here may go as it would without us
+            if made:  # a topic that is not written to shall not keep its messages
                 cluster.admin.ask("DELETE", f"{path}/subscription/{SUBSCRIPTION}?force=true")
             raise
 
@@ -368,7 +369,7 @@ class PulsarBroker:
         return writer
 
     def _wait_for_owner(self, topic: str, incarnation: str, seconds: float, *, unbatched: bool) -> PulsarWriter:
-        """A writer that fences nobody. Raises StillHeld."""
+        """A writer that fences no other. Raises StillHeld."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -376,5 +377,5 @@ class PulsarBroker:
             except Fenced:
                 missing = deadline - time.monotonic()
             if missing <= 0:
-                raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait on")
+                raise StillHeld(f"topic {topic!r} is held by an exclusive writer that is still open: wait longer")
             time.sleep(min(missing, LOOK_SECONDS))

@@ -1,10 +1,8 @@
-"""One process's connection to a cluster, and the questions about topics that readers and writers share.
+"""The connection of a process to a cluster, addresses of clusters, and requests about topics.
 
-Addresses of clusters, and how topics are named there.
-
-A topic of the port is the persistent topic of the same name in the namespace, except that Pulsar takes `/` for its
-own: it is written `=2F` there. `=` is written `=3D` where `2F`, `3D` or `2E` follow it, and the names `.` and `..`
-as `=2E` and `=2E=2E`. A topic of the namespace whose name is written by these rules by no name is not listed.
+A topic of the port is the persistent topic of the same name in the namespace, except that Pulsar reserves `/`: it is
+written `=2F` there. `=` is written `=3D` where `2F`, `3D` or `2E` follow it, and the names `.` and `..` are `=2E` and
+`=2E=2E`. A topic of the namespace whose name these rules never produce is not listed.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _ESCAPE = {"/": "=2F", "=": "=3D"}
 
 
 class ClusterAddress(NamedTuple):
-    """`service` is what clients connect to, `admin` the default address of the REST interface."""
+    """`service` is the address for clients, `admin` the default address of the REST interface."""
 
     service: str
     admin: str
@@ -53,7 +51,7 @@ def parse_address(address: str) -> ClusterAddress:
     hosts = found[2].split(",") if found else []
     if found is None or not all(0 < int(host.rpartition(":")[2]) < 65536 for host in hosts):
         raise InvalidAddress(
-            f"{address!r} is no address of a cluster: write pulsar://HOST:PORT/TENANT/NAMESPACE, or pulsar+ssl://…"
+            f"{address!r} is not the address of a cluster: write pulsar://HOST:PORT/TENANT/NAMESPACE, or pulsar+ssl://…"
         )
     scheme = found[1]
     protocol, port = ADMIN_PORTS[scheme]
@@ -63,14 +61,14 @@ def parse_address(address: str) -> ClusterAddress:
 
 
 def to_local_name(topic: str) -> str:
-    """What a topic of the port is called in its namespace."""
+    """The name of a topic of the port in its namespace."""
     if topic in (".", ".."):
         return topic.replace(".", "=2E")
     return re.sub(r"/|=(?=2F|3D|2E)", lambda found: _ESCAPE[found[0]], topic)
 
 
 def from_local_name(name: str) -> str | None:
-    """The topic of the port that is called so in its namespace; None if there is none."""
+    """The topic of the port with this name in its namespace; None if there is none."""
     topic = re.sub(r"=(2F|3D|2E)", lambda found: bytes.fromhex(found[1]).decode(), name)
     return topic if to_local_name(topic) == name else None
 
@@ -88,13 +86,13 @@ def url_of(namespace: str, topic: str) -> str:
 T = TypeVar("T")
 
 INCARNATION = "txnbuffer.incarnation"
-"""The property that tells a topic of ours from one made anew under its name."""
+"""The property that tells a topic of this package from a re-created one of its name."""
 OPERATION_SECONDS = 10.0
-"""How long an attempt to open may take; an answer can get lost where a topic is unloaded meanwhile."""
+"""Timeout of an attempt to open; the answer can get lost if the topic is unloaded meanwhile."""
 CLOSE_SECONDS = OPERATION_SECONDS + 5.0
-"""How long closing may take. While a broker hangs it lasts as an operation does; Python that ends sooner is aborted."""
+"""Timeout of closing. With a hung broker it lasts as long as an operation; if Python ends sooner, it is aborted."""
 NOTE = "txnbuffer.note"
-"""The property that keeps the note of who wrote it last."""
+"""The property that stores the annotation of a topic."""
 
 
 class Cluster:
@@ -134,13 +132,15 @@ class Cluster:
             )
         except ValueError as error:
             raise InvalidAddress(
-                f"{address.service!r} can't be connected to ({error}): give the name of the host"
+                f"{address.service!r} is not a valid address ({error}): give the name of the host"
             ) from None
-        self._end = weakref.finalize(self, _close_client, self.client)  # one with sends under way would abort at exit
+        self._end = weakref.finalize(
+            self, _close_client, self.client
+        )  # a client with pending sends would abort at exit
         forking.watch(self)
 
     def reach(self) -> None:
-        """See that somebody takes connections where clients go, which the client library would wait for in silence.
+        """Check that the address for clients accepts connections; the client library would wait for it silently.
 
         Raises ServiceUnavailable.
         """
@@ -154,8 +154,8 @@ class Cluster:
             else:
                 return
         raise ServiceUnavailable(
-            f"no broker answers at {', '.join(missing)}, though the admin interface at {self.admin.url} does: is the "
-            "port that for clients, 6650 as a rule, and the broker running?"
+            f"no broker answers at {', '.join(missing)}, though the admin interface at {self.admin.url} does: check "
+            "that this is the port for clients, usually 6650, and that the broker is running"
         )
 
     def check(self) -> None:
@@ -177,7 +177,7 @@ class Cluster:
         return url_of(self.namespace, topic)
 
     def ask(self, method: str, topic: str, question: str = "", body: Any = None, *, retry: bool = True) -> Any:
-        """Ask about a topic. Raises TopicNotFound if it isn't there."""
+        """Send an admin request about a topic. Raises TopicNotFound."""
         self.check()
         path = path_of(self.namespace, check_topic_name(topic))
         try:
@@ -188,7 +188,7 @@ class Cluster:
             raise
 
     def incarnation(self, topic: str, *, retry: bool = True) -> str:
-        """Ours have one of their own; of others the time of their making tells them apart."""
+        """The incarnation in the topic's properties, or the creation date of a topic of other programs."""
         mark = (self.ask("GET", topic, "properties", retry=retry) or {}).get(INCARNATION)
         if mark is not None:
             return str(mark)
@@ -198,7 +198,7 @@ class Cluster:
         return f"{found['creationDate']} {self.url(topic)}"
 
     def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; 0 if it has none, or isn't there."""
+        """The number of partitions; 0 if the topic is not partitioned or does not exist."""
         try:
             return int(self.ask("GET", topic, "partitions")["partitions"])
         except TopicNotFound:
@@ -208,7 +208,7 @@ class Cluster:
         return uuid.uuid4().hex
 
     def opened(self, topic: str, what: str, opening: Callable[[], T]) -> T:
-        """What the client library opens at a topic."""
+        """The reader or writer that `opening` opens with the client library, with retries."""
 
         def attempt() -> T:
             self.check()
@@ -222,8 +222,10 @@ class Cluster:
 
 
 def _close_client(client: pulsar.Client) -> None:
-    """Not by `shutdown`, which keeps Python's lock from the library's own threads until they give up, nor with a
-    callback, which may be let go of when Python is no more.
+    """Close the client in a thread.
+
+    `shutdown` would hold Python's global lock until the library's threads give up, and a callback may be freed after
+    the end of Python.
     """
     flusher.run(client.close, CLOSE_SECONDS)
     flusher.wait_idle(CLOSE_SECONDS)
@@ -236,14 +238,14 @@ def _tls_options(credentials: Credentials, *, tls: bool) -> dict[str, Any]:
 
 
 class Handle:
-    """A reader or a writer: ends with its topic, or with its broker."""
+    """A reader or a writer; it ends with its topic or its broker."""
 
     topic: str
 
     def detach(self, why: Error) -> None:
-        """See `forking.Inherited`."""
+        """See `forking.ForkedResource`."""
         raise NotImplementedError
 
     def end(self, error: Error) -> None:
-        """Every later call fails with this error."""
+        """Make every later call fail with this error."""
         raise NotImplementedError

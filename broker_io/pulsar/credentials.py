@@ -1,4 +1,4 @@
-"""Who we are to a cluster, for its clients and for its REST interface alike."""
+"""Credentials for a cluster, both for the client library and for the REST interface."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from broker_io.errors import CallerError, NotAuthorized, ServiceUnavailable
 
 OAUTH2_SECONDS = 20.0
 RENEW_EARLY = 30.0
-"""Seconds before its end at which a token is asked for anew."""
+"""Seconds before its expiry at which a token is renewed."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """At most one of `token`, `token_file`, `oauth2` and a client certificate says who we are.
+    """Credentials: at most one of `token`, `token_file`, `oauth2` and a client certificate.
 
-    `oauth2` has `issuer_url` and `private_key` (a path, `file:` or `data:` URL of the credentials), `audience` and
-    `scope` where wanted. `tls_trust` is a file of the certificates to trust, `tls_cert` and `tls_key` the client's
-    own; all are PEM.
+    `oauth2` has `issuer_url` and `private_key` (a path, `file:` or `data:` URL of the credentials), optionally
+    `audience` and `scope`. `tls_trust` is the CA file, `tls_cert` and `tls_key` are the client's certificate and key;
+    all are PEM.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -43,12 +43,12 @@ class Credentials:
         if sum(way is not None for way in ways) > 1:
             raise CallerError("more than one of token, token_file, oauth2 and tls_cert is given: choose one")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise CallerError("tls_cert and tls_key belong together: give both")
+            raise CallerError("only one of tls_cert and tls_key is given: give both")
         if self.oauth2 is not None and not {"issuer_url", "private_key"} <= {*self.oauth2}:
-            raise CallerError("oauth2 needs issuer_url and private_key")
+            raise CallerError("oauth2 requires issuer_url and private_key: give both")
 
     def current_token(self) -> str | None:
-        """The token, read anew from its file each time, as whoever renews it writes it there."""
+        """The token; a token file is read each time, because the token may be renewed there."""
         if self.token_file is None:
             return self.token
         try:
@@ -58,7 +58,7 @@ class Credentials:
             raise CallerError(f"the token file {self.token_file} can't be read ({error})") from None
 
     def for_client(self) -> pulsar.Authentication | None:
-        """What the client library takes."""
+        """The authentication object of the client library."""
         if self.oauth2 is not None:
             return pulsar.AuthenticationOauth2(json.dumps(dict(self.oauth2)))
         if self.tls_cert is not None:
@@ -79,7 +79,7 @@ class Credentials:
 
 
 class Bearer:
-    """The Authorization header of REST calls; tokens of OAuth 2.0 are fetched and kept while they last."""
+    """The Authorization header of REST calls; OAuth 2.0 tokens are fetched and reused until they expire."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -100,7 +100,7 @@ class Bearer:
 
 
 def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
-    """A token by the client credentials flow, and the seconds it lasts."""
+    """A token of the client credentials flow, and its lifetime in seconds."""
     issuer = oauth2["issuer_url"].rstrip("/")
     try:
         secret = json.loads(_content(oauth2["private_key"]))
@@ -114,16 +114,16 @@ def _fetch_token(oauth2: Mapping[str, str]) -> tuple[str, float]:
         answer = _get_json(place, urllib.parse.urlencode(form).encode())
         return str(answer["access_token"]), float(answer.get("expires_in", 3600))
     except urllib.error.HTTPError as error:
-        raise NotAuthorized(f"{issuer} gives no token ({error}): look at the credentials of oauth2") from None
+        raise NotAuthorized(f"{issuer} refuses a token ({error}): check the credentials of oauth2") from None
     except urllib.error.URLError as error:
-        raise ServiceUnavailable(f"the issuer of tokens {issuer} does not answer ({error.reason})") from None
+        raise ServiceUnavailable(f"the token issuer {issuer} does not answer ({error.reason})") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotAuthorized(f"no token from {issuer} ({error!r}): look at the parameters of oauth2") from None
+        raise NotAuthorized(f"no token from {issuer} ({error!r}): check the parameters of oauth2") from None
 
 
 def _get_json(url: str, form: bytes | None = None) -> Any:
     if not url.startswith(("https://", "http://")):
-        raise ValueError(f"{url!r} is no address of a web server")
+        raise ValueError(f"{url!r} is not the address of a web server")
     with urllib.request.urlopen(url, form, timeout=OAUTH2_SECONDS) as answer:  # noqa: S310 - looked at above
         return json.load(answer)
 

@@ -1,7 +1,7 @@
-"""What a forked child does with what its parent has open at a cluster: nothing.
+"""Connections to a cluster in a forked child: they are detached and never used.
 
-The objects of the client library come along, without its threads, and its locks as they were: a call, or the end of an
-object, waits for what never comes, and then aborts the child.
+The child inherits the objects of the client library, but not its threads, and its locks as they were at the fork. A
+call, or the end of an object, would wait for ever and then abort the child.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from broker_io.errors import Closed, Error
 
 class ForkedResource(Protocol):
     def detach(self, why: Error) -> None:
-        """From now on every call fails with `why`, and closing it does nothing."""
+        """Make every later call fail with `why`; closing does nothing then."""
 
 
 _open: weakref.WeakSet[ForkedResource] = weakref.WeakSet()
 
 
 def watch(one: ForkedResource) -> None:
-    """Have it leave in children of this process."""
+    """Detach a resource in forked children of this process."""
     _open.add(one)
 
 
 def keep(one: Any) -> None:
-    """Never let it end, not even when Python does."""
+    """Keep an object alive for ever, even at the end of Python."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def _forked() -> None:
-    why = Closed("the connection to the cluster was opened before this process was forked: open another one in it")
+    why = Closed("the connection to the cluster was opened before this process was forked: open another one here")
     for one in [*_open]:
         one.detach(why)
     _open.clear()

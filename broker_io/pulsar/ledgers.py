@@ -1,7 +1,4 @@
-"""What a cluster knows of a topic's ledgers and cursors, as of one moment.
-
-Rolling, trimming and compacting topics of a cluster.
-"""
+"""Ledgers and cursors of a cluster's topics: their state at one moment, and rolling, trimming and compacting them."""
 
 from __future__ import annotations
 
@@ -17,18 +14,19 @@ from broker_io.pulsar.admin import AdminClient
 from broker_io.pulsar.cluster import Cluster, path_of
 
 SUBSCRIPTION = "__txnbuffer"
-"""The durable subscription of ours by which a topic's messages are kept."""
+"""The durable subscription that keeps the messages of a topic."""
 COMPACTION = "__compaction"
-"""The cursor of Pulsar's compaction: it saw everything up to there."""
+"""The cursor of Pulsar's compaction, at the end of what was compacted."""
 LAST = "txnbuffer.last"
-"""The property that keeps the last position where trimming leaves no message."""
+"""The property that stores the last position when trimming leaves no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """`ledgers` ascend; `last` is the last entry ever written as far as the cluster remembers, its batch not told.
+    """The ledgers of a topic, ascending, and its cursors.
 
-    `cursors` maps the names of durable and other cursors to the last position that each has done with.
+    `last` is the last entry ever written, as far as the cluster remembers, without its batch index. `cursors` maps the
+    names of all cursors to the last position that each has acknowledged.
     """
 
     ledgers: list[Ledger]
@@ -43,12 +41,12 @@ class LedgerState:
         return next((ledger for ledger in self.ledgers if ledger.ledger == number), None)
 
     def empty_between(self, low: int, high: int) -> bool:
-        """Whether no ledger between two holds an entry."""
+        """Whether all ledgers between two are empty."""
         return not any(ledger.entries for ledger in self.ledgers if low < ledger.ledger < high)
 
 
 NEW = LedgerState([], Position(-1, -1), {})
-"""What is known of a topic that was made just now."""
+"""The state of a topic that was just created."""
 
 
 def topic_state(cluster: Cluster, topic: str, *, retry: bool = True) -> LedgerState:
@@ -59,7 +57,7 @@ def last_position(cluster: Cluster, topic: str) -> Position | None:
     found = cluster.ask("GET", topic, "lastMessageId")
     if found["entryId"] >= 0:
         return Position(found["ledgerId"], found["entryId"], found["batchIndex"])
-    # The message itself is gone, if there ever was one: the best of what remembers it.
+    # The last message is gone, if there ever was one: take the latest position that is recorded somewhere.
     state = topic_state(cluster, topic)
     kept = (cluster.ask("GET", topic, "properties") or {}).get(LAST)
     known = [state.last, state.cursors.get(SUBSCRIPTION, state.last)]
@@ -70,34 +68,34 @@ def last_position(cluster: Cluster, topic: str) -> Position | None:
 
 
 def read_state(stats: Any) -> LedgerState:
-    """The state that an answer to `internalStats` tells."""
+    """The state in an answer to `internalStats`."""
     rows = stats["ledgers"]
     ledgers = []
     for index, row in enumerate(rows):
         entries, size, newest = row["entries"], row["size"], index == len(rows) - 1
-        if newest:  # its own row counts nothing while it is open
+        if newest:  # the row of an open ledger has no counts
             entries, size = max(entries, stats["currentLedgerEntries"]), max(size, stats["currentLedgerSize"])
-        # Whoever loads the topic next replaces an empty one.
+        # The next broker that loads the topic replaces an empty ledger.
         ledgers.append(Ledger(row["ledgerId"], entries, size, not newest, lasting=entries > 0))
     cursors = {name: read_place(cursor["markDeletePosition"]) for name, cursor in stats["cursors"].items()}
     return LedgerState(ledgers, read_place(stats["lastConfirmedEntry"]), cursors)
 
 
 def read_place(text: str) -> Position:
-    """`LEDGER:ENTRY` as the cluster writes it, which may be `LEDGER:-1`, behind no entry."""
+    """`LEDGER:ENTRY` as the cluster writes it; `LEDGER:-1` is before the first entry."""
     ledger, _, entry = text.partition(":")
     return Position(int(ledger), int(entry))
 
 
 TRIM_SECONDS = 3.0
-"""How long trimming waits for ledgers to go; other subscriptions may keep them for ever."""
+"""Seconds that trimming waits for ledgers to go; other subscriptions may keep them for ever."""
 LOOK_SECONDS = 0.05
 LONGEST_PAUSE = 0.5
 EARLIEST_ID = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
 
 
 def create_subscription(admin: AdminClient, path: str) -> None:
-    """Keep every message that a topic still has, and all that come."""
+    """Keep all existing and future messages of a topic."""
     try:
         admin.ask("PUT", f"{path}/subscription/{SUBSCRIPTION}", EARLIEST_ID)
     except ClusterRefused as error:
@@ -106,13 +104,13 @@ def create_subscription(admin: AdminClient, path: str) -> None:
 
 
 class LedgerUpkeep:
-    """What changes a topic's ledgers, by the REST interface."""
+    """Changes of a topic's ledgers by the REST interface."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def roll(self, topic: str) -> None:
-        """Unload the topic: it comes back with a new ledger, and takes its readers and writers with it."""
+        """Unload the topic: it is loaded again with a new ledger, and its readers and writers reconnect."""
         newest = topic_state(self._cluster, topic).ledgers[-1]
         if not newest.entries:
             return
@@ -125,14 +123,14 @@ class LedgerUpkeep:
         self._cluster.retry(f"a new ledger of topic {topic!r}", attempt)
 
     def trim(self, topic: str, first_ledger: int, *, wait: float = TRIM_SECONDS) -> None:
-        """Move our hold to the first ledger that stays; what nothing else holds goes then, at once as a rule."""
+        """Move the subscription to the first ledger that stays; ledgers that no other cursor needs are then dropped."""
         state = topic_state(self._cluster, topic)
         numbers = [ledger.ledger for ledger in state.ledgers]
         first = next((number for number in numbers if number >= first_ledger), numbers[-1])
         if first == numbers[0]:
             return
         if not any(ledger.entries for ledger in state.ledgers if ledger.ledger >= first):
-            last = last_position(self._cluster, topic)  # nothing will be left that tells it
+            last = last_position(self._cluster, topic)  # no message will be left to show it
             if last is not None:
                 self._cluster.ask("PUT", topic, "properties", {LAST: str(last)})
         self._move_subscription(topic, first)
@@ -150,7 +148,7 @@ class LedgerUpkeep:
         return topic_state(self._cluster, topic).ledgers[0].ledger >= first
 
     def compact(self, topic: str, floor: int | None) -> None:
-        """Compact all there is, and drop the ledgers behind; from `floor` on they are kept.
+        """Compact all messages, and drop the compacted ledgers below `floor`.
 
         The ledger of the last message stays, so that the end of the topic remains known.
         """
@@ -163,14 +161,14 @@ class LedgerUpkeep:
         first = min(horizon.ledger, state.last.ledger if state.last.entry >= 0 else state.newest)
         if floor is not None:
             first = min(first, max(floor, state.ledgers[0].ledger))
-        self.trim(topic, first, wait=0.0)  # a ledger that was compacted while it was the last goes at the next roll
+        self.trim(topic, first, wait=0.0)  # the last ledger, though compacted, is dropped at the next roll
 
     def _compacted(self, topic: str, end: Position) -> None:
-        """Raises ServiceUnavailable if compaction did not reach the end, as when the topic moved meanwhile."""
+        """Raises ServiceUnavailable if compaction did not reach the end, for example because the topic moved."""
         try:
             self._cluster.ask("PUT", topic, "compaction")
         except ClusterRefused as error:
-            if error.status != 409:  # it is under way: wait for that one, and then see how far it came
+            if error.status != 409:  # one is running: wait for it, then check how far it came
                 raise
         status = self._cluster.ask("GET", topic, "compaction")
         while status["status"] == "RUNNING":

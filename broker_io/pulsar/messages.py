@@ -1,13 +1,13 @@
-"""A message of the port as a message of Pulsar, and back.
+"""Messages of the port as messages of Pulsar, and back.
 
-key         `partition_key`, as `broker_io.partitions` has it. No key: no partition key.
+key         `partition_key`, as in `broker_io.partitions`. No key: no partition key.
 value       the payload; no value: the null value, which is Pulsar's delete
 properties  the properties
 event time  the event time, two's complement below 1970; none: none
-replication to no other cluster: what is written here says something of this log and no other
+replication to no other cluster: what is written here is about this log and no other
 
-So what other programs write is read as it is, also a partition key that Java wrote as bytes: that is text in base64
-here. Ordering keys, schemas and producers' names are not looked at.
+So messages of other programs are read as they are; a partition key that Java wrote as bytes is text in base64 here.
+Ordering keys, schemas and names of producers are ignored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from broker_io.partitions import PREFIX, key_of_text, key_to_text
 _MASK = 2**64 - 1
 _SIGN = 2**63
 KEY_ROOM = 32 * 1024
-"""Bytes beyond the limit that the second copy of a key may take: half of what the limit leaves for metadata."""
+"""Bytes above the limit that the second copy of a key may take: half of the room that is left for metadata."""
 
 
 def encode_messages(batch: Batch, limit: int, *, batching: bool = False) -> list[Any]:
-    """Pulsar's messages of a batch that was checked. Raises MessageTooLarge for a key that outgrows the limit here."""
+    """A checked batch as messages of Pulsar. Raises MessageTooLarge if the encoded key exceeds the limit."""
     keys = [None if key is None else key_to_text(key) for key in batch.keys.to_list()]
     _check_keys(batch, keys, limit)
     if batching:
@@ -70,7 +70,7 @@ def _check_keys(batch: Batch, keys: list[str | None], limit: int) -> None:
 
 
 def _check_twice(batch: Batch, keys: list[str | None], limit: int) -> None:
-    """The library repeats the key of a batch's first message in front of it, and resends for ever what is refused."""
+    """Check sizes with two keys: the library repeats the key of the first message, and resends rejected batches."""
     if max((len(text) for text in keys if text is not None), default=0) * 4 <= KEY_ROOM:
         return
     for index, (text, size) in enumerate(zip(keys, batch.sizes().tolist(), strict=True)):
@@ -84,7 +84,7 @@ def _check_twice(batch: Batch, keys: list[str | None], limit: int) -> None:
 
 
 def properties_of(message: Any) -> Mapping[str, str] | None:
-    """None where one of them is no text."""
+    """The properties of a message; None if one of them is not text."""
     try:
         found: Mapping[str, str] = message.properties()
     except UnicodeDecodeError:
@@ -93,17 +93,14 @@ def properties_of(message: Any) -> Mapping[str, str] | None:
 
 
 def decode_messages(messages: Sequence[Any], properties: Sequence[Mapping[str, str] | None]) -> Batch:
-    """The columns of messages that were read, with the properties of each.
-
-    Raises Damaged for a key or property that is no text.
-    """
+    """Messages as columns, with the given properties. Raises Damaged for a key or property that is not text."""
     rows = [row for row in properties if row is not None]
     try:
         keys = [key_of_text(message.partition_key()) for message in messages]
     except UnicodeDecodeError:
         rows = []
     if len(rows) < len(messages):
-        raise Damaged(_topic_of(messages), 0, "a key or property among these messages is no UTF-8")
+        raise Damaged(_topic_of(messages), 0, "a key or property among these messages is not UTF-8")
     values = [None if message.has_null_value() else message.data() for message in messages]
     names = dict.fromkeys(name for row in rows if row for name in row)
     times = [message.event_timestamp() for message in messages]
@@ -121,5 +118,5 @@ def _topic_of(messages: Sequence[Any]) -> str:
 
 
 def is_hole(message: Any) -> bool:
-    """Whether this stands where compaction dropped a member of a batch: nothing but a place."""
+    """Whether this is only the placeholder of a message of a batch that compaction dropped."""
     return not (message.partition_key() or message.length() or message.has_null_value() or message.properties())

@@ -1,11 +1,11 @@
-"""What could drop messages that are still needed, and what we hold against it.
+"""Policies of a cluster that could drop messages that are still needed, and how they are overridden.
 
-Retention is none of our business: a durable subscription of ours at each topic, which nobody reads, keeps all that
-stands behind it. Policies that go over the heads of subscriptions are refused, by name.
+A durable subscription at each topic, which nobody reads, keeps all messages after its position whatever the retention
+is. Policies that overrule subscriptions are rejected by name.
 
-What is held counts as backlog, and a quota of it would stop the topic one day; and a message TTL acknowledges for
-subscriptions, ours too. A topic's own quotas and TTL win over those of its namespace, and those over the cluster's: so
-each topic gets quotas of its own that nothing fills, and a TTL of its own that is none.
+The kept messages count as backlog, and a backlog quota would stop the topic one day; a message TTL acknowledges
+messages for every subscription. The quotas and TTL of a topic overrule those of its namespace, and those overrule the
+cluster's. So each topic gets quotas of its own that are unlimited, and a TTL of its own that is off.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from broker_io.pulsar.ledgers import COMPACTION, LedgerState
 
 UNLIMITED = {"limitSize": -1, "limitTime": -1, "policy": "producer_request_hold"}
 DEFAULT_QUOTA_BYTES = 10 * 1024**3
-"""The size of a quota that nobody has set, which a namespace shows as its own once it has another."""
+"""The default quota, which a namespace reports as its own once it has a quota of the other kind."""
 QUOTA_KINDS = ("destination_storage", "message_age")
 SYSTEM_TOPICS = ("__change_events", "__transaction_")
 
 
 class Policies(NamedTuple):
-    """The policies that are in force at one topic, in the words of the REST interface."""
+    """The effective policies of a topic, as the REST interface returns them."""
 
     ttl: Any
     quotas: Any
@@ -35,12 +35,12 @@ class Policies(NamedTuple):
     threshold: Any
     expiration: Any
     own_quotas: Any = None
-    """Those of `quotas` that are the topic's, not its namespace's."""
+    """The entries of `quotas` that are set for the topic, not for its namespace."""
     own_ttl: Any = None
-    """`ttl` if it is the topic's, not its namespace's; 0 is none."""
+    """`ttl` if it is set for the topic, not for its namespace; 0 turns it off."""
     clusters: Any = None
     own_clusters: Any = None
-    """`clusters` if they are the topic's, not its namespace's; not asked for where there is one."""
+    """`clusters` if they are set for the topic, not for its namespace; not looked up for a single cluster."""
 
 
 NOT_SHOWN = Policies(None, None, None, None, None)
@@ -63,9 +63,9 @@ def policies_of(admin: AdminClient, namespace: str, path: str) -> Policies:
 
 
 def override_policies(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
-    """Give a topic policies of its own that do no harm, and tell what is in force then.
+    """Give a topic harmless policies of its own, and return the effective policies.
 
-    What somebody has set stays at topics that are not `ours`: `check_policies` tells whether it can be borne.
+    Policies that an operator set stay at topics that are not `ours`: `check_policies` decides whether they are safe.
     """
     if (policies.own_ttl is None and not policies.ttl) or (ours and policies.ttl):
         admin.ask("POST", f"{path}/messageTTL?messageTTL=0")
@@ -74,9 +74,9 @@ def override_policies(admin: AdminClient, namespace: str, path: str, policies: P
 
 
 def _override_quotas(admin: AdminClient, namespace: str, path: str, policies: Policies, *, ours: bool) -> Policies:
-    """Give a topic quotas of backlog that nothing fills."""
+    """Give a topic unlimited backlog quotas."""
     own = dict(policies.own_quotas or {})
-    quotas = dict(policies.quotas or {}) | own  # another service may have given it its own between the two questions
+    quotas = dict(policies.quotas or {}) | own  # another service may have set them between the two requests
     missing = [kind for kind in QUOTA_KINDS if kind not in own or (ours and _is_limiting(kind, own[kind]))]
     if not missing:
         return policies._replace(quotas=quotas)
@@ -90,15 +90,17 @@ def _override_quotas(admin: AdminClient, namespace: str, path: str, policies: Po
 
 
 def check_policies(topic: str, namespace: str, policies: Policies, state: LedgerState, *, compacted: bool) -> None:
-    """Raises UnsafePolicy that names the policy and the command against it; `compacted`: the topic may be."""
+    """Raises UnsafePolicy with the policy and the command that removes it; `compacted`: compaction is allowed."""
     violation = _violation(topic, namespace, policies, state, compacted=compacted)
     if violation is not None:
         what, command = violation
-        raise UnsafePolicy(f"topic {topic!r} is not written to: {what}; run `pulsar-admin {command}` and open it again")
+        raise UnsafePolicy(
+            f"topic {topic!r} can't be written safely: {what}; run `pulsar-admin {command}` and open it again"
+        )
 
 
 def _is_limiting(kind: str, quota: Any) -> bool:
-    """Whether a quota of backlog can do harm."""
+    """Whether a backlog quota can drop messages or stop the topic."""
     if quota.get("policy") not in (None, UNLIMITED["policy"], "producer_exception"):
         return True
     return bool(quota.get("limitTime", -1) > 0 if kind == "message_age" else quota.get("limitSize", -1) >= 0)
@@ -116,7 +118,7 @@ def _removal_command(kind: str, topic: str, namespace: str, policies: Policies) 
 
 
 def policies_path(namespace: str, topic: str) -> str:
-    """Where the policies of a topic are to be found: those of a partition are its topic's."""
+    """The REST path of a topic's policies; a partition has those of its partitioned topic."""
     return path_of(namespace, _whole(topic))
 
 
@@ -127,15 +129,15 @@ def _whole(topic: str) -> str:
 
 
 def check_usable(topic: str, partitions: Callable[[str], int]) -> None:
-    """Raises NotSupported for a name that can not be written; `partitions` counts those of a topic."""
+    """Raises NotSupported for a name that can't be used; `partitions` returns the number of partitions of a topic."""
     partition = partition_of(topic)
     if partition is not None and partition.number >= partitions(partition.topic):
         raise NotSupported(
-            f"topic {topic!r} has the name of a partition, which topic {partition.topic!r} has not: use another name, "
-            "or make that topic with partitions"
+            f"topic {topic!r} has the name of a partition that topic {partition.topic!r} does not have: use another "
+            "name, or create that topic with partitions"
         )
     if topic.startswith(SYSTEM_TOPICS):
-        raise NotSupported(f"topic {topic!r} is the cluster's own: use another name")
+        raise NotSupported(f"topic {topic!r} is a system topic of the cluster: use another name")
 
 
 def _violation(
@@ -143,7 +145,7 @@ def _violation(
 ) -> tuple[str, str] | None:
     if policies.ttl:
         return (
-            f"a message TTL of {policies.ttl} s drops what is still needed",
+            f"a message TTL of {policies.ttl} s drops messages that are still needed",
             f"namespaces remove-message-ttl {namespace}"
             if policies.own_ttl is None
             else f"topicPolicies remove-message-ttl {url_of(namespace, _whole(topic))}",
@@ -151,17 +153,17 @@ def _violation(
     for kind, quota in (policies.quotas or {}).items():
         if quota.get("policy") == "consumer_backlog_eviction":
             return (
-                f"the {kind} backlog quota with consumer_backlog_eviction drops what is still needed",
+                f"the {kind} backlog quota with consumer_backlog_eviction drops messages that are still needed",
                 _removal_command(kind, topic, namespace, policies),
             )
         if _is_limiting(kind, quota):
             return (
-                f"the {kind} backlog quota with {quota.get('policy')} counts what is held, and would stop the topic",
+                f"the {kind} backlog quota with {quota.get('policy')} counts kept messages and would stop the topic",
                 _removal_command(kind, topic, namespace, policies),
             )
     if policies.expiration:
         return (
-            f"subscriptions that nobody reads expire after {policies.expiration} min, ours too",
+            f"idle subscriptions expire after {policies.expiration} min, and with them that of this service",
             f"namespaces remove-subscription-expiration-time {namespace}",
         )
     if len(policies.clusters or ()) > 1:
@@ -182,12 +184,12 @@ def _violation(
         )
     if not compacted and policies.threshold:
         return (
-            f"compaction from {policies.threshold} bytes on knows no transactions",
+            f"compaction from {policies.threshold} bytes on ignores transactions",
             f"namespaces set-compaction-threshold --threshold 0 {namespace}",
         )
     if not compacted and COMPACTION in state.cursors:
         return (
-            "it was compacted, and compaction knows no transactions",
+            "it was compacted, and compaction ignores transactions",
             f"topics create persistent://{namespace}/ANOTHER-NAME",
         )
     return None

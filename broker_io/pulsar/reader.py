@@ -1,12 +1,10 @@
-"""Reading a topic of a cluster, without a hole that nobody notices.
+"""Readers of a cluster's topics that notice every gap.
 
-One reader of the client library, with what it was asked for; opened anew where it has to be.
+A Pulsar reader whose messages were trimmed gets no error: it is given the next messages that exist. So each message is
+checked. Within a ledger entries are consecutive; another ledger starts at its first entry, after the ledger before was
+read to its end, with no messages in the ledgers between.
 
-Whether the messages that a reader is given follow one another: pure.
-
-A reader of Pulsar whose messages were trimmed gets no error, it is given the next that there are. So what comes is
-looked at: within a ledger entries follow one another, and another ledger begins at its first entry once the one
-before was read to its end and none between holds any.
+A `MessageSource` is one reader of the client library; a `PulsarReader` opens another one where it has to.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Acknowledgements on their way from the client library's thread to the futures of appends.
+"""Threads between this package and the client library: one for acknowledgements, one per call that may hang.
 
-Whoever waits for a future may call anything from its callbacks; a call into the client library from its own thread
-would stop all of it for ever. So that thread only notes what it hears, and futures are resolved in one of ours.
+A callback of a future may call anything, but a call into the client library from its own thread would stop the library
+for ever. So the library's thread only queues what it hears, and a thread of this package resolves the futures.
 
-Calls into the client library that may block or hang, each in a thread of ours.
-
-Its asynchronous flush and close keep Python's global lock while they wait for a lock of the library's own, under which
-it calls back into Python: sooner or later both stand still for ever. Those that block let go of it.
+The library's asynchronous flush and close hold Python's global lock while they wait for a lock of the library, under
+which it calls back into Python: a deadlock. The blocking calls release the global lock, so each runs in a thread.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Writing to a topic of a cluster.
+"""Writers to a cluster's topics, and the number of messages they put into one entry.
 
-The client library resends by itself while a broker is away, in order; so appends have no time-out, and wait while
-too many are under way. The first that fails ends the writer: what was sent behind it may stand in the log without it.
+The client library resends by itself while a broker is away, in order. So appends have no timeout, and block while too
+many are pending. The first failure ends the writer: later messages may be in the log without the failed one.
 
-How many messages of a writer go into one entry of the log.
+The library sends a batch when it is full, and by a timer. It reads the configuration of a producer for each message,
+so the limits can be set for each append: its last message makes the batch full. The append is sent at once then, as one
+entry that holds all of it and nothing else, and only the last message is acknowledged: its place in the entry proves
+that all the others are there. Each acknowledgement takes Python's global lock several times.
 
-The client library sends a batch when it is full, and by a timer. It looks at the configuration that a producer was
-made with each time, so what is full can be set for each append: the last message of an append makes it so. It goes out
-at once then, as one entry that holds all of it and nothing else; and only that last message is acknowledged, since its
-place in the entry tells that all the others stand before it. An acknowledgement takes Python's lock several times over.
-
-With many appends under way, or a large one, the library puts messages together as they come. It counts nothing but
-payloads then, and fails with all of a batch that keys and properties make too large for an entry; so the more of them
-messages have, the fewer may go into one.
+With many appends pending, or a large one, the library batches messages as they come. It then counts payloads only, and
+fails the whole batch if keys and properties make it too large for an entry; so the larger those are, the fewer messages
+may share an entry.
 """
 
 from __future__ import annotations

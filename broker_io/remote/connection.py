@@ -1,4 +1,4 @@
-"""One process's connection to a log service: questions, and what went wrong with them as errors of the one tree."""
+"""The connection of a process to a log service: calls, and their failures as errors of the tree."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def target_of(rest: str, address: str) -> str:
     host, colon, port = rest.removeprefix("//").rpartition(":")
     valid = rest.startswith("//") and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
     if not valid or not host or any(letter in host for letter in "/?#@ ") or (":" in host) != host.startswith("["):
-        raise InvalidAddress(f"{address!r} is no address of a service: write txnbuf://HOST:PORT")
+        raise InvalidAddress(f"{address!r} is not the address of a service: write txnbuf://HOST:PORT")
     return f"{host}:{port}"

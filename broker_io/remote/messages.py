@@ -1,7 +1,7 @@
-"""What client and service of `txnbuffer.v1.Log` send each other, and its bytes.
+"""Messages between client and service of `txnbuffer.v1.Log`, and their bytes.
 
 Control is Avro without a schema in front; messages of a log travel as blocks (`broker_io.block`, not compressed,
-key hashes with seed 0, place 0). What does not follow this is refused with MalformedMessage.
+key hashes with seed 0, place 0). Anything else is rejected with MalformedMessage.
 
 Methods with one request and one reply. A request has `topic` and `number`, a reply `texts` and `numbers`:
 
@@ -16,17 +16,17 @@ Methods with one request and one reply. A request has `topic` and `number`, a re
     Trim                         number: first ledger to be kept
 
 `Append`, a stream each way; the writer lives as long as the stream. The client's first message opens it:
-`topic`, `exclusive`. Each later one is blocks one directly behind the other; a block is one append. The
-service answers in their order: `counts`, of each append the number of its positions, or -1 if it failed;
-`ledgers`, `entries`, `indexes` and `lengths` of the runs that these positions make, all one behind the other, a
-new run with each append; `errors` of those that failed. The first answer has nothing and says that the writer
-is open. A client that is done ends its side; the service ends its own once everything is answered.
+`topic`, `exclusive`. Each later one is consecutive blocks; a block is one append. The service answers in their order:
+`counts`, of each append the number of its positions, or -1 if it failed; `ledgers`, `entries`, `indexes` and `lengths`
+of the runs of these positions, a new run with each append; `errors` of those that failed. A run is messages of one
+ledger whose entries are consecutive. The first answer is empty and says that the writer is open. The client ends its
+side when it is done; the service ends its own once everything is answered.
 
 `Read`, a stream each way. The client's first message opens the reader: `topic`, `incarnation` (the reader must be
 of this one; empty: of any), `ledger`, `entry`, `batch`, `inclusive`, `compacted`. The service answers with
-`incarnation` and with `ledger`, `entry`, `batch`, a position that stood below all that this reader will give, so
-that one that was opened at the end can be opened there again. Each later message of the client asks
-once: at most `limit` messages, waiting `wait_ms` milliseconds for the first. It is answered by
+`incarnation` and with `ledger`, `entry`, `batch`, a position below all that this reader will give, so that a reader
+opened at the end can be opened there again. Each later message of the client is one request: at most `limit` messages,
+waiting `wait_ms` milliseconds for the first. The answer is
 
     offset  size
          0     4  length n of the control record, little-endian
@@ -34,9 +34,7 @@ once: at most `limit` messages, waiting `wait_ms` milliseconds for the first. It
                   entries and then the int64 indexes of all; `more`: the service has more at hand; `error`, or null
      4 + n        one block, or nothing if `count` is 0
 
-so that a service holds no more for a client than what the client asked for.
-
-Columns of positions as runs: messages of one ledger whose entries follow one another.
+so the service holds no more for a client than the client requested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a topic through a service."""
+"""Readers of a topic of a service."""
 
 from __future__ import annotations
 

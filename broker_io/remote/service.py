@@ -1,7 +1,7 @@
 """The log service: a broker for other processes, as handlers of a grpc.aio server.
 
-Calls of the broker wait for locks and disks, so they run in threads: questions and appends in a few, changes
-of structure, which may take minutes, in others, and each open reader has one of its own while it waits.
+Calls of the broker wait for locks and disks, so they run in threads: requests and appends in a few, changes of
+structure, which may take minutes, in others, and each open reader has its own thread while it waits.
 """
 
 from __future__ import annotations

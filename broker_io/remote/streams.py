@@ -1,10 +1,8 @@
-"""Waiting on the loop for what runs in threads, also when the waiting task is cancelled.
+"""The service's side of `Append` and `Read` streams, on an event loop with worker threads.
 
-Bytes that may be under way at once; who wants more waits until some are given back.
-
-The service's side of one `Append` stream: appends in, outcomes out in their order.
-
-The service's side of one `Read` stream: one question of the client, one answer.
+A `ServedWriter` takes appends and sends outcomes in their order; a `ServedReader` answers one request after the other.
+`run` and `open_in` wait on the loop for a thread even when the waiting task is cancelled. A `Budget` limits the bytes
+that are pending.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing to a topic through a service."""
+"""Writers to a topic of a service."""
 
 from __future__ import annotations
 

@@ -1,15 +1,9 @@
-"""A disk in memory that can lose power: the `Disk` port with a crash, an error or bad bits at any operation.
+"""A simulated disk that can lose power, with a clock and a source of randomness that are repeatable.
 
-What is written is seen by every process at once and is stable after `sync`; names that were made,
-moved or removed are stable after `sync_directory` of a directory they stand in. The root directory
-exists. `crash` gives the disk as it is found after power loss, `kill` as after the death of the
-process alone; the old one answers every call with `Crash` from then on, as no code runs after death.
-
-The bytes of one simulated file: as a process sees them, and as a power loss may leave them.
-
-The names on a simulated disk: as a process sees them, and as a power loss may leave them.
-
-A clock and a source of randomness that repeat themselves, for simulated environments.
+It is the `Disk` port with a crash, an error or bad bits at any operation. Every process sees a write at once; it is
+durable after `sync`, and names that were made, moved or removed are durable after `sync_directory` of their directory.
+The root directory exists. `crash` gives the disk as it is after power loss, `kill` as after the death of the process
+alone. The old disk answers every later call with `Crash`, as no code runs after death.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A standalone Pulsar broker of one's own, from the server distribution, which can be killed and started again.
+"""A private standalone Pulsar broker from the server distribution, which tests can kill and restart.
 
-It listens on 127.0.0.1 only, under the ports that it advertises, and keeps its data over a kill. What stands in
-`handle` suffices to end it from another process.
+It listens on 127.0.0.1 only, under the ports that it advertises, and keeps its data over a kill. Any process can end it
+with its `handle`.
 """
 
 from __future__ import annotations

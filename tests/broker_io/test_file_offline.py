@@ -69,7 +69,7 @@ def test_what_nothing_accounts_for_is_no_end(tail: bytes) -> None:
     with world.follow() as follower, follower.reader("t") as reader:
         assert [row.message for row in reader.read() or ()] == numbered(10)
         for question in (reader.read, lambda: follower.last_position("t")):
-            with pytest.raises(Damaged, match=r"1-0\.log, offset \d+: .*opening it for writing mends"):
+            with pytest.raises(Damaged, match=r"1-0\.log, offset \d+: .*open it for writing once"):
                 question()
     with world.own() as owner:
         assert len(owner.report) == 1

@@ -41,9 +41,9 @@ def test_addresses(tmp_path: Path) -> None:
 def test_a_second_owner_is_told_who_the_first_is(tmp_path: Path) -> None:
     directory = str(tmp_path / "log")
     with FileBroker.open(directory, Environment(process="77")):
-        with pytest.raises(Locked, match=r"owned by another process \(77\): stop that one"):
+        with pytest.raises(Locked, match=r"owned by another process \(77\): stop that process"):
             FileBroker.open(directory)
-        with pytest.raises(Locked, match=r"owned already, by process 77, as this one"):
+        with pytest.raises(Locked, match=r"owned by process 77, which is also the id of this one"):
             FileBroker.open(directory, Environment(process="77"))
     FileBroker.open(directory).close()
 
@@ -60,7 +60,7 @@ def test_an_owner_whose_lock_was_removed_writes_nothing_more(second: bool) -> No
         append(other, "t", numbered(2, 2))
     before = len(world.disk.history)
     for change in (lambda: append(first, "t", numbered(9)), lambda: first.create_topic("u"), lambda: first.roll("t")):
-        with pytest.raises(DiskFailed, match=r"its lock file was removed.*nobody else owns it, then open"):
+        with pytest.raises(DiskFailed, match=r"its lock file was removed.*no other process owns it, then open"):
             change()
     first.close()
     assert len(world.disk.history) == before
@@ -105,7 +105,7 @@ def test_a_foreign_directory_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_follower_makes_nothing(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ForeignDirectory, match="no log yet"):
+        with pytest.raises(ForeignDirectory, match="contains no log"):
             FileBroker.open(str(directory), read_only=True)
     assert not [*tmp_path.iterdir()]
 
@@ -225,7 +225,7 @@ def test_a_torn_tail_is_cut_and_reported() -> None:
     (path,) = segment_paths(world)
     world.disk.put(path, world.disk.content(path) + b"TXBK" + bytes(20))
     with world.own() as broker:
-        assert broker.report == [f"{path}: cut off 24 bytes of a block that was never finished at offset 192"]
+        assert broker.report == [f"{path}: cut off 24 bytes of an incomplete block at offset 192"]
         assert messages(broker, "t") == numbered(3)
         append(broker, "t", numbered(2, 3))
     with world.own() as broker:
@@ -242,7 +242,7 @@ def test_an_unfinished_journal_record_is_dropped_and_reported() -> None:
     journal = f"{DIRECTORY}/journal-1"
     found.disk.put(journal, found.disk.content(journal) + b"half a record")
     with found.own() as broker:
-        assert broker.report == [f"{journal}: dropped 13 bytes of an append that was never finished or acknowledged"]
+        assert broker.report == [f"{journal}: dropped 13 bytes of an append that was never completed or acknowledged"]
         assert messages(broker, "t") == numbered(3)
 
 

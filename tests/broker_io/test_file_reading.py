@@ -121,7 +121,7 @@ def test_bytes_that_stay_no_block_for_a_second_are_damage(tail: bytes) -> None:
     world, _ = followed_tail(tail)
     with world.follow() as follower, follower.reader("t") as reader:
         assert len(reader.read() or ()) == 2
-        with pytest.raises(Damaged, match="opening it for writing mends"):
+        with pytest.raises(Damaged, match="open it for writing once"):
             reader.read(timeout=120)
         assert 1.0 <= world.clock.monotonic() < 1.1
 

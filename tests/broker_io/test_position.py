@@ -20,7 +20,7 @@ def test_what_is_printed_is_parsed(position: Position) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "1:2:3:4", "a:b", "1:", ":", "1:2:", "1.5:2", "1-2"])
 def test_what_is_no_position_is_quoted(text: str) -> None:
-    with pytest.raises(ValueError, match="is no position") as caught:
+    with pytest.raises(ValueError, match="is not a position") as caught:
         Position.parse(text)
     assert repr(text) in str(caught.value)
 

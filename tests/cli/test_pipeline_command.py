@@ -32,7 +32,7 @@ def test_help_tells_the_jobs() -> None:
         (["export", "file:/no/log", "/no/log/topics/x"], "/no/log/topics/x is in the directory of the log"),
         (["export", "file:///no/log", "/no/log"], "/no/log is in the directory of the log"),
         (["export", "file:log", "DIR", "--columns", "colour"], "an export has no columns colour"),
-        (["export", "file:no/log", "DIR"], "no/log holds no log yet"),
+        (["export", "file:no/log", "DIR"], "no/log contains no log"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_to_a_service(txnbuf_service: ServiceProcess) -> None:
         ('{"delete": true, "key": "k", "value": "v"}', "deletes a key: remove value"),
         ('{"value": "x", "event_time": 9223372036854775808}', "an event time must be"),
         ('{"value": "x", "key": "\\ud800"}', "a key cannot be encoded as UTF-8"),
-        ('{"value": "x", "topic": 7}', "a topic is named by text, not 7"),
+        ('{"value": "x", "topic": 7}', "topic name 7 is not text"),
     ],
 )
 def test_a_line_that_says_two_things_is_refused(tmp_path: Path, line: str, text: str) -> None:

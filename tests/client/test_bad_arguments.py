@@ -46,7 +46,7 @@ BAD: list[tuple[Call, type[CallerError], str]] = [
     (sending(value="\ud800"), InvalidMessage, "a value cannot be encoded as UTF-8"),
     (sending(properties={"a": "\ud800"}), InvalidMessage, "a property cannot be encoded as UTF-8"),
     (sending(ordering_key="\ud800"), InvalidMessage, "a property cannot be encoded as UTF-8"),
-    (lambda client: client.send(5, b"x"), InvalidTopicName, "a topic is named by text, not 5"),  # type: ignore[arg-type]  # on purpose
+    (lambda client: client.send(5, b"x"), InvalidTopicName, "topic name 5 is not text"),  # type: ignore[arg-type]  # on purpose
     (lambda client: beginning(client, timeout="a"), InvalidRequest, "seconds above 0, got 'a'"),
     (lambda client: beginning(client, timeout=-1), InvalidRequest, "seconds above 0, got -1"),
     (lambda client: beginning(client, timeout=float("nan")), InvalidRequest, "seconds above 0, got nan"),

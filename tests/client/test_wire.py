@@ -265,7 +265,7 @@ ODD_ERROR = {"name": "Odd", "fault": "nobody", "message": "", "details": {}}
         ({"outcome_request": [1], "outcomes": b"\2"}, "2 is not a valid outcome"),
         ({"state_request": [1], "states": b"\5"}, "5 is not a valid state"),
         ({"leased_request": [1], "leased_first": [1], "leased_size": []}, "answers have columns"),
-        ({"goodbye": ODD_ERROR}, "the fault 'nobody'"),
+        ({"goodbye": ODD_ERROR}, "the unknown fault 'nobody'"),
         ({"failures": [{"send": 1, "txn": {"most": 0, "least": 0}, "error": ODD_ERROR}]}, "id out of range"),
     ],
 )
@@ -316,5 +316,5 @@ def test_the_schema_of_an_error_holds_whatever_an_error_says() -> None:
 def test_a_send_whose_labels_lie_is_refused() -> None:
     properties = {"tb.txn": Labels(np.array([0, 2], np.int32), ("0:1", "0:2"))}
     send = Send("stock", Batch(Blobs.none(2), Blobs.none(2), properties))
-    with pytest.raises(MalformedFrame, match="names a label that it does not have"):
+    with pytest.raises(MalformedFrame, match="has a label number without a label"):
         decode_client_frame(encode_client_frame(ClientFrame(sends=(send,))))

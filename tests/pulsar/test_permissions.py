@@ -203,12 +203,12 @@ def test_a_service_has_to_be_an_administrator_of_the_tenant(place: Place, tmp_pa
     file.write_text(token("app"))
     process = ServiceProcess(place.address, "--admin-url", place.admin, "--token-file", str(file))
     assert process.finish(SECONDS) == NotAuthorized("").exit_code
-    assert "give credentials that may do this" in "".join(process.lines)
+    assert "use credentials with that permission" in "".join(process.lines)
     commit(place, "app", b"2")
 
 
 def test_who_may_nothing_is_told_so_at_once(place: Place) -> None:
-    with pytest.raises(NotAuthorized, match="give credentials that may do this"):
+    with pytest.raises(NotAuthorized, match="use credentials with that permission"):
         place.open("stranger")
 
 
@@ -235,7 +235,10 @@ def test_a_cluster_that_nobody_vouches_for_is_refused(place: Place) -> None:
     with pytest.raises(ServiceUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         open_broker(place.tls_address, **options)
     options["admin_url"] = place.admin  # only the binary port is left to refuse it
-    with open_broker(place.tls_address, **options) as broker, pytest.raises(Error, match="opens no writer"):
+    with (
+        open_broker(place.tls_address, **options) as broker,
+        pytest.raises(Error, match=r"did not open a writer|refused to open a writer"),
+    ):
         broker.writer("orders")
 
 
@@ -300,5 +303,5 @@ def test_an_issuer_of_tokens_tells_who_one_is(place: Place, issuer: str, tmp_pat
     commit_at(place.tls_address, options, b"by issuer")
     assert_read(place.tls_address, options, b"by issuer")
     (tmp_path / "secret.json").write_text(json.dumps({**secret, "client_secret": "wrong"}))
-    with pytest.raises(NotAuthorized, match="gives no token"):
+    with pytest.raises(NotAuthorized, match="refuses a token"):
         open_broker(place.tls_address, **options)

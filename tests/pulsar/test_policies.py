@@ -144,7 +144,7 @@ def test_a_service_tells_of_a_time_to_live_within_its_look_at_policies(cluster: 
         eventually(told)
         asked = Called(f"127.0.0.1:{service.port}")
         (row,) = [row for row in call(asked, "List") if row["topic"] == "orders"]
-        assert "a message TTL of 60 s drops what is still needed" in row["problem"]
+        assert "a message TTL of 60 s drops messages that are still needed" in row["problem"]
         eventually(lambda: any("policies of orders" in str(event.get("what")) for event in service.events))
         ask(cluster.admin, f"persistent/{namespace}/orders/messageTTL", "DELETE")
         eventually(partial(said, service.http, "txnbuffer_topics_endangered 0"))

@@ -37,7 +37,7 @@ from broker_io.testing.standalone import Standalone, ask
 
 OURS = ("__txnbuffer_decisions", "__txnbuffer_snapshots")
 DONE = 204
-FENCED = "the cluster let go of the exclusive writer of topic"
+FENCED = "the cluster fenced the exclusive writer of topic"
 UNLOADS = ("unload_namespace", "unload_bundles", "unload_topics", "unload_ours")
 
 

@@ -108,7 +108,7 @@ def test_what_can_not_be_served_is_refused_at_once(tmp_path, flags, code, messag
 def test_an_address_that_is_none_is_refused_before_anything_is_told():
     done = txnbuf("serve", "nonsense:")
     assert done.returncode == 2
-    assert "is no broker address" in done.stderr
+    assert "is not a broker address" in done.stderr
     assert "recovering" not in done.stderr
 
 
@@ -121,7 +121,7 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
         (["file:x", "--fence"], "one can fence beside a cluster only"),
         (["--broker", "pulsar://127.0.0.1:1/p/n", "--fence", "--standby"], "say --standby or --fence"),
         (["--broker", "pulsar://127.0.0.1:1/p/n", "--advertise", "here"], "write HOST:PORT"),
-        (["pulsar://nowhere"], "is no address of a cluster"),
+        (["pulsar://nowhere"], "is not the address of a cluster"),
     ],
 )
 def test_what_a_service_can_not_be_told(arguments, message):

@@ -8,7 +8,7 @@ A backend proves itself with a test class of its own:
             with MyBroker() as broker:
                 yield broker
 
-and tells by the class attributes of `Base` in what it differs where the port leaves a choice.
+The class attributes of `Base` say how the backend differs where the port leaves a choice.
 """
 
 from broker_io.testing.contract.base import Base

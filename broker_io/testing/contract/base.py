@@ -1,4 +1,4 @@
-"""What the parts of the contract share: fixtures, the choices a backend has, and small helpers."""
+"""Fixtures of the contract, the choices of a backend, and small helpers."""
 
 # ruff: noqa: S101 - tests are made of assertions
 

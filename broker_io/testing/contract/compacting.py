@@ -1,4 +1,4 @@
-"""Compaction: the newest message of each key stays where it was; what else stays is the backend's business."""
+"""Contract of compaction: the newest message of each key keeps its position; more may stay."""
 
 # ruff: noqa: S101
 

@@ -1,4 +1,4 @@
-"""Appends: messages come back exactly as they went in, in order, where they were acknowledged."""
+"""Contract of appends: messages are read exactly as they were written, in order, where they were acknowledged."""
 
 # ruff: noqa: S101
 

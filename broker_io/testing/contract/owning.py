@@ -1,4 +1,4 @@
-"""Shared and exclusive writers, and fencing."""
+"""Contract of shared and exclusive writers, and of fencing."""
 
 # ruff: noqa: S101
 

@@ -1,7 +1,4 @@
-"""Reading what is there: from any position, in portions, by several readers.
-
-Readers that follow a writer, and threads that do everything at once.
-"""
+"""Contract of readers: from any position, in portions, several at once, following a writer, with concurrent threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: their names, their life, and what happens to what is open when they or the broker go."""
+"""Contract of topics: names, life cycle, and what open readers and writers do when a topic or the broker goes."""
 
 # ruff: noqa: S101
 

@@ -1,7 +1,4 @@
-"""Trimming: whole ledgers go from the front, and no reader jumps over what is gone without a word.
-
-Ledgers, first and last positions, and positions by time.
-"""
+"""Contract of trimming: whole ledgers are dropped from the front, no reader skips them silently; positions, times."""
 
 from __future__ import annotations
 
