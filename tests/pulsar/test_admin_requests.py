@@ -66,7 +66,7 @@ async def test_registering_a_topic_asks_few_questions_and_none_twice_that_tells_
 
     try:
         monkeypatch.setattr(AdminClient, "ask", counted)
-        await engine.registrar.registered("orders")
+        await engine.registrar.register_now("orders")
         topic = engine.topics.get("orders")
         assert topic is not None
         assert topic.followed is not None

@@ -208,7 +208,7 @@ async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_o
     await asyncio.to_thread(standby.wait_event, "standing by")
     early = start(serving, cluster, address)
     assert await asyncio.to_thread(early.finish) == 3
-    assert f"another service has this log, which serves at 127.0.0.1:{active.port}: " in early.lines[-1]
+    assert f"another service owns this log, which serves at 127.0.0.1:{active.port}: " in early.lines[-1]
     active.kill()
     direct = start(serving, cluster, address)
     await eventually(lambda: any(one.event("serving") or one.process.poll() for one in (standby, direct)))

@@ -98,7 +98,7 @@ async def test_records_sent_to_the_service_are_refused_with_one_clear_error(clus
             ("a", transactional([next(app.ids)])), ("new", Batch.of([Message(None, b"x")]))
         )
         assert [failure.send for failure in failures] == [1, 2]
-        assert all("straight to the cluster" in str(failure.error) for failure in failures)
+        assert all("connect the client to the cluster's address" in str(failure.error) for failure in failures)
         assert cluster.last_position("a") is None
         assert "new" not in cluster.topics()
 
@@ -243,7 +243,7 @@ async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
         follower.paused += 1
         await app.write("a", [txn], size=3)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, txn), ("a",), (3,)),)))
-        await eventually(lambda: engine.effects.record_counts._waiting and follower._came)
+        await eventually(lambda: engine.effects.record_counts._waiting and follower._received)
         await app.session.lease(1)
         assert not tail(engine, "a").buffer.ongoing
         assert 1000 not in app.session.answers

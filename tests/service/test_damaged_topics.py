@@ -103,7 +103,7 @@ async def test_what_is_open_when_a_topic_turns_out_to_be_damaged_is_refused(tmp_
             await eventually(lambda: engine.verification.done)
             session, ids = await session_on(engine, "a", "b")
             assert not await session.write(*((topic, transactional([ids[0]])) for topic in topics))
-            engine.topics.damaged("a", TopicDamaged("a", Damaged("1-0.log", 7, "the checksum does not hold")))
+            engine.topics.mark_damaged("a", TopicDamaged("a", Damaged("1-0.log", 7, "the checksum does not hold")))
             answer = await session.commit(ids[0], topics, [1] * len(topics))
             assert isinstance(answer, Exception)
             assert "topic 'a' is damaged" in str(answer)

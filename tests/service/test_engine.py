@@ -95,7 +95,7 @@ async def test_records_that_came_before_are_left_out_and_a_gap_is_refused(broker
         assert await session.write(("a", transactional([one], b"3", size=2))) == []
         (failure,) = await session.write(("a", transactional([two], b"4", seq=2)))
         assert failure.txn == TxnId(0, two)
-        assert "record 2 to 'a' where 1 is due" in str(failure.error)
+        assert "sent record 2 to 'a', expected record 1" in str(failure.error)
         (failure,) = await session.write(("a", transactional([two], b"5", seq=1)))
         assert isinstance(failure.error, InvalidRequest)
         assert await session.commit(one, ["a"], [4]) is Outcome.COMMIT
@@ -137,12 +137,12 @@ def odd(**properties) -> Batch:
 
 
 MALFORMED = [
-    (odd(**{"tb.marker": "1"}), "properties under tb."),
-    (odd(**{"tb.v": "1", "tb.txn": "0:1"}), "properties under tb."),
-    (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "1", "tb.records": "2"}), "properties under tb."),
-    (odd(**{"tb.v": "2", "tb.txn": "0:1", "tb.seq": "1"}), "all records of it need all three"),
-    (odd(**{"tb.v": "1", "tb.txn": "zero", "tb.seq": "1"}), "all records of it need all three"),
-    (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "0"}), "all records of it need all three"),
+    (odd(**{"tb.marker": "1"}), "properties that begin with tb."),
+    (odd(**{"tb.v": "1", "tb.txn": "0:1"}), "properties that begin with tb."),
+    (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "1", "tb.records": "2"}), "properties that begin with tb."),
+    (odd(**{"tb.v": "2", "tb.txn": "0:1", "tb.seq": "1"}), "all its records need all three"),
+    (odd(**{"tb.v": "1", "tb.txn": "zero", "tb.seq": "1"}), "all its records need all three"),
+    (odd(**{"tb.v": "1", "tb.txn": "0:1", "tb.seq": "0"}), "all its records need all three"),
     (Batch.of([Message(None, b"x", {f"p{n}": "" for n in range(1001)})]), "1001 different properties"),
 ]
 

@@ -16,7 +16,7 @@ from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST, Position
 from txnbuffer.errors import ReplayStalled
 from txnbuffer.service import log_followers
-from txnbuffer.service.log_followers import LogFollower, LogFollowers, gathered
+from txnbuffer.service.log_followers import LogFollower, LogFollowers, merged
 
 
 class Taker:
@@ -136,7 +136,7 @@ async def test_a_follower_that_waits_for_room_can_be_stopped(broker, monkeypatch
 
 @on_a_loop
 async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "FIRST_LOOK", 10.0)
+    monkeypatch.setattr(log_followers, "FIRST_CHECK", 10.0)
     reader = broker.reader("a")
     taker = Taker(broker)
     with patch.object(reader, "read", wraps=reader.read) as read:
@@ -153,8 +153,8 @@ async def test_a_silent_topic_is_not_read_until_something_comes(broker, monkeypa
 
 @on_a_loop
 async def test_what_comes_while_others_are_waited_for_is_read_when_they_came(broker, monkeypatch):
-    monkeypatch.setattr(log_followers, "FIRST_LOOK", 10.0)
-    monkeypatch.setattr(log_followers, "GATHER", 0.2)
+    monkeypatch.setattr(log_followers, "FIRST_CHECK", 10.0)
+    monkeypatch.setattr(log_followers, "BATCH_DELAY", 0.2)
     taker = Taker(broker)
     taker.follow("a")
     began = time.monotonic()
@@ -179,7 +179,7 @@ async def test_a_topic_that_can_not_be_read_at_once_holds_up_no_other(broker):
     put(broker, b"1")
     await eventually(lambda: taker.values == [b"1"])
     broker.reader = slowly
-    for number in range(3 * (log_followers.AT_ONCE + log_followers.ASIDE)):
+    for number in range(3 * (log_followers.THREADS + log_followers.SLOW_THREADS)):
         broker.create_topic(f"slow {number}")
         taker.follow(f"slow {number}")
     try:
@@ -207,10 +207,10 @@ async def test_topics_share_a_few_threads_and_take_turns(broker, monkeypatch):
             writer.append(Batch.of([Message(None, name.encode())])).result()
     await eventually(lambda: {name.encode() for name in names} <= {*taker.values})
     assert (
-        threading.active_count() - before <= log_followers.AT_ONCE + log_followers.ASIDE + 2
+        threading.active_count() - before <= log_followers.THREADS + log_followers.SLOW_THREADS + 2
     )  # one knows the time, one is asyncio's
     await taker.stop()
-    assert not any(thread.name.startswith("txnbuffer-tails") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("txnbuffer-followers") for thread in threading.enumerate())
 
 
 class Deaf:
@@ -266,7 +266,7 @@ def test_batches_of_one_ledger_become_one():
         with broker.reader("a") as reader:
             batches = list(iter(lambda: reader.read(limit=1), None))
     assert len(batches) == 10
-    few = gathered(batches)
+    few = merged(batches)
     assert [len(placed) for placed in few] == [4, 4, 2]
     assert [message.position for placed in few for message in placed] == [placed.positions.first for placed in batches]
     assert [value for placed in few for value in placed.messages.values] == [b"%d" % number for number in range(10)]

@@ -189,7 +189,7 @@ async def test_health_tells_serving_and_then_not():
 @on_a_loop
 async def test_a_port_that_is_taken_is_told():
     async with served() as (engine, server):
-        with pytest.raises(EnvironmentFault, match=r"can't listen at .*is another service there"):
+        with pytest.raises(EnvironmentFault, match=r"can't listen at .*check whether another process uses"):
             await GrpcServer(engine.limits, max_clients=1).start(f"127.0.0.1:{server.port}")
         with pytest.raises(EnvironmentFault, match="can't listen at") as elsewhere:
             await GrpcServer(engine.limits, max_clients=1).start("192.0.2.1:0")
@@ -262,7 +262,7 @@ async def test_operators_see_who_holds_readers_back_and_end_it(monkeypatch):
         assert json.loads(out)["outcome"] == "COMMIT"
         await eventually(lambda: not engine.topics.get("b").followed.buffer.ongoing)
         code, out, _ = await txnbuf(server, "describe", "b")
-        assert "all up to the end is decided" in out
+        assert "every transaction is decided" in out
         await session.link.cut()
 
 
@@ -287,7 +287,7 @@ async def test_a_wrong_question_is_one_clear_error(words, code, message):
 @on_a_loop
 async def test_a_topic_that_is_no_text_is_no_topic(topic):
     async with engine_on(MemoryBroker()) as engine:
-        with pytest.raises(InvalidRequest, match="is no topic: give its name as text"):
+        with pytest.raises(InvalidRequest, match="is not a topic name: give text"):
             await ServiceAdmin(engine).describe({"topic": topic})
 
 
@@ -311,7 +311,7 @@ async def test_metrics_and_health_over_http():
         http = HttpServer()
         await http.start("127.0.0.1:0")
         status, text = await asyncio.to_thread(get, http.port, "/ready")
-        assert (status, json.loads(text)["waits_for"]) == (503, ["the service is being started"])
+        assert (status, json.loads(text)["waits_for"]) == (503, ["the service is starting"])
         status, text = await asyncio.to_thread(get, http.port, "/metrics")
         assert "txnbuffer_serving 0.0" in text
         http.engine = engine
@@ -329,7 +329,7 @@ async def test_metrics_and_health_over_http():
         assert (await asyncio.to_thread(get, http.port, "/ready"))[0] == 200
         engine.requests.draining = True
         status, text = await asyncio.to_thread(get, http.port, "/ready")
-        assert (status, json.loads(text)["waits_for"]) == (503, ["the service drains"])
+        assert (status, json.loads(text)["waits_for"]) == (503, ["the service is draining"])
         assert (await asyncio.to_thread(get, http.port, "/none"))[0] == 404
         await session.link.cut()
         await http.stop()

@@ -10,9 +10,9 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.shard_count import recorded_shard_count, shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.takeover import OURS, check_shard, prepare
+from txnbuffer.service.takeover import INTERNAL_TOPICS, check_shard, prepare
 
-DECISIONS = OURS[0]
+DECISIONS = INTERNAL_TOPICS[0]
 
 
 class Noting(MemoryBroker):
@@ -43,29 +43,29 @@ def refused(cluster: MemoryBroker, shard: Shard, why: str) -> None:
 @pytest.mark.parametrize("made", range(4))
 def test_what_a_crash_left_unmade_is_made_by_the_next_service(broker: type[MemoryBroker], made: int) -> None:
     cluster = broker()
-    for topic in OURS[:made]:
+    for topic in INTERNAL_TOPICS[:made]:
         cluster.partition(topic, 3)
     if made:
         refused(cluster, Shard(0, 2), "has 3 shards, .* not 2: give --shards 3")
         refused(cluster, Shard(), "has 3 shards, .* not 1: give --shards 3")
     prepare(cluster, Shard(2, 3))
-    assert {topic: cluster.partitions(topic) for topic in OURS} == dict.fromkeys(OURS, 3)
+    assert {topic: cluster.partitions(topic) for topic in INTERNAL_TOPICS} == dict.fromkeys(INTERNAL_TOPICS, 3)
     assert (shards_of(cluster), recorded_shard_count(cluster)) == (3, 3 if broker is Noting else None)
 
 
-@pytest.mark.parametrize("topic", OURS)
+@pytest.mark.parametrize("topic", INTERNAL_TOPICS)
 @pytest.mark.parametrize("shards", [2, 3])
 def test_a_topic_of_ours_that_somebody_made_otherwise_is_named(topic: str, shards: int) -> None:
     for count in (0, 3):
         cluster = Noting()
-        for other in OURS:
+        for other in INTERNAL_TOPICS:
             if other != topic:
                 cluster.partition(other, 2)
         if count:
             cluster.partition(topic, count)
         else:
             cluster.create_topic(topic)
-        refused(cluster, Shard(0, shards), f"{topic} has {count or 'no'}.*delete the one that was made by hand")
+        refused(cluster, Shard(0, shards), f"{topic} has {count or 'no'}.*delete the one created by hand")
 
 
 def test_one_shard_has_no_partitions() -> None:
@@ -81,7 +81,7 @@ def test_one_shard_has_no_partitions() -> None:
     refused(plain, Shard(1, 2), "has 1 shards")
 
 
-@pytest.mark.parametrize("grown", [OURS[:1], OURS[1:2], OURS])
+@pytest.mark.parametrize("grown", [INTERNAL_TOPICS[:1], INTERNAL_TOPICS[1:2], INTERNAL_TOPICS])
 def test_partitions_that_are_added_later_count_for_nothing(grown: tuple[str, ...]) -> None:
     cluster = Noting()
     prepare(cluster, Shard(0, 2))
@@ -103,7 +103,7 @@ def test_without_a_note_partitions_that_were_added_are_refused() -> None:
 def test_a_number_that_could_not_be_noted_is_noted_by_the_next_service(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Noting()
     with monkeypatch.context() as patch:
-        patch.setattr(Noting, "note", _unavailable)
+        patch.setattr(Noting, "annotate", _unavailable)
         prepare(cluster, Shard(0, 2))
     assert (shards_of(cluster), recorded_shard_count(cluster)) == (2, None)
     prepare(cluster, Shard(0, 2))

@@ -342,9 +342,9 @@ async def test_names_groups_and_streams_belong_to_a_shard() -> None:
     ("settings", "shared", "why"),
     [
         (ServiceConfig(shards=2), False, "only a cluster has several"),
-        (ServiceConfig(shards=2), True, "say which of 2 shards is meant, 0 to 1: give --shard"),
+        (ServiceConfig(shards=2), True, "--shard is missing: give the shard to serve, 0 to 1"),
         (ServiceConfig(shard=2, shards=2), True, "there is no shard 2 of 2"),
-        (ServiceConfig(shards=1000), True, "there may be 1 to 256"),
+        (ServiceConfig(shards=1000), True, "use 1 to 256"),
     ],
 )
 def test_shards_that_cannot_be_are_refused(settings: ServiceConfig, shared: bool, why: str) -> None:

@@ -37,7 +37,7 @@ async def test_an_admin_interface_of_another_cluster_is_told_apart(cluster):
         other.create_topic(DECISIONS)
         with (
             patch.object(broker, "ledgers", other.ledgers),
-            pytest.raises(InvalidConfiguration, match="those of one cluster"),
+            pytest.raises(InvalidConfiguration, match="belong to the same cluster"),
         ):
             await Engine.start(broker, shared=True)
     async with beside(cluster) as (engine, _):
@@ -134,7 +134,7 @@ async def test_what_is_tried_again_shows_as_that_and_what_has_stopped_as_that(cl
 
         await eventually(lambda: told() == {"topics_retrying": 1, "topics_stopped": 0})
         waits_for = await ServiceAdmin(engine)._waits_for(engine.topics.get("a"))
-        assert "is tried again: the cluster does not answer" in waits_for
+        assert "is retried: the cluster does not answer" in waits_for
         answers[0] = DAMAGED
         await eventually(lambda: told() == {"topics_retrying": 0, "topics_stopped": 1})
 

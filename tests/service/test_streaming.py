@@ -255,7 +255,7 @@ async def test_a_set_that_is_none_ends_the_streams_of_its_topic_alone(broker):
         await follower.until(1)
         bad = Message(None, b"no block", {"tb.v": "1", "tb.records": "3"})
         numbered = PlacedBatch(Positions.consecutive(9, 0, 1), np.zeros(1, np.int64), Batch.of([bad]))
-        engine.streams.feeds["t"]._numbered(numbered, Sequenced(0, 1, np.array([3]), 2))
+        engine.streams.feeds["t"]._on_sequenced(numbered, Sequenced(0, 1, np.array([3]), 2))
         with pytest.raises(UndecodableRecordSet):
             await follower.until(2)
         await write(client, "t", {"b": "2"})
@@ -346,7 +346,7 @@ async def test_streams_end_with_their_engine(broker):
         client._streaming._max_unavailable = 0.0
         await engine.stop()
         assert engine.streams.connections == set()
-        with pytest.raises(ServiceUnavailable, match="the service stops"):
+        with pytest.raises(ServiceUnavailable, match="the service is stopping"):
             await follower.read()
 
 

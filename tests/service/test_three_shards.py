@@ -58,7 +58,7 @@ async def test_without_one_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(RegistrationFailed, match="the service of shard 1 does not answer"):
             await App.on(world, 2, B)
         for number in (0, 2):
-            with pytest.raises(ServiceUnavailable, match=r"shard 1 does not tell .* nothing is trimmed"):
+            with pytest.raises(ServiceUnavailable, match=r"shard 1 did not report .* nothing is trimmed"):
                 await world.shard_messages(number).floor(ALL[number])
         await world.start(1)
         assert await world.shard_messages(0).floor(A) is None
@@ -95,7 +95,7 @@ async def test_a_floor_is_told_by_who_can_write_its_decisions_only(monkeypatch: 
     async with shards_on(3) as world:
         faults = world.broker(2).faults
         faults.hold(topic="__txnbuffer_decisions-partition-2", written=False)
-        with pytest.raises(ServiceUnavailable, match="shard 2 does not tell"):
+        with pytest.raises(ServiceUnavailable, match="shard 2 did not report"):
             await world.shard_messages(1).floor(B)
         faults.release()
         assert await world.shard_messages(1).floor(B) is None
@@ -146,9 +146,9 @@ async def test_who_is_silent_is_asked_the_same_rarely(monkeypatch: pytest.Monkey
 
         assert (sent(asks=True, wishes=False), sent(asks=True, wishes=True)) == (1, 1)
         monkeypatch.setattr(remote_shards, "SILENT", -1.0)
-        monkeypatch.setattr(remote_shards, "SLOWLY", 1_000_000)
+        monkeypatch.setattr(remote_shards, "SILENT_TICKS", 1_000_000)
         assert (sent(asks=True, wishes=False), sent(asks=True, wishes=True)) == (0, 1)
-        monkeypatch.setattr(remote_shards, "SLOWLY", 1)
+        monkeypatch.setattr(remote_shards, "SILENT_TICKS", 1)
         assert (sent(asks=True, wishes=False), sent(asks=False, wishes=True)) == (1, 1)
 
 

@@ -41,14 +41,14 @@ def test_a_certificate_with_its_key_is_fine(pems: Path) -> None:
     [
         ("none.pem", "key.pem", "can't read {}/none.pem: No such file"),
         ("cert.pem", "none.pem", "can't read {}/none.pem: No such file"),
-        ("junk.pem", "key.pem", "{}/junk.pem is no certificate"),
-        ("binary.pem", "key.pem", "{}/binary.pem is no certificate"),
-        ("key.pem", "key.pem", "{}/key.pem is no certificate"),
-        ("cert.pem", "junk.pem", "{}/junk.pem is no private key"),
-        ("cert.pem", "binary.pem", "{}/binary.pem is no private key"),
-        ("cert.pem", "cert.pem", "{}/cert.pem is no private key"),
-        ("cert.pem", "other.pem", "{}/other.pem is no private key"),
-        ("cert.pem", "locked.pem", "{}/locked.pem is no private key"),
+        ("junk.pem", "key.pem", "{}/junk.pem is not a PEM certificate"),
+        ("binary.pem", "key.pem", "{}/binary.pem is not a PEM certificate"),
+        ("key.pem", "key.pem", "{}/key.pem is not a PEM certificate"),
+        ("cert.pem", "junk.pem", "{}/junk.pem is not an unencrypted PEM private key"),
+        ("cert.pem", "binary.pem", "{}/binary.pem is not an unencrypted PEM private key"),
+        ("cert.pem", "cert.pem", "{}/cert.pem is not an unencrypted PEM private key"),
+        ("cert.pem", "other.pem", "{}/other.pem is not an unencrypted PEM private key"),
+        ("cert.pem", "locked.pem", "{}/locked.pem is not an unencrypted PEM private key"),
     ],
 )
 def test_a_file_that_tls_can_not_use_is_named(pems: Path, cert: str, key: str, message: str) -> None:

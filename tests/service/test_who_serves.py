@@ -28,7 +28,9 @@ async def test_one_that_does_not_stand_by_leaves_the_log_to_who_serves(cluster):
     await active.event("serving")
     standby, direct = Running(cluster, standby=True), Running(cluster)
     await standby.event("standing by")
-    with pytest.raises(StillHeld, match=r"another service has this log, which serves at first:7: .*--standby.*--fence"):
+    with pytest.raises(
+        StillHeld, match=r"another service owns this log, which serves at first:7: .*--standby.*--fence"
+    ):
         await asyncio.wait_for(direct.task, 30)
     assert StillHeld.exit_code == 3
     assert [event for event, _ in direct.events] == ["recovering", "stopped"]
@@ -63,7 +65,7 @@ async def test_of_a_standby_and_one_that_does_not_stand_by_one_serves_and_goes_o
         assert not direct.task.done()
         assert [event for event, _ in standby.events] == ["standing by"]
     else:
-        with pytest.raises(StillHeld, match="another service has this log"):
+        with pytest.raises(StillHeld, match="another service owns this log"):
             await asyncio.wait_for(direct.task, 30)
     assert not standby.task.done()
     assert [owner.epoch for owner in owners(cluster)] == [1, 2]

@@ -1,1 +1,1 @@
-"""The plugin process: one engine that owns the logs, the coordinator and the buffers, and the shells around it."""
+"""The service process: an engine that owns the log, the coordinator and the buffers, and its gRPC and HTTP servers."""

@@ -1,8 +1,6 @@
-"""What operators ask of a running service: JSON-ready answers, ids and positions as text, times in seconds.
+"""The admin service: answers operators' questions about a running service, ready for JSON.
 
-Every question that waits for something says in words what it waits for, and for whom.
-
-What operators are told of consumer groups: members, who holds what, how far each has come, what is left.
+Ids and positions are text, times are in seconds. Where something waits, the answer says for what, and for which client.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from txnbuffer.streams.token import ResumeToken
 
 
 class GroupMember(NamedTuple):
-    """A partition of a group, or a member that holds none."""
+    """A partition of a group, or a member without one."""
 
     group: str
     generation: int
@@ -41,7 +39,7 @@ class GroupMember(NamedTuple):
 
 
 def group_facts(coordinator: Coordinator, wanted: str | None) -> list[GroupMember]:
-    """Of one group, or of all; by name."""
+    """The partitions and members of one group, or of all, sorted by name."""
     facts = []
     for name, generation, positions in sorted(coordinator.consumer_groups.all_groups()):
         if wanted not in (None, name):
@@ -57,7 +55,7 @@ def group_facts(coordinator: Coordinator, wanted: str | None) -> list[GroupMembe
 
 
 def with_lag(broker: Broker, facts: list[GroupMember]) -> list[dict[str, Any]]:
-    """As rows; `lag`: messages of the log behind the position, markers included. In another thread."""
+    """Rows with the `lag`: messages after the position, markers included. Runs in another thread."""
     return [
         {
             **fact._asdict(),
@@ -69,7 +67,7 @@ def with_lag(broker: Broker, facts: list[GroupMember]) -> list[dict[str, Any]]:
 
 
 def _lag(broker: Broker, topic: str, position: Position | None) -> int | None:
-    """None where the broker can't tell."""
+    """The lag; None if the broker fails to answer."""
     with contextlib.suppress(Error):
         ledgers = broker.ledgers(topic)
         return messages_up_to(ledgers, broker.last_position(topic)) - messages_up_to(ledgers, position)
@@ -102,12 +100,12 @@ class ServiceAdmin:
         self._engine = engine
 
     def methods(self) -> dict[str, Callable[[dict[str, Any]], Awaitable[Any]]]:
-        """By name; each takes a question and gives an answer, or raises one of the error tree."""
+        """The methods by name; each takes a question and returns an answer, or raises an `Error`."""
         return {name: getattr(self, method) for name, method in QUESTIONS.items()}
 
     async def status(self, question: dict[str, Any]) -> Answer:
         """The service as a whole."""
-        _known(question)
+        _check_keys(question)
         engine = self._engine
         return {
             "shard": engine.coordinator.shard,
@@ -129,12 +127,12 @@ class ServiceAdmin:
 
     async def list_topics(self, question: dict[str, Any]) -> list[Answer]:
         """All topics that the service has open, sorted by name."""
-        _known(question)
+        _check_keys(question)
         return await self._summaries([topic for _, topic in sorted(self._engine.topics.by_name.items())])
 
     async def describe(self, question: dict[str, Any]) -> Answer:
-        """One topic, `topic`, and what holds its readers back."""
-        _known(question, "topic")
+        """The topic `topic`, and what its readers wait for."""
+        _check_keys(question, "topic")
         topic = self._topic(question.get("topic"))
         (summary,) = await self._summaries([topic])
         answer = summary | {"waits_for": await self._waits_for(topic), "service": [*map(str, long_waits())]}
@@ -153,8 +151,8 @@ class ServiceAdmin:
 
     async def find_hanging(self, question: dict[str, Any]) -> list[Answer]:
         """Open transactions that wrote their first record more than `seconds` ago, the oldest first."""
-        _known(question, "seconds")
-        least = _number(question.get("seconds", 0))
+        _check_keys(question, "seconds")
+        least = _seconds(question.get("seconds", 0))
         found: dict[TxnId, Answer] = {}
         for topic in self._engine.topics.by_name.values():
             for entry in () if topic.followed is None else list(topic.followed.buffer.ongoing):
@@ -167,8 +165,8 @@ class ServiceAdmin:
         return sorted(hanging, key=lambda answer: -(answer["open_seconds"] or 0))
 
     async def abort(self, question: dict[str, Any]) -> Answer:
-        """Abort `txn`, whoever has it open; tells its true outcome."""
-        _known(question, "txn")
+        """Abort `txn`, whichever client has it open; the answer is its actual outcome."""
+        _check_keys(question, "txn")
         try:
             txn = TxnId.parse(str(question.get("txn")))
         except ValueError as error:
@@ -182,14 +180,14 @@ class ServiceAdmin:
         return {"txn": str(txn), "outcome": result.name if isinstance(result, Outcome | State) else str(result)}
 
     async def groups(self, question: dict[str, Any]) -> list[Answer]:
-        """Consumer groups, or the one that is named: members, who holds what, how far each has come."""
-        _known(question, "group")
+        """All consumer groups, or `group`: members, their partitions and positions."""
+        _check_keys(question, "group")
         facts = group_facts(self._engine.coordinator, question.get("group"))
         return await asyncio.to_thread(with_lag, self._engine.broker, facts)
 
     async def forget_group(self, question: dict[str, Any]) -> Answer:
-        """Let `group`, which has no members, begin anew on `topic`, or on all topics; what it holds may be trimmed."""
-        _known(question, "group", "topic")
+        """Forget the positions of `group`, which must have no members, on `topic` or on all topics."""
+        _check_keys(question, "group", "topic")
         group, topic, engine = check_name(question.get("group"), "a group"), question.get("topic"), self._engine
         check_owned(engine.topics.shard, "group", group)
         where = None if topic is None else _topic(question)
@@ -199,8 +197,8 @@ class ServiceAdmin:
         return {"group": group, "topic": topic}
 
     async def sessions(self, question: dict[str, Any]) -> list[Answer]:
-        """Clients, connected or away."""
-        _known(question)
+        """All sessions, connected or not."""
+        _check_keys(question)
         return [
             {"session": session.name, "client": self._client(session), "ids": session.outstanding}
             for session in self._engine.coordinator.sessions()
@@ -208,7 +206,7 @@ class ServiceAdmin:
 
     async def streams(self, question: dict[str, Any]) -> Answer:
         """Change streams: connections with their streams, and for each topic its manager with its cursors."""
-        _known(question)
+        _check_keys(question)
         streams = self._engine.streams
         now = streams.now()
         connections = []
@@ -233,26 +231,26 @@ class ServiceAdmin:
         return {"connections": connections, "managers": managers, "memory": memory, "backfills": backfills, **cursors}
 
     async def cursors(self, question: dict[str, Any]) -> list[Answer]:
-        """Durable cursors: where each stands, and what it holds."""
-        _known(question)
+        """Durable cursors: their seqnos and the ledgers that they need."""
+        _check_keys(question)
         return self._engine.streams.cursors.rows()
 
     async def add_cursor(self, question: dict[str, Any]) -> Answer:
-        """A durable cursor `cursor` of `topic` at `at`: "beginning", "now", a seqno or a resume token."""
-        _known(question, "topic", "cursor", "at")
+        """Create a durable cursor `cursor` of `topic` at `at`: "beginning", "now", a seqno or a resume token."""
+        _check_keys(question, "topic", "cursor", "at")
         topic, name, at = _topic(question), question.get("cursor"), question.get("at", "beginning")
-        at = at if at in ("beginning", "now") else _place(at)
+        at = at if at in ("beginning", "now") else _cursor_position(at)
         return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.add(topic, name, at)}
 
     async def advance_cursor(self, question: dict[str, Any]) -> Answer:
-        """Let go of what stands up to `at`, a seqno or a resume token."""
-        _known(question, "topic", "cursor", "at")
-        topic, name, at = _topic(question), question.get("cursor"), _place(question.get("at"))
+        """Move a durable cursor to `at`, a seqno or a resume token."""
+        _check_keys(question, "topic", "cursor", "at")
+        topic, name, at = _topic(question), question.get("cursor"), _cursor_position(question.get("at"))
         return {"topic": topic, "cursor": name, "seqno": await self._engine.streams.cursors.advance(topic, name, at)}
 
     async def remove_cursor(self, question: dict[str, Any]) -> Answer:
-        """Hold nothing for a durable cursor any more."""
-        _known(question, "topic", "cursor")
+        """Remove a durable cursor."""
+        _check_keys(question, "topic", "cursor")
         topic, name = _topic(question), question.get("cursor")
         await self._engine.streams.cursors.remove(topic, name)
         return {"topic": topic, "cursor": name}
@@ -264,7 +262,7 @@ class ServiceAdmin:
         name = _topic({"topic": name})
         topic = self._engine.topics.get(name)
         if topic is None:
-            raise TopicNotFound(f"the service has no topic {name!r} open; `txnbuf list` shows those it has")
+            raise TopicNotFound(f"the service has no topic {name!r} open: `txnbuf list` lists the open ones")
         return topic
 
     async def _summaries(self, topics: list[ServiceTopic]) -> list[Answer]:
@@ -272,7 +270,7 @@ class ServiceAdmin:
         return [self._summary(topic) | facts for topic, facts in zip(topics, stored, strict=True)]
 
     def _stored(self, names: list[str]) -> list[Answer]:
-        """What the broker says of topics; nothing of one that it can't tell of. In another thread."""
+        """The stored size of topics; None where the broker fails to answer. Runs in another thread."""
         broker, found = self._engine.broker, []
         for name in names:
             facts: Answer = {"ledgers": None, "bytes": None, "end": None}
@@ -298,16 +296,16 @@ class ServiceAdmin:
         }
 
     async def _waits_for(self, topic: ServiceTopic) -> str:
-        """In words: what readers of committed records wait for."""
+        """Describe what readers of committed records wait for."""
         if topic.problem is not None:
-            state = "has stopped" if topic.stopped else "can't be followed now, and is tried again"
+            state = "has stopped" if topic.stopped else "can't be followed now and is retried"
             return f"the topic {state}: {topic.problem}"
         if topic.followed is None:
             return "nothing: the topic has no transactions"
         buffer = topic.followed.buffer
         oldest = buffer.ongoing.oldest()
         if oldest is None:
-            return "nothing: all up to the end is decided"
+            return "nothing: every transaction is decided"
         facts = await self._ongoing(topic, oldest)
         since = "" if facts["open_seconds"] is None else f", for {facts['open_seconds']:.1f} s"
         left = "" if facts["aborted_in_seconds"] is None else f"; it is aborted in {facts['aborted_in_seconds']:.0f} s"
@@ -340,7 +338,7 @@ class ServiceAdmin:
         }
 
     def _published(self, name: str, entry: OpenTxn) -> float | None:
-        """When the first record of a transaction was written, in seconds since 1970. In the worker thread."""
+        """When the first record of a transaction was written, in seconds since 1970. Runs in the worker thread."""
         at = entry.first._replace(batch=-1)
         with self._engine.broker.reader(name, at) as reader:
             placed = reader.read(limit=1, timeout=READ_TIMEOUT)
@@ -365,31 +363,33 @@ def _state(transaction: TransactionState | None) -> str:
     return transaction.state.name.lower()
 
 
-def _known(question: dict[str, Any], *keys: str) -> None:
+def _check_keys(question: dict[str, Any], *keys: str) -> None:
     strange = set(question) - set(keys)
     if strange:
-        raise InvalidRequest(f"a question with {', '.join(sorted(strange))}: known are {', '.join(keys) or 'none'}")
+        raise InvalidRequest(
+            f"unknown keys in the question: {', '.join(sorted(strange))}; known are {', '.join(keys) or 'none'}"
+        )
 
 
-def _number(value: Any) -> float:
+def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise InvalidRequest(f"{value!r} is no number of seconds: give 0 or more")
+        raise InvalidRequest(f"{value!r} is not a number of seconds: give 0 or more")
     return float(value)
 
 
 def _topic(question: dict[str, Any]) -> str:
     name = question.get("topic")
     if not isinstance(name, str):
-        raise InvalidRequest(f"{name!r} is no topic: give its name as text")
+        raise InvalidRequest(f"{name!r} is not a topic name: give text")
     return name
 
 
-def _place(at: Any) -> int | ResumeToken:
+def _cursor_position(at: Any) -> int | ResumeToken:
     """A seqno, or a resume token as text."""
     if isinstance(at, str) and not at.isdigit():
         return ResumeToken.parse(at)
     if isinstance(at, bool) or not isinstance(at, int | str):
-        raise InvalidRequest(f"{at!r} is no place for a cursor: give a seqno or a resume token")
+        raise InvalidRequest(f"{at!r} is not a cursor position: give a seqno or a resume token")
     return int(at)
 
 

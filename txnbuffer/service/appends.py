@@ -1,9 +1,9 @@
-"""Appends of all topics: collected for a turn of the loop, written together, told of in order.
+"""Appends of all topics: collected during a turn of the loop, written in groups, reported in order.
 
-A topic has at most `FLIGHTS` appends under way: while one is being synced the next one fills, so groups are
-as large as the disk is slow. Futures are done in other threads; the loop is woken once for many.
+A topic has at most `MAX_IN_FLIGHT` appends in flight: while one is synced the next one fills, so a slower disk gets
+larger groups. Futures complete in other threads, which wake the loop once for many appends.
 
-To shared topics only markers are appended, which nobody waits for: the answers of a turn go out before them.
+In cluster mode only markers are appended, and no client waits for them: the answers of a turn are sent first.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from broker_io.port import ReservingWriter, Writer
 from broker_io.position import Positions
 from txnbuffer.service.topic import AppendInFlight, AppendPart, ServiceTopic
 
-FLIGHTS = 2
+MAX_IN_FLIGHT = 2
 MAX_WAIT = 0.5
-"""Seconds until what a nearly full disk refused is tried again."""
+"""Seconds until an append that a nearly full disk rejected is retried."""
 
 Acknowledged = Callable[[ServiceTopic, AppendInFlight, Positions], None]
-Died = Callable[[ServiceTopic, Error], None]
+WriterFailed = Callable[[ServiceTopic, Error], None]
 
 
 class Appends:
-    """`acknowledged` is called on the loop for each append, those of a topic in order; `wake` makes a turn of the loop.
+    """Queues and writes appends.
 
-    `died` is told when the writer of a shared topic has failed, which ends nothing else.
+    `acknowledged` is called on the loop for each append, in order within a topic; `wake` schedules a turn of the loop.
+    `writer_failed` is called when the writer of a topic in cluster mode has failed, which affects no other topic.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Appends:
         loop: asyncio.AbstractEventLoop,
         acknowledged: Acknowledged,
         wake: Callable[[], None],
-        died: Died | None = None,
+        writer_failed: WriterFailed | None = None,
     ) -> None:
-        self._died = died
+        self._writer_failed = writer_failed
         self.failure: Error | None = None
         self.waiting_bytes = 0
         self._loop = loop
@@ -49,7 +50,7 @@ class Appends:
         self._wake = wake
         self._ready: dict[ServiceTopic, None] = {}
         self._under_way = 0
-        self._done: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = deque()
+        self._completed: deque[tuple[ServiceTopic, AppendInFlight, Future[Positions]]] = deque()
         self._woken = False
         self._markers_due = False
 
@@ -58,7 +59,7 @@ class Appends:
         return not self._under_way and not self._ready
 
     def add(self, topic: ServiceTopic, part: AppendPart) -> None:
-        """Queue something; it fails at once where nothing can be appended any more."""
+        """Queue a part; it fails immediately if its topic, or every append, has failed."""
         problem = topic.problem or self.failure
         if problem is not None:
             part.failed(problem)
@@ -69,21 +70,21 @@ class Appends:
             self._ready[topic] = None
 
     def release(self, topic: ServiceTopic) -> None:
-        """Append again what a topic held back."""
+        """Resume the appends of a held topic."""
         topic.held = False
         if topic.waiting:
             self._ready[topic] = None
             self._wake()
 
     def fail(self, topic: ServiceTopic, error: Error) -> None:
-        """Nothing can be appended to a topic any more."""
+        """Stop a topic with an error: fail what is queued and everything added later."""
         topic.problem = error
         self._ready.pop(topic, None)
         while topic.waiting:
             self._failed(topic.waiting.popleft(), error)
 
     def flush(self) -> None:
-        """Append what waits, of each topic that has not enough under way."""
+        """Append what is queued, except for topics with `MAX_IN_FLIGHT` appends."""
         ready, self._ready = self._ready, {}
         for topic in ready:
             if topic.shared:
@@ -100,20 +101,20 @@ class Appends:
         try:
             for topic in ready:
                 self._append_waiting(topic)
-        except Exception as error:  # whoever makes the turns ends with it
+        except Exception as error:  # it ends the engine
             self.failure = self.failure or Error(f"unexpected: {error!r}")
             self._wake()
             raise
 
     def _append_waiting(self, topic: ServiceTopic) -> None:
-        while topic.waiting and not topic.held and len(topic.flights) < FLIGHTS:
+        while topic.waiting and not topic.held and len(topic.flights) < MAX_IN_FLIGHT:
             self._append(topic)
 
     def complete(self) -> None:
-        """Tell of everything that was acknowledged or failed since the last call."""
+        """Report every append that was acknowledged or failed since the last call."""
         self._woken = False
-        while self._done:
-            topic, flight, future = self._done.popleft()
+        while self._completed:
+            topic, flight, future = self._completed.popleft()
             topic.flights.popleft()
             self._under_way -= 1
             if topic.waiting and not topic.held:
@@ -129,7 +130,7 @@ class Appends:
     def _append(self, topic: ServiceTopic) -> None:
         flight = topic.take()
         if topic.writer is None:
-            raise AssertionError(f"topic {topic.name} is let go without a writer")
+            raise AssertionError(f"topic {topic.name} was released without a writer")
         try:
             future = _append_to(topic.writer, flight)
         except Error as error:
@@ -137,11 +138,11 @@ class Appends:
             return
         topic.flights.append(flight)
         self._under_way += 1
-        future.add_done_callback(partial(self._tell, topic, flight))
+        future.add_done_callback(partial(self._on_done, topic, flight))
 
-    def _tell(self, topic: ServiceTopic, flight: AppendInFlight, future: Future[Positions]) -> None:
-        """In whichever thread the future was done."""
-        self._done.append((topic, flight, future))
+    def _on_done(self, topic: ServiceTopic, flight: AppendInFlight, future: Future[Positions]) -> None:
+        """Called in the thread that completed the future."""
+        self._completed.append((topic, flight, future))
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._wake)
@@ -159,9 +160,9 @@ class Appends:
             self.fail(topic, topic.problem)
 
     def _refused(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException | None) -> None:
-        """The disk is nearly full and nothing was written: where order counts everything is tried again later.
+        """The disk is nearly full and nothing was written: retry everything later where order matters.
 
-        Elsewhere records fail, and what was appended with them is appended again without them.
+        In other topics the records fail, and the reserved messages of the same append are queued again without them.
         """
         if not topic.waits_for_space:
             if not flight.reserved:
@@ -170,7 +171,9 @@ class Appends:
                 topic.waiting.extendleft(reversed(again))
                 flight = AppendInFlight([part for part in flight.parts if not part.reserved], flight.batch)
                 self._ready[topic] = None
-            self._flight_failed(topic, flight, error or DiskWatermark("the disk is nearly full"))
+            self._flight_failed(
+                topic, flight, error or DiskWatermark("the disk is nearly full: free space or add some")
+            )
             return
         if error is None:
             self._flight_failed(
@@ -191,8 +194,8 @@ class Appends:
     def _flight_failed(self, topic: ServiceTopic, flight: AppendInFlight, error: BaseException) -> None:
         if not isinstance(error, Error):
             error = Error(f"an append failed: {error!r}")
-        if self._died is not None and topic.shared:
-            self._died(topic, error)
+        if self._writer_failed is not None and topic.shared:
+            self._writer_failed(topic, error)
         elif isinstance(error, DiskFailed):
             self.failure = error
         for part in flight.parts:

@@ -1,4 +1,4 @@
-"""The log of a service beside a cluster, where others write too: its next owner, and whether it is still there."""
+"""The decision log in cluster mode: detection of its next owner and of its deletion."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from txnbuffer.coordinator.coordinator import Coordinator
 from txnbuffer.coordinator.messages import CoordinatorConfig
 from txnbuffer.errors import LogDeleted
 from txnbuffer.service.decision_log import newest_owner
-from txnbuffer.service.log_followers import GATHER_OWN, LogFollower, LogFollowers
+from txnbuffer.service.log_followers import OWN_BATCH_DELAY, LogFollower, LogFollowers
 
 CLUSTER_CONFIG = CoordinatorConfig(one_phase=False, verify_counts=False)
-"""How a coordinator decides where others write the topics too."""
+"""The coordinator's configuration in cluster mode."""
 CHECK_INTERVAL = 2.0
-"""Seconds between two looks whether the decision log is still there."""
+"""Seconds between two checks that the decision log exists."""
 MISSED = 2
-"""So often one after the other it is missing before it counts as gone."""
+"""Consecutive checks that must find it missing before it counts as deleted."""
 NOT_FOUND = 404
-"""The status of an answer about what isn't there."""
+"""The HTTP status of the admin interface for a missing topic."""
 
 
 def as_log_deleted(error: Error) -> Error:
-    """What ended a service beside a cluster, or its standing by: where a topic of ours is gone, the log is."""
+    """LogDeleted for an error in cluster mode that says that an internal topic is missing; other errors as they are."""
     gone = isinstance(error, TopicNotFound) or (isinstance(error, ClusterRefused) and error.status == NOT_FOUND)
     return LogDeleted(str(error)) if gone else error
 
@@ -39,18 +39,18 @@ def follow_decisions(
     coordinator: Coordinator,
     fail: Callable[[BaseException], None],
 ) -> None:
-    """Read the decision log behind a position: the entry of the next owner ends this one."""
+    """Follow the decision log after a position: the entry of another owner ends this one."""
 
     def decisions_came(placed: PlacedBatch) -> None:
         epoch = newest_owner(placed)
         if epoch is not None:
             coordinator.newer_epoch_seen(epoch, "the decision log")
 
-    followers.follow(LogFollower(broker, decisions, at, decisions_came, fail)).gather = GATHER_OWN
+    followers.follow(LogFollower(broker, decisions, at, decisions_came, fail)).batch_delay = OWN_BATCH_DELAY
 
 
 async def watch_log(broker: Broker, decisions: str, log: str, fail: Callable[[BaseException], None]) -> None:
-    """See that the log is still the one that was taken over: what is under way to one that is gone may wait long."""
+    """Fail once the log was deleted or created again: appends in flight to it might wait for a long time."""
     missed = 0
     while missed < MISSED:
         await asyncio.sleep(CHECK_INTERVAL)
@@ -59,6 +59,6 @@ async def watch_log(broker: Broker, decisions: str, log: str, fail: Callable[[Ba
         except TopicNotFound:
             name = ""
         except Error:
-            continue  # it could not be seen this time
+            continue  # this check failed
         missed = 0 if name == log else missed + 1
     fail(TopicNotFound(f"topic {decisions!r} was deleted"))

@@ -1,17 +1,12 @@
-"""The first message of logs that hold none: a border.
+"""Topics in cluster mode, where applications write to them: first records, counts, marker writers, re-creation.
 
-Whoever loads a topic of a cluster replaces its empty ledger. A snapshot that applied nothing names that ledger, and
-could not tell a log that was always empty from one whose messages went; so no log with a snapshot is left empty.
+First records: a cluster replaces the empty ledger of a topic whenever it loads it. A snapshot of an empty topic names
+that ledger, so it could not tell a log that was always empty from one that lost its messages. Each log with a snapshot
+therefore gets an epoch marker as its first message.
 
-Counting the records of commits where others write the topics: the buffer has them once its tail has come to them.
-
-Writers for markers, where others write the topics too: opened when a marker waits, and again when one has died.
-
-Topics that were deleted on the cluster, or that it did not answer for: told of as gone, or registered again.
-
-Whoever writes on makes a deleted topic anew, and asks for nothing: so it is looked for as soon as it is missed.
-One that was made anew with partitions is told of no more: each of these is registered when it is used. Nor is one of
-them, once their topic is gone.
+Re-creation: an application that keeps writing creates a deleted topic again without notice, so a missing topic is
+looked up at once. It is then reported as deleted, or registered again. A topic that was created again with partitions
+is dropped; each partition is registered when it is used. A partition is dropped once its topic is deleted.
 """
 
 from __future__ import annotations
@@ -32,21 +27,21 @@ from txnbuffer.model import Marker
 from txnbuffer.protocol import encode_marker
 from txnbuffer.service.topic import ServiceTopic, Topics
 
-SECONDS = 60.0
-"""So long the cluster has to acknowledge a border."""
+ACKNOWLEDGE_SECONDS = 60.0
+"""Seconds within which the cluster must acknowledge an epoch marker."""
 
 
 class FirstRecords:
-    """`epoch_marker` makes a marker without transactions."""
+    """Writes the first message of empty logs; `epoch_marker` returns a marker without transactions."""
 
     def __init__(self, broker: Broker, epoch_marker: Callable[[], Marker]) -> None:
         self._broker = broker
         self._epoch_marker = epoch_marker
 
     async def write(self, topic: ServiceTopic, *, new: bool = False) -> Error | None:
-        """Give a followed topic its first message if it has none that lasts; what is in the way.
+        """Write the first message of a followed topic if its log is empty; return the error if that failed.
 
-        `new`: its registration has just seen that no policy endangers it.
+        `new`: its registration has just checked the topic's policies.
         """
         if topic.followed is None or topic.followed.buffer.applied is not None:
             return None
@@ -56,7 +51,7 @@ class FirstRecords:
             return error
         except TimeoutError:
             return ServiceUnavailable(
-                f"the cluster did not acknowledge a message to topic {topic.name!r}: is it running?"
+                f"the cluster did not acknowledge a message to topic {topic.name!r}: check its brokers and bookies"
             )
         return None
 
@@ -68,17 +63,17 @@ class FirstRecords:
         else:
             opened = self._broker.writer(name)
         with opened as writer:
-            writer.append(epoch_marker).result(SECONDS)
+            writer.append(epoch_marker).result(ACKNOWLEDGE_SECONDS)
 
 
 PAUSE = 0.5
-"""Seconds until a broker that could not tell the end of a topic is asked again."""
+"""Seconds until a failed query for the end of a topic is retried."""
 
 Count = Callable[[ServiceTopic, "tuple[int, ...]"], None]
 
 
 class RecordCounts:
-    """`count` is called for transactions once the buffer has all that was in the log when they were asked for."""
+    """Calls `count` for transactions once the buffer has applied the log up to its end at the time of asking."""
 
     def __init__(self, broker: Broker, run: Callable[[Coroutine[Any, Any, None]], None], count: Count) -> None:
         self._broker = broker
@@ -86,17 +81,17 @@ class RecordCounts:
         self._count = count
         self._asked: dict[ServiceTopic, list[int]] = {}
         self._waiting: dict[ServiceTopic, deque[tuple[Position, tuple[int, ...]]]] = {}
-        self._looking: set[ServiceTopic] = set()
+        self._pending: set[ServiceTopic] = set()
 
     def ask(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
-        """Count the records of these in a topic."""
+        """Count the records of transactions in a topic."""
         self._asked.setdefault(topic, []).extend(least)
-        if topic not in self._looking:
-            self._looking.add(topic)
+        if topic not in self._pending:
+            self._pending.add(topic)
             self._run(self._look(topic))
 
     def applied(self, topic: ServiceTopic) -> None:
-        """The buffer has come further."""
+        """Count for transactions whose records the buffer has applied by now."""
         waiting = self._waiting.get(topic)
         if not waiting:
             return
@@ -105,7 +100,7 @@ class RecordCounts:
             self._count(topic, waiting.popleft()[1])
 
     async def _look(self, topic: ServiceTopic) -> None:
-        """Take the end of the topic for all that were asked for by then."""
+        """Query the end of the topic, for all transactions asked for by then."""
         try:
             while asked := self._asked.pop(topic, None):
                 try:
@@ -120,15 +115,15 @@ class RecordCounts:
                     self._waiting.setdefault(topic, deque()).append((end, tuple(asked)))
                     self.applied(topic)
         finally:
-            self._looking.discard(topic)
+            self._pending.discard(topic)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries to open a writer."""
+"""Seconds between two attempts to open a writer, or to look up a missing topic."""
 
 
 class MarkerWriters:
-    """`run` runs something beside the loop's turns; `release` lets a topic append that was held back."""
+    """Opens writers for markers. `run` starts a background task; `release` resumes the appends of a held topic."""
 
     def __init__(
         self,
@@ -139,28 +134,28 @@ class MarkerWriters:
         self._broker = broker
         self._run = run
         self._release = release
-        self.opened: Callable[[ServiceTopic, Error | None], None] | None = None
-        """Told what came of each try to open a writer."""
+        self.on_opened: Callable[[ServiceTopic, Error | None], None] | None = None
+        """Called with the result of each attempt to open a writer."""
         self._opening: set[ServiceTopic] = set()
 
-    def need(self, topic: ServiceTopic) -> None:
-        """Open a topic's writer in the background, unless it is open or about to be."""
+    def ensure_open(self, topic: ServiceTopic) -> None:
+        """Open a topic's writer in the background, unless it is open or being opened."""
         if topic.writer is None and topic not in self._opening:
             self._opening.add(topic)
             self._run(self._open(topic))
 
-    def died(self, topic: ServiceTopic, error: Error) -> None:
-        """A writer failed, and will go on failing: what waits is for the next one."""
+    def failed(self, topic: ServiceTopic, error: Error) -> None:
+        """Close a failed writer; what is queued waits for the next one."""
         writer, topic.writer = topic.writer, None
         topic.held = True
         topic.write_problem = error
         if writer is not None:
             self._run(_close(writer))
         if topic.waiting:
-            self.need(topic)
+            self.ensure_open(topic)
 
-    def let_go(self, topic: ServiceTopic) -> bool:
-        """Close the writer of a topic that is not used any more; False, and nothing done, if it is still in use."""
+    def close_idle(self, topic: ServiceTopic) -> bool:
+        """Close the writer of an idle topic; return False if it is still in use."""
         if topic in self._opening or topic.waiting or topic.flights:
             return False
         writer, topic.writer = topic.writer, None
@@ -173,7 +168,7 @@ class MarkerWriters:
         pause = FIRST_PAUSE
         try:
             while topic.problem is None and topic.writer is None:
-                # What is under way belongs to the writer that died: its failure must not hit the next one.
+                # Appends in flight belong to the failed writer: their failure must not affect the next one.
                 if topic.write_problem is not None or topic.flights:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
@@ -185,8 +180,8 @@ class MarkerWriters:
                     topic.write_problem = error
                 else:
                     topic.write_problem = None
-                if self.opened is not None:
-                    self.opened(topic, topic.write_problem)
+                if self.on_opened is not None:
+                    self.on_opened(topic, topic.write_problem)
         finally:
             self._opening.discard(topic)
         if topic.writer is not None:
@@ -198,16 +193,14 @@ async def _close(writer: Writer) -> None:
         await asyncio.to_thread(writer.close)
 
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two looks at a topic that can't be settled."""
-
 Register = Callable[[str], Awaitable[Error | None]]
 
 
 class TopicRecreation:
-    """`run` runs something beside the loop's turns; `register` registers a topic that is there, or says why not.
+    """Resolves missing topics: each is reported as deleted, or registered again.
 
-    `wake` makes a turn of the loop.
+    `run` starts a background task, `register` registers an existing topic or returns the error, and `wake` schedules a
+    turn of the loop.
     """
 
     def __init__(
@@ -225,15 +218,15 @@ class TopicRecreation:
         self._register = register
         self._now = now
         self._wake = wake
-        self._looking: set[str] = set()
+        self._pending: set[str] = set()
 
     def missing(self, name: str) -> None:
-        """A topic is not what was followed, or not there at all: settle what becomes of it."""
-        if name not in self._looking:
-            self._looking.add(name)
-            self._run(self._settle(name))
+        """Find out whether a topic was deleted or created again."""
+        if name not in self._pending:
+            self._pending.add(name)
+            self._run(self._resolve_until_done(name))
 
-    async def _settle(self, name: str) -> None:
+    async def _resolve_until_done(self, name: str) -> None:
         pause = FIRST_PAUSE
         try:
             while self._unsettled(name):
@@ -242,21 +235,21 @@ class TopicRecreation:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         finally:
-            self._looking.discard(name)
+            self._pending.discard(name)
 
     async def _look(self, name: str) -> bool:
-        """Whether nothing is left to be done."""
+        """Try to resolve a missing topic; return whether it is done."""
         try:
-            there, taken = await asyncio.to_thread(_ask, self._topics.broker, name)
+            there, taken = await asyncio.to_thread(_look_up, self._topics.broker, name)
         except Error:
             return False
-        if not self._is_missing(name):  # somebody registers it just now
+        if not self._is_missing(name):  # another task has just registered it
             return False
         if not there:
             self._coordinator.topic_deleted(name, self._now())
             writer = self._topics.drop(name) if taken else None
             self._wake()
-            if writer is not None:  # its client library would make the topic again, beside the partitions
+            if writer is not None:  # its client library would create the topic again, next to the partitions
                 with contextlib.suppress(Error):
                     await asyncio.to_thread(writer.close)
             return True
@@ -275,13 +268,15 @@ class TopicRecreation:
         return topic is None or (topic.followed is None and (topic.problem is None or self._is_missing(name)))
 
 
-def _ask(broker: Broker, name: str) -> tuple[bool, bool]:
-    """Whether a topic is there, and if not, whether none can have its name: partitions have it, or had it."""
+def _look_up(broker: Broker, name: str) -> tuple[bool, bool]:
+    """Whether a topic exists; and if not, whether a partitioned topic took its name or took it along."""
     there = name in broker.topics()
     if not isinstance(broker, PartitionedBroker):
         return there, False
     partition = partition_of(name)
     if partition is not None:
-        gone = partition.number >= broker.partitions(partition.topic)  # it may be there, made by who had it open
+        gone = partition.number >= broker.partitions(
+            partition.topic
+        )  # an application that had it open may have created it
         return there and not gone, gone
     return there, not there and broker.partitions(name) > 0

@@ -1,6 +1,6 @@
-"""One client's connection as the engine sees it: what came in and is not settled, what goes out.
+"""A client's connection in the engine: its unsettled sends and the frames to send to it.
 
-Everything that happened for a client within one turn of the loop goes out in one frame.
+Everything that happens for a client within one turn of the loop is sent in one frame.
 """
 
 from __future__ import annotations
@@ -18,53 +18,54 @@ Take = Callable[["SessionConnection", ClientFrame], None]
 
 
 class SessionConnection:
-    """Made by `Engine.connect`. Call `room`, then `receive` for each frame; `next` gives the frames to send."""
+    """Created by `Engine.connect`. Call `room`, then `receive` for each frame; `next` returns the frames to send."""
 
-    def __init__(self, take: Take, gone: Callable[[SessionConnection], None], limits: Limits, peer: str) -> None:
+    def __init__(
+        self, take: Take, disconnected: Callable[[SessionConnection], None], limits: Limits, peer: str
+    ) -> None:
         self.peer = peer
         self.session = ""
         self.welcomed = False
         self.closed = False
-        self.shutdown = False
         self.unsettled = 0
         self.sends = 0
         self._take = take
-        self._gone = gone
+        self._disconnected = disconnected
         self._limits = limits
-        self._acknowledged = self._told = 0
+        self._acknowledged = self._reported = 0
         self._settled: set[int] = set()
         self._welcome: Welcome | None = None
         self._failures: list[Failure] = []
         self._answers: list[tuple[int, Result]] = []
         self._credits: int | None = None
         self._draining = False
-        self._goodbye: Error | None = None
-        self._something = asyncio.Event()
+        self._closing_error: Error | None = None
+        self._wakeup = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
-    # For whoever carries the frames
+    # For the transport
 
     def receive(self, frame: ClientFrame) -> None:
-        """A frame of the client; frames that come after the end are dropped."""
+        """Handle a frame of the client; frames that arrive after the end are dropped."""
         if not self.closed:
             self._take(self, frame)
 
     async def room(self) -> None:
-        """Wait until the client may send more: then its next frame may be read."""
+        """Wait until the client may send more; then read its next frame."""
         await self._room.wait()
 
     async def next(self) -> ServerFrame | None:
-        """The next frame to send; None: there will be none, end the connection."""
+        """Return the next frame to send; None once the connection has ended."""
         while (frame := self._frame()) is None:
             if self.closed:
                 return None
-            self._something.clear()
-            await self._something.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         return frame
 
     def lost(self) -> None:
-        """The client went away."""
+        """The client disconnected."""
         if not self.closed:
             self.close()
 
@@ -73,36 +74,36 @@ class SessionConnection:
     def welcome(self, welcome: Welcome, allowed: int) -> None:
         self.welcomed = True
         self._welcome, self._credits = welcome, allowed
-        self._something.set()
+        self._wakeup.set()
 
     def answer(self, answers: Sequence[tuple[int, Result]]) -> None:
         self._answers += answers
-        self._something.set()
+        self._wakeup.set()
 
     def settle(self, send: int, size: int) -> None:
-        """A send is durable, or failed and told."""
+        """A send is durable, or has failed and the failure is queued."""
         self.unsettled -= size
         settled = self._settled
         settled.add(send)
         while self._acknowledged + 1 in settled:
             self._acknowledged += 1
             settled.discard(self._acknowledged)
-        self._something.set()
+        self._wakeup.set()
 
     def fail(self, send: int, error: Error, txn: TxnId | None = None) -> None:
-        """Tell what of a send was not appended; settle it all the same."""
+        """Report records of a send that were not appended; the caller settles the send."""
         self._failures.append(Failure(send, error, txn))
 
     def allow(self, allowed: int) -> None:
         self._credits = allowed
-        self._something.set()
+        self._wakeup.set()
 
     def drain(self) -> None:
         self._draining = True
-        self._something.set()
+        self._wakeup.set()
 
-    def open_or_shut(self, full: bool) -> None:
-        """Take in more or not, as all clients together (`full`) and this one have much or little under way."""
+    def limit_reading(self, full: bool) -> None:
+        """Stop or resume reading, by the records in flight of all clients (`full`) and of this one."""
         much = self.unsettled > self._limits.client_bytes or len(self._answers) > self._limits.answers
         if (full and self.unsettled) or much:
             self._room.clear()
@@ -110,17 +111,17 @@ class SessionConnection:
             self._room.set()
 
     def close(self, error: Error | None = None) -> None:
-        """End the connection once everything said is out; `error` tells the client why."""
+        """End the connection after all queued frames are sent; `error` tells the client why."""
         if not self.closed:
             self.closed = True
-            self._goodbye = error
+            self._closing_error = error
             self._room.set()
-            self._something.set()
-            self._gone(self)
+            self._wakeup.set()
+            self._disconnected(self)
 
     def _frame(self) -> ServerFrame | None:
-        goodbye, self._goodbye = self._goodbye, None
-        news = self._acknowledged > self._told or self._credits is not None or self._draining
+        goodbye, self._closing_error = self._closing_error, None
+        news = self._acknowledged > self._reported or self._credits is not None or self._draining
         if not (news or self._answers or self._failures or self._welcome or goodbye):
             return None
         frame = ServerFrame(
@@ -132,7 +133,7 @@ class SessionConnection:
             draining=self._draining,
             goodbye=goodbye,
         )
-        self._told = self._acknowledged
+        self._reported = self._acknowledged
         self._welcome, self._credits = None, None
         self._failures, self._answers = [], []
         self._draining = False

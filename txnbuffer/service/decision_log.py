@@ -1,10 +1,10 @@
-"""The decision log as a new owner, or a standby, reads it: what compaction left, and all behind that as it comes.
+"""Reading the decision log, as a new owner or a standby: the compacted part first, then the raw log.
 
-Compaction may drop a delete together with what it deletes. Who read the entry before and comes to that place
-later would keep it for ever; so behind the end that it first found, this reads the raw log, which drops nothing unseen.
+Compaction may drop a delete together with the entry that it deletes. A reader that saw the entry earlier would then
+keep it forever. So after the end that it found first, this reader reads the raw log, from which nothing is dropped.
 
-Where the end of what compaction left is, only silence tells, and a broker that has just come back is silent too. So
-whoever has written its own entry, which is always there, looks once more what comes behind the last one that was read.
+Only a read without messages shows the end of the compacted part, but a broker that has just restarted returns none
+either. So once the new owner has written its own entry, it checks what follows the last compacted entry that it read.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from txnbuffer.coordinator.takeover import missing_owner_evidence
 from txnbuffer.errors import DecisionsLost
 
 MAX_WAIT = 0.25
-"""Seconds without a message after which the rest up to the end is taken to be compacted away."""
-SILENCE = 2.0
-"""Seconds without a message that is there, after which another reader is asked for it."""
+"""Seconds without a message after which the rest of the compacted part counts as empty."""
+REOPEN_AFTER = 2.0
+"""Seconds without an expected message after which another reader is opened."""
 READ_TIMEOUT = 30.0
-"""Seconds in which a message that was acknowledged must be read."""
+"""Seconds within which an acknowledged message must be read."""
 
 _OWNER = OWNER_KEY.encode()
 
 
 class DecisionLog:
-    """`history` is what the log says up to `at`. Made once all that was there at first is read."""
+    """`history` is the state of the log up to `at`; the constructor reads up to the end that it finds."""
 
     def __init__(self, broker: Broker, topic: str = TOPIC) -> None:
         self.history = History()
@@ -41,17 +41,19 @@ class DecisionLog:
         self._broker = broker
         end = broker.last_position(topic)
         self.at = self._end = EARLIEST if end is None else end
-        # Opened before the rest is read: what is trimmed behind here from now on is named, not missed.
+        # Opened before the compacted part is read, so that trimming after this point is noticed.
         try:
             self._reader: Reader = broker.reader(topic, self.at, inclusive=False)
         except PositionTrimmed as error:
             raise DecisionsLost(topic, str(error)) from None
-        self._silent_at: Position | None = None  # where silence was taken for the end of what compaction left
+        self._silent_at: Position | None = (
+            None  # where a read without messages counted as the end of the compacted part
+        )
         if end is not None:
             self._read_compacted(end)
 
     def read(self, timeout: float) -> bool:
-        """Read some of what is new; whether anything came in `timeout` seconds. Raises what a reader raises."""
+        """Read new entries; return whether any came within `timeout` seconds. Raises as `Reader.read`."""
         placed = self._reader.read(timeout=timeout)
         if placed is None:
             return False
@@ -60,17 +62,17 @@ class DecisionLog:
         return True
 
     def read_to(self, own: Position) -> int:
-        """Read up to our own `owner` entry; the highest epoch of other owners' entries before it."""
+        """Read up to this owner's own entry; return the highest epoch of other owners' entries before it."""
         highest = self._read_raw(own)
         if self._silent_at is not None and self._was_cut_short(self._silent_at, own):
-            highest = max(highest, self._read_anew(own))
+            highest = max(highest, self._read_again(own))
         self._silent_at = None
         return highest
 
     def _read_raw(self, own: Position) -> int:
         highest, deadline = 0, time.monotonic() + READ_TIMEOUT
         while self.at < own:
-            placed = self._reader.read(timeout=SILENCE)
+            placed = self._reader.read(timeout=REOPEN_AFTER)
             if placed is not None:
                 before = placed.take(slice(0, placed.positions.search(own)))
                 self._apply(before)
@@ -98,7 +100,7 @@ class DecisionLog:
                 elif silent and (missing_owner_evidence(self.history) is None or time.monotonic() > deadline):
                     self._silent_at = at
                     return
-                else:  # at the end of what is left, or dead: only another reader can tell
+                else:  # at the end of the compacted part, or a dead reader: another reader shows which
                     reader.close()
                     reader = self._broker.reader(self.topic, at, inclusive=False, compacted=True)
                     silent = True
@@ -106,16 +108,16 @@ class DecisionLog:
             reader.close()
 
     def _was_cut_short(self, silent_at: Position, own: Position) -> bool:
-        """Whether compaction left more, up to the end that was found at first, than came before the silence."""
-        with closing(self._left_behind(silent_at, own)) as left:
+        """Whether the compacted part has more entries, up to the end found first, than were read."""
+        with closing(self._compacted_after(silent_at, own)) as left:
             return next(left).positions.first <= self._end
 
-    def _read_anew(self, own: Position) -> int:
-        """Read all of it once more; the highest epoch of other owners' entries before our own."""
+    def _read_again(self, own: Position) -> int:
+        """Read the whole log again; return the highest epoch of other owners' entries before `own`."""
         self._reader.close()
         self.history, self.at = History(), self._end
         self._reader = self._broker.reader(self.topic, self._end, inclusive=False)
-        with closing(self._left_behind(EARLIEST, own)) as left:
+        with closing(self._compacted_after(EARLIEST, own)) as left:
             for placed in left:
                 within = placed.positions.search(self._end, right=True)
                 self._apply(placed.take(slice(0, within)))
@@ -123,12 +125,12 @@ class DecisionLog:
                     break
         return max(self.history.epoch, self._read_raw(own))
 
-    def _left_behind(self, at: Position, own: Position) -> Generator[PlacedBatch, None, None]:
-        """What compaction left behind a place, up to our own entry, which is there: silence is not the end."""
+    def _compacted_after(self, at: Position, own: Position) -> Generator[PlacedBatch, None, None]:
+        """Yield the compacted log after a position up to `own`, which exists: no message does not mean the end."""
         deadline = time.monotonic() + READ_TIMEOUT
         while at < own:
             with self._broker.reader(self.topic, at, inclusive=False, compacted=True) as reader:
-                while at < own and (placed := reader.read(timeout=SILENCE)) is not None:
+                while at < own and (placed := reader.read(timeout=REOPEN_AFTER)) is not None:
                     at, deadline = placed.positions.last, time.monotonic() + READ_TIMEOUT
                     yield placed
             if at < own and time.monotonic() > deadline:
@@ -136,8 +138,8 @@ class DecisionLog:
 
     def _missing(self, own: Position, at: Position) -> StorageError:
         return StorageError(
-            f"{self.topic}: our entry at {own} did not come back within {READ_TIMEOUT:.0f} s, nothing comes "
-            f"behind {at}; look whether the broker is well and start again"
+            f"topic {self.topic!r}: the entry just written at {own} could not be read within {READ_TIMEOUT:.0f} s, "
+            f"nothing follows {at}; check the broker and start again"
         )
 
     def _apply(self, placed: PlacedBatch) -> None:
@@ -146,7 +148,7 @@ class DecisionLog:
 
 
 def newest_owner(placed: PlacedBatch) -> int | None:
-    """The highest epoch of the `owner` entries among messages; None if there are none."""
+    """The highest epoch of the `owner` entries in a batch; None if there are none."""
     if _OWNER not in bytes(placed.messages.keys.data):
         return None
     entries = (decode(message) for message in placed.messages if message.key == _OWNER)

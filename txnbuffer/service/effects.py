@@ -1,4 +1,4 @@
-"""What the coordinator asks for, carried out; and what came of it, told to the coordinator."""
+"""The effect executor: executes the coordinator's effects and reports their results to it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from txnbuffer.service.remote_shards import Ask, RemoteTopics, ShardMessages
 from txnbuffer.service.sends import MessagesPart, Sends
 from txnbuffer.service.topic import ServiceTopic, Topics
 
-MUCH = 100
-"""With so many messages that wait to be appended to a topic, nothing more is asked about it."""
+MAX_WAITING = 100
+"""With this many queued messages for a topic, no more transactions of it are asked about."""
 
 
 class Counts:
-    """What has happened since the process began."""
+    """Counters since the start of the process."""
 
     def __init__(self) -> None:
         self.committed = self.aborted = self.suppressed = self.damaged = 0
@@ -88,15 +88,15 @@ class EffectExecutor:
         ask: Ask,
         floor: Callable[[str], int | None],
     ) -> None:
-        """Carry out what it takes where others write the topics too: markers need writers, counts tails.
+        """Enable cluster mode: markers need writers of their own, and record counts wait for followers.
 
-        `reregister` registers a topic that was missing; `ask` and `floor` are those of `ShardMessages`.
+        `reregister` registers a missing topic again; `ask` and `floor` are passed to `ShardMessages`.
         """
         coordinator, topics, appends, now = self._coordinator, self._topics, self._appends, self._now
         broker, shard = topics.broker, topics.shard
         marker_writers = self.marker_writers = MarkerWriters(broker, run, appends.release)
         self.record_counts = RecordCounts(broker, run, self.count)
-        self.marker_checks = RecordCounts(broker, run, self.doubt)
+        self.marker_checks = RecordCounts(broker, run, self.recheck)
         self.recreation = TopicRecreation(coordinator, topics, run, reregister, now, wake)
         if shard.of > 1:
             remote_topics = self.remote_topics = RemoteTopics(
@@ -107,17 +107,17 @@ class EffectExecutor:
             )
 
     def remote_writers(self) -> list[ServiceTopic]:
-        """Return the topics of other shards that have writers of ours."""
+        """Return the topics of other shards to which this shard writes."""
         if self.remote_topics is None or self.shard_messages is None:
             return []
         return [*self.remote_topics.by_name.values(), *self.shard_messages.inboxes.values()]
 
     def remote_problems(self) -> dict[str, Error | None]:
-        """Return what keeps markers and letters from topics of other shards, by what they are."""
+        """Return the errors that block messages to topics of other shards, by description."""
         return {f"writing to {topic.name}": topic.write_problem for topic in self.remote_writers()}
 
     def execute(self) -> None:
-        """Do all that has to be done now."""
+        """Execute the coordinator's effects until none is left."""
         while effects := self._coordinator.take_effects():
             for effect in effects:
                 match effect:
@@ -142,7 +142,7 @@ class EffectExecutor:
             self.shard_messages.send()
 
     def applied(self, topic: ServiceTopic, effects: list[Effect]) -> None:
-        """A topic's buffer has applied what was appended."""
+        """Report the effects of what a topic's buffer has applied."""
         ends = []
         for effect in effects:
             match effect:
@@ -170,7 +170,7 @@ class EffectExecutor:
             self._check_counts(topic.name, tuple(waiting))
 
     def tick(self) -> None:
-        """About every second: ask again, write again what a nearly full disk refused, and let go of what is idle."""
+        """Every second: ask again, retry markers that a nearly full disk rejected, and close idle writers."""
         self.ask_again()
         refused, self._refused_epoch_markers = self._refused_epoch_markers, []
         for marker in refused:
@@ -181,29 +181,29 @@ class EffectExecutor:
             self.remote_topics.tick()
 
     def ask(self) -> None:
-        """Ask about everything that is ongoing anywhere."""
+        """Ask the coordinators about all ongoing transactions."""
         now = self._now()
         for topic in self._topics.by_name.values():
             if topic.followed is not None and len(topic.followed.buffer.ongoing):
                 self._ask(topic, [entry.txn for entry in topic.followed.buffer.ongoing], now)
 
     def ask_again(self) -> None:
-        """Ask about what was ongoing already at the last such call, but not where markers can't be written now."""
+        """Ask about transactions that were ongoing at the last call too, except where markers can't be written."""
         now = self._now()
         for topic in self._topics.by_name.values():
             if topic.followed is None:
                 continue
             buffer, up_to = topic.followed.buffer, topic.asked_up_to
             topic.asked_up_to = buffer.applied
-            if up_to is not None and len(topic.waiting) < MUCH and len(buffer.ongoing):
+            if up_to is not None and len(topic.waiting) < MAX_WAITING and len(buffer.ongoing):
                 older = [entry.txn for entry in buffer.ongoing.began_by(up_to)]
                 self._ask(topic, older, now)
 
     def _ask(self, topic: ServiceTopic, txns: list[TxnId], now: float) -> None:
-        """A marker that stands in the topic already is to be read, not contradicted, however long that takes."""
-        if self.marker_checks is not None and (standby_state := {txn for txn in txns if self._has_marker(topic, txn)}):
-            txns = [txn for txn in txns if txn not in standby_state]
-            if new := standby_state - topic.awaiting_markers:
+        """Ask about ongoing transactions; one whose marker is in the log already must be read first."""
+        if self.marker_checks is not None and (marked := {txn for txn in txns if self._has_marker(topic, txn)}):
+            txns = [txn for txn in txns if txn not in marked]
+            if new := marked - topic.awaiting_markers:
                 topic.awaiting_markers |= new
                 self.marker_checks.ask(topic, tuple(txn.least for txn in new))
         self._coordinator.query_outcomes(topic.name, txns, now)
@@ -211,7 +211,7 @@ class EffectExecutor:
             self.shard_messages.ask(topic.name, txns)
 
     def _has_marker(self, topic: ServiceTopic, txn: TxnId) -> bool:
-        """Whether the marker of a transaction stands in a topic, if there is to be one."""
+        """Whether the marker of a transaction is in the log of a topic, if it needs one."""
         if txn.most != self._coordinator.shard:
             return False
         known = self._coordinator.transaction(txn)
@@ -219,8 +219,8 @@ class EffectExecutor:
             return self._coordinator.has_ended(txn.least)
         return topic.name in known.topics and known.unfinished is not None and topic.name not in known.unfinished
 
-    def doubt(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
-        """The buffer has read all markers that these may have: what is still ongoing lacks one."""
+    def recheck(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
+        """Ask again: the buffer has read all markers, so a transaction that is still ongoing lacks one."""
         txns = [TxnId(self._coordinator.shard, one) for one in least]
         topic.awaiting_markers.difference_update(txns)
         if topic.followed is not None:
@@ -248,7 +248,7 @@ class EffectExecutor:
             self.record_counts.ask(topic, least)
 
     def count(self, topic: ServiceTopic, least: tuple[int, ...]) -> None:
-        """Tell how many records of each transaction the buffer of a topic has now."""
+        """Report how many records of each transaction a topic's buffer has applied."""
         self._check_counts(topic.name, least)
 
     def _check_counts(self, name: str, least: tuple[int, ...]) -> None:
@@ -281,13 +281,13 @@ class EffectExecutor:
         failed = partial(self._marker_failed, token)
         self._appends.add(topic, MessagesPart([encode_marker(marker)], acknowledged, failed))
         if self.marker_writers is not None:
-            self.marker_writers.need(topic)
+            self.marker_writers.ensure_open(topic)
 
     def topic_stopped(self, topic: ServiceTopic) -> None:
-        """A topic's buffer goes no further; what stopped it may pass, or another topic have its name by now."""
+        """Handle a stopped topic; the problem may be temporary, or another topic may have its name by now."""
         if topic.problem is None:
             return
-        if topic.shared:  # what waits would wait for a writer that nobody opens any more
+        if topic.shared:  # no writer will be opened for what is queued
             self._appends.fail(topic, topic.problem)
         if not isinstance(topic.problem, TopicNotFound):
             self._coordinator.topic_stopped(topic.name, topic.problem, self._now())
@@ -336,4 +336,4 @@ class EffectExecutor:
         if isinstance(error, DiskWatermark):
             self._refused_epoch_markers.append(effect)
             return
-        self._stop(f"a border could not be written: {error}")
+        self._stop(f"writing an epoch marker failed: {error}")

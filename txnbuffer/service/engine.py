@@ -1,11 +1,11 @@
-"""The engine: one owner of a broker's logs, the coordinator and the buffers; everything runs on one loop.
+"""The engine: the owner of a broker's logs, of the coordinator and of the buffers, on one event loop.
 
-In a turn of the loop all that arrived is taken: appends that became durable, frames of clients; then what
-the coordinator asks for is done, and what waits is appended together. Nothing is awaited for a record or a
-transaction. The gRPC service is a shell around it, and so is a client in the same process.
+One turn of the loop processes everything that has arrived: acknowledged appends, messages from followed topics and
+client frames. It then executes the coordinator's effects and appends everything queued, in groups. No record or
+transaction is awaited on its own. The gRPC server and an in-process client are shells around the engine.
 
-Beside a cluster (`shared`) applications write the topics themselves: the engine reads them, and writes markers
-and what is its own.
+In cluster mode (`shared`) applications write to the topics themselves: the engine follows these topics and writes
+only markers and its internal topics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from txnbuffer.service.effects import EffectExecutor
 from txnbuffer.service.limits import Limits
 from txnbuffer.service.log_followers import LogFollower, LogFollowers
 from txnbuffer.service.registration import TopicRegistrar
-from txnbuffer.service.requests import OPENING, RequestHandler
+from txnbuffer.service.requests import OPEN_REQUEST, RequestHandler
 from txnbuffer.service.retention import LogRetention, LogVerification, PolicyChecks
 from txnbuffer.service.sends import Sends
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
@@ -49,16 +49,15 @@ from txnbuffer.service.takeover import Identity, StandbyState, check_shard, take
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 TICK = 1.0
-"""Seconds between two looks at the time."""
+"""Seconds between two ticks of the timers."""
 STOPPING = 10.0
-"""Seconds that a cluster has to acknowledge what is under way when the engine stops."""
+"""Seconds to wait for a cluster to acknowledge appends in flight when the engine stops."""
 
 
 class Engine:
-    """Make it with `Engine.start`; end it with `stop`. `ended` tells when and why it ended by itself, `log` which
-    log it owns, by a name that no other has.
+    """Create it with `Engine.start` and end it with `stop`; the caller closes the broker.
 
-    The broker stays the caller's.
+    `ended` resolves when the engine has ended, with the error if it failed. `log` identifies the log that it owns.
     """
 
     def __init__(self, broker: Broker, limits: Limits, retention: RetentionConfig, clock: Clock) -> None:
@@ -83,14 +82,14 @@ class Engine:
         self._decisions: ServiceTopic
         self._frames: deque[tuple[SessionConnection, ClientFrame]] = deque()
         self._connections: set[SessionConnection] = set()
-        self._asked: dict[int, asyncio.Future[Result]] = {}
-        self._question = 0
+        self._operator_requests: dict[int, asyncio.Future[Result]] = {}
+        self._last_request = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._retention_config = retention
         self._streams_config: StreamsConfig
         self._woken = False
         self._credits = 0
-        self._began = clock.now_ms() / 1000 - clock.monotonic()
+        self._clock_offset = clock.now_ms() / 1000 - clock.monotonic()
 
     @classmethod
     async def start(
@@ -109,15 +108,15 @@ class Engine:
         streams: StreamsConfig | None = None,
         clock: Clock | None = None,
     ) -> Engine:
-        """Take over everything in the broker. Raises what stands in the way.
+        """Become the owner of the broker's log and start. Raises the error that prevents it.
 
-        `address`: HOST:PORT where clients find this engine. `shard`: what it owns.
-        `shared`: applications write the topics themselves.
-        `standby_state`: what a standby has and knows by now; None: whoever else owns the broker is fenced.
+        `address`: HOST:PORT where clients reach this engine. `shard`: the shard it owns. `shared`: cluster mode, in
+        which applications write to the topics themselves. `standby_state`: the writer and the decision log that a
+        standby has acquired; None fences any other owner.
         """
         check_shard(shard, shared=shared)
         limits = limits or Limits()
-        if shared:  # where records are written by others, the cluster says how large they may be
+        if shared:  # the cluster limits the size of records that applications write to it
             limits = replace(limits, max_message_bytes=min(limits.max_message_bytes, broker.max_message_bytes))
         engine = cls(broker, limits, retention or RetentionConfig(), clock or SystemClock())
         engine._streams_config = streams or StreamsConfig()
@@ -125,7 +124,9 @@ class Engine:
         largest = min(config.max_message_bytes, limits.max_message_bytes, broker.max_message_bytes)
         config = replace(config, shards=shard.of, max_message_bytes=largest)
         if shared and config.one_phase:
-            raise InvalidConfiguration("one_phase can't be beside a cluster: a marker there does not fence a zombie")
+            raise InvalidConfiguration(
+                "one_phase must be False in cluster mode: a marker there does not fence an old owner"
+            )
         identity = Identity(owner, address, shard, limits.create_topics)
         await engine._start(identity, config, policy, standby_state, shared=shared)
         return engine
@@ -141,7 +142,7 @@ class Engine:
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ended = loop.create_future()
-        self._executor = ThreadPoolExecutor(1, "txnbuffer-keeper")
+        self._executor = ThreadPoolExecutor(1, "txnbuffer-snapshots")
         try:
             opened = await loop.run_in_executor(
                 self._executor, take_over, self.broker, identity, config, policy, self.clock, self.now, standby_state
@@ -177,14 +178,16 @@ class Engine:
         self._start_background(topics)
 
     def _start_background(self, topics: Topics) -> None:
-        """Start what runs next to the turns of the loop: streams, snapshots, retention, checks and registrations."""
+        """Start the background tasks: streams, snapshots, retention, checks and registrations."""
         snapshots = self.snapshots = SnapshotScheduler(topics)
         self.policy_checks = PolicyChecks(topics, self._retention_config.check_seconds)
         self.verification = LogVerification(topics)
-        self.streams = Streams(topics, snapshots, self.registrar.registered, self._streams_config, self.clock.monotonic)
+        self.streams = Streams(
+            topics, snapshots, self.registrar.register_now, self._streams_config, self.clock.monotonic
+        )
         remote = self.effects.shard_messages
         groups, cursors = self.coordinator.consumer_groups.floor, self.streams.cursors.floor
-        floors = groups, cursors, None if remote is None else remote.floor, self.prove
+        floors = groups, cursors, None if remote is None else remote.floor, self.prove_ownership
         self.retention = LogRetention(topics, snapshots, self._retention_config, self.clock, *floors)
         checks = self.policy_checks, self.verification
         for part in (self.streams, snapshots, self.retention, *checks, self.registrar):
@@ -193,7 +196,7 @@ class Engine:
         self.wake()
 
     def _read_others(self, followers: LogFollowers, at: Position, inbox: Position | None) -> None:
-        """Read what others write: the decision log behind `at`, and letters of other shards behind `inbox`."""
+        """Follow the decision log after `at` and the messages of other shards after `inbox`."""
         broker, effects, decisions = self.broker, self.effects, self._decisions.name
         self.registrar.first_records = FirstRecords(broker, self.coordinator.epoch_marker)
         effects.join_cluster(
@@ -205,38 +208,38 @@ class Engine:
             topic = self.topics.shard.topic(SHARD_MESSAGES)
             followers.follow(LogFollower(broker, topic, inbox or EARLIEST, effects.shard_messages.take, self.fail))
 
-    # What clients do
+    # Clients and operators
 
     def connect(self, peer: str = "in process") -> SessionConnection:
-        """A new connection; it begins with a frame that says hello."""
-        connection = SessionConnection(self._receive, self._gone, self.limits, peer)
+        """Open a connection; its first frame must contain the hello."""
+        connection = SessionConnection(self._receive, self._disconnected, self.limits, peer)
         self._connections.add(connection)
         if self.ended.done():
             connection.close(CoordinatorStopped("the service has stopped: connect again later"))
         return connection
 
     async def ask(self, put: Callable[[int], None]) -> Result:
-        """The answer of the coordinator to an operator's request: `put` hands it over under a request number."""
-        self._question += 1
+        """Return the coordinator's answer to an operator's request; `put` submits it under a request number."""
+        self._last_request += 1
         answer: asyncio.Future[Result] = self._loop.create_future()
-        self._asked[self._question] = answer
-        put(self._question)
+        self._operator_requests[self._last_request] = answer
+        put(self._last_request)
         self.wake()
         return await answer
 
     @property
     def connections(self) -> list[SessionConnection]:
-        """Those that are open."""
+        """The open connections."""
         return list(self._connections)
 
     def now(self) -> float:
-        """Seconds since 1970 by the wall clock of the start; they pass evenly, also while somebody sets that."""
-        return self._began + self.clock.monotonic()
+        """Seconds since 1970 by the wall clock at the start; monotonic, even when the wall clock is set."""
+        return self._clock_offset + self.clock.monotonic()
 
-    # The end
+    # Shutdown
 
     async def drain(self, seconds: float) -> None:
-        """Take no new sessions, tell clients, and give what is open so many seconds to end."""
+        """Reject new sessions, notify clients, and wait up to `seconds` for open transactions to end."""
         self.requests.draining = True
         for connection in self._connections:
             connection.drain()
@@ -245,11 +248,11 @@ class Engine:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """End: say goodbye, append what waits, snapshot what has changed, give up ownership."""
+        """Close connections, append what is queued, snapshot what has changed, and give up ownership."""
         self.requests.draining = True
         self.streams.close()
         for connection in self.connections:
-            connection.close(CoordinatorStopped("the service stops: connect again later"))
+            connection.close(CoordinatorStopped("the service is stopping: connect again later"))
         deadline = self.clock.monotonic() + (STOPPING if self.followers is not None else inf)
         while not self.ended.done() and not self.appends.idle and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.005)
@@ -267,32 +270,32 @@ class Engine:
         self._executor.shutdown()
 
     def fail(self, error: BaseException) -> None:
-        """End everything at once: what is under way is told by whoever owns the log next."""
+        """End the engine at once; the next owner of the log decides the outcome of operations in flight."""
         if self.ended.done():
             return
         named = as_log_deleted(as_error(error)) if self.followers is not None else as_error(error)
         self.ended.set_result(named)
         self.appends.failure = self.appends.failure or named
         self.streams.close(CoordinatorStopped(f"the service has stopped: {named}"))
-        for answer in self._asked.values():
+        for answer in self._operator_requests.values():
             if not answer.done():
                 answer.set_exception(named)
         for connection in self.connections:
             connection.close(CoordinatorStopped(f"the service has stopped: {named}"))
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside the loop's turns; an error that it does not handle ends the engine."""
+        """Run a background task; an error that it does not handle ends the engine."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
     def wake(self) -> None:
-        """Make a turn of the loop."""
+        """Schedule a turn of the loop."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._turn)
 
-    # Within
+    # Internals
 
     def _turn(self) -> None:
         self._woken = False
@@ -310,16 +313,16 @@ class Engine:
             raise
         if self.appends.failure is not None:
             self.fail(self.appends.failure)
-        full = self.requests.over()
+        full = self.requests.over_limit()
         for connection in self._connections:
-            connection.open_or_shut(full)
+            connection.limit_reading(full)
 
     def _take_frames(self) -> None:
         now = self.now()
         while self._frames:
             connection, frame = self._frames.popleft()
             try:
-                self.requests.take(connection, frame, now)
+                self.requests.handle(connection, frame, now)
             except Error as error:
                 connection.close(error)
 
@@ -327,16 +330,16 @@ class Engine:
         self._frames.append((connection, frame))
         self.wake()
 
-    def _gone(self, connection: SessionConnection) -> None:
+    def _disconnected(self, connection: SessionConnection) -> None:
         self._connections.discard(connection)
         if not self.ended.done():
-            self.requests.gone(connection, self.now())
+            self.requests.disconnected(connection, self.now())
             self._share_credits()
             self.wake()
 
     def _writer_died(self, topic: ServiceTopic, error: Error) -> None:
         if self.effects.marker_writers is not None:
-            self.effects.marker_writers.died(topic, error)
+            self.effects.marker_writers.failed(topic, error)
 
     def _applied(self, topic: ServiceTopic, effects: list[Any]) -> None:
         self.effects.applied(topic, effects)
@@ -345,31 +348,31 @@ class Engine:
         session, answers = effect
         if not session:
             for request, result in answers:
-                waiting = self._asked.pop(request, None)
+                waiting = self._operator_requests.pop(request, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(result)
             return
         connection = self.requests.connections.get(session)
         if connection is None:
             return
-        if answers[0][0] <= OPENING:
+        if answers[0][0] <= OPEN_REQUEST:
             for request, result in answers:
-                if request == OPENING and isinstance(result, SessionOpened):
+                if request == OPEN_REQUEST and isinstance(result, SessionOpened):
                     self._welcome(connection, result)
-            answers = tuple(pair for pair in answers if pair[0] > OPENING)
+            answers = tuple(pair for pair in answers if pair[0] > OPEN_REQUEST)
         if answers:
             connection.answer(answers)
 
     def _welcome(self, connection: SessionConnection, opened: SessionOpened) -> None:
         self._share_credits()
         limits, shard = self.limits, self.coordinator.shard
-        name = self.requests.told(connection.session)
+        name = self.requests.qualified_name(connection.session)
         welcome = Welcome(name, shard, opened.epoch, limits.max_message_bytes, opened.states)
         connection.welcome(welcome, self._credits)
         self.requests.welcomed(connection, self.now())
 
     def _share_credits(self) -> None:
-        """Divide what all clients together may have under way; tell them when that changes much."""
+        """Divide the limit on unacknowledged records among the clients; notify them of a large change."""
         allowed = self.limits.credits(len(self._connections))
         if not 0.5 * self._credits <= allowed <= self._credits:
             self._credits = allowed
@@ -377,8 +380,8 @@ class Engine:
                 if connection.welcomed:
                     connection.allow(allowed)
 
-    async def prove(self) -> None:
-        """Return once it is certain that nobody else had become the owner when this was called."""
+    async def prove_ownership(self) -> None:
+        """Return once it is certain that no other process owned the log when this was called."""
         await self.ask(lambda request: self.coordinator.prove_ownership(request, self.now()))
 
     def _busy(self) -> bool:

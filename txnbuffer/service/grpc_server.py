@@ -1,22 +1,15 @@
-"""The engine over gRPC: one stream of frames a client, the health service, and what operators ask.
+"""The gRPC server: sessions, change streams, the admin service, the log as a broker, and health checks.
 
-Service `txnbuffer.v1.Session`, method `Talk`: a stream of client frames (`txnbuffer.wire`) answered by a stream
-of server frames. `txnbuffer.v1.Admin`: one method for each question of `txnbuffer.service.admin`, with a JSON
-object as request and a JSON object as answer. `txnbuffer.v1.Streams`, method `Stream`: change streams, as frames of
-`txnbuffer.streams.wire`. `txnbuffer.v1.Log`: the log as a broker, for readers and for plain
-writers elsewhere (`txnbuffer.service.grpc_server`). Messages are bytes; there is no generated code.
+- `txnbuffer.v1.Session`, method `Talk`: a stream of client frames, answered by a stream of server frames.
+- `txnbuffer.v1.Streams`, method `Stream`: change streams, one stream of frames each way.
+- `txnbuffer.v1.Admin`: one method per question of `txnbuffer.service.admin`; request and answer are JSON objects.
+- `txnbuffer.v1.Log`: the log as the broker `txnbuf://HOST:PORT`. Every topic can be read. Only the engine may append
+  to, trim and delete internal topics and topics that sessions have written to; other topics are open to all.
 
-Metadata of a call may name the log it is meant for (`txnbuffer-log`); where another one is served it ends as
-UNAVAILABLE, and nothing of it is done. Sessions and change streams begin by naming the log that is served.
-
-It listens before there is an engine, as clients must know by then where: until `serve` everybody is sent away.
-
-The log of a running service for other processes: `txnbuf://HOST:PORT` as a broker.
-
-All topics can be read. The service's own topics, and those that sessions have written to, belong to the engine,
-which alone may append to them, trim and delete them; any other topic can be written to beside it.
-
-Change streams over gRPC: the frames of `txnbuffer.streams.wire`, one stream of them each way.
+Messages are bytes, encoded by `txnbuffer.rpc`; there is no generated code. The metadata of a call may name the log that
+it is meant for (`txnbuffer-log`); if another one is served, the call ends as UNAVAILABLE without effect. Sessions and
+change streams begin by naming the log that is served. The server listens before there is an engine, because the engine
+publishes its address; until `serve` it rejects all calls.
 """
 
 from __future__ import annotations
@@ -57,7 +50,7 @@ from txnbuffer.service.streams import StreamConnection
 
 
 def log_service(engine: Engine) -> Any:
-    """The log service of an engine's broker; the caller adds its handler to a grpc.aio server, and closes it."""
+    """The log service of an engine's broker; the caller adds its handler to a grpc.aio server and closes it."""
     limits = engine.limits
 
     def guard(topic: str, change: str) -> None:
@@ -74,23 +67,25 @@ def log_service(engine: Engine) -> Any:
 def check_change(owned: dict[str, Any], topic: str, change: str) -> None:
     """Raises ProtectedTopic for a change that would take a topic from the engine."""
     if is_internal(topic):
-        raise ProtectedTopic(f"topic {topic!r} is the service's own: it can be read, and changed by the service alone")
+        raise ProtectedTopic(f"topic {topic!r} is internal: only the service may change it; read it instead")
     if change == "create":
         return
     if change == "own":
         raise ProtectedTopic(
-            f"topic {topic!r} can't have an exclusive writer beside the service that owns the log: open a shared one"
+            f"topic {topic!r} can't have an exclusive writer while a service owns the log: open a shared writer"
         )
     if topic in owned:
-        raise ProtectedTopic(f"sessions write to topic {topic!r}, so it belongs to the service: send in a session")
+        raise ProtectedTopic(
+            f"topic {topic!r} belongs to the service because sessions write to it: write to it in a session"
+        )
 
 
 LAST_WORDS = 1.0
-"""Seconds that a client has to take what ends its connection, and to end its own side."""
+"""Seconds that a client has to read the last frames, and to close its side."""
 
 
 def stream_handler(engine: Callable[[], Engine | None], waits_for: Callable[[], str]) -> Any:
-    """The handler of the service; before there is an engine, clients are told what it waits for."""
+    """The handler of `txnbuffer.v1.Streams`; without an engine it rejects calls with `waits_for`."""
     import grpc
 
     async def stream(_: Any, context: Any) -> None:
@@ -99,13 +94,13 @@ def stream_handler(engine: Callable[[], Engine | None], waits_for: Callable[[], 
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"nothing is served yet: {waits_for()}")
             return
         await context.send_initial_metadata(((LOG_KEY, serving.log),))
-        await _carry(context, serving.streams.connect(context.peer()))
+        await _transfer(context, serving.streams.connect(context.peer()))
 
     handler = grpc.stream_stream_rpc_method_handler(stream)
     return grpc.method_handlers_generic_handler(STREAMS_SERVICE, {STREAMS_METHOD: handler})
 
 
-async def _carry(context: Any, connection: StreamConnection) -> None:
+async def _transfer(context: Any, connection: StreamConnection) -> None:
     reading = asyncio.ensure_future(_read_stream(context, connection))
     writing = asyncio.ensure_future(_write_stream(context, connection))
     ended = asyncio.ensure_future(connection.ended.wait())
@@ -141,9 +136,9 @@ async def _read_stream(context: Any, connection: StreamConnection) -> None:
 
 
 ANSWER = 10.0
-"""Seconds in which a question is answered for which the cluster is asked."""
+"""Seconds within which questions that query the cluster are answered."""
 OF_TOPICS = ("List", "Describe")
-"""Seconds that a client has to end its side of the stream after ours has ended."""
+"""Questions that query the cluster."""
 HEALTH = ("", SESSION_SERVICE, ADMIN_SERVICE)
 
 Method = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -152,12 +147,12 @@ Method = Callable[[dict[str, Any]], Awaitable[Any]]
 class GrpcServer:
     """Listens from `start` on, at `port`, and serves an engine from `serve` on.
 
-    `waits_for`: what those are told who come before.
+    `waits_for`: what the service waits for until then; errors of earlier calls quote it.
     """
 
     def __init__(self, limits: Limits, *, max_clients: int) -> None:
         self.port = 0
-        self.waits_for = "the service is being started"
+        self.waits_for = "the service is starting"
         self._limits = limits
         self._max_clients = max_clients
         self._engine: Engine | None = None
@@ -167,7 +162,7 @@ class GrpcServer:
         self._log: Any = None
 
     async def start(self, address: str, *, certificate: bytes | None = None, key: bytes | None = None) -> None:
-        """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises what stands in the way."""
+        """Listen at HOST:PORT, with TLS if a certificate and its key (PEM) are given. Raises EnvironmentFault."""
         import grpc
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -188,7 +183,7 @@ class GrpcServer:
         await server.start()
 
     async def serve(self, engine: Engine, admin: ServiceAdmin) -> None:
-        """Let clients in."""
+        """Start to serve an engine."""
         from grpc_health.v1 import health_pb2
 
         self._log = log_service(engine)
@@ -198,12 +193,12 @@ class GrpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def drain(self) -> None:
-        """Tell health checks that nothing new is served."""
+        """Make health checks fail: no new clients are served."""
         if self._health is not None:
             await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
-        """Give the last frames their time, then end."""
+        """Send the last frames, then end."""
         if self._log is not None:
             await self._log.close()
         if self._server is not None:
@@ -217,7 +212,7 @@ class GrpcServer:
         async def refuse(_: Any, context: Any) -> None:
             if outer._engine is None:
                 await outer._not_yet(_, context)
-            text = "another log is served here than the one that was asked for: ask the service of that one"
+            text = "this service serves another log than the requested one: connect to the service of that log"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
 
         class LogCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -270,7 +265,7 @@ class GrpcServer:
         connection = engine.connect(context.peer())
         if len(engine.connections) > self._max_clients:
             connection.close(
-                ServiceUnavailable(f"{self._max_clients} clients are connected, no more may be: connect again later")
+                ServiceUnavailable(f"{self._max_clients} clients are connected, the maximum: connect again later")
             )
         reading = asyncio.ensure_future(_read(context, connection))
         try:
@@ -293,8 +288,8 @@ class GrpcServer:
                 async with asyncio.timeout(ANSWER if name in OF_TOPICS else None):
                     return json.dumps(await method(_question(request))).encode()
             except TimeoutError:
-                waits = "; ".join(_waits()) or "its cluster does not answer"
-                await _refuse(context, ServiceUnavailable(f"the service runs, and can't tell that now: {waits}"))
+                waits = "; ".join(_waits()) or "the cluster does not answer"
+                await _refuse(context, ServiceUnavailable(f"the service runs but can't answer now: {waits}"))
                 raise
             except Error as error:
                 await _refuse(context, error)
@@ -308,7 +303,7 @@ def _waits() -> list[str]:
 
 
 async def _refuse(context: Any, error: Error) -> None:
-    """End a call by an error that goes as its status."""
+    """End a call with the status of an error."""
     import grpc
 
     context.set_trailing_metadata(((ERROR_NAME, type(error).__name__), (ERROR_FAULT, error.fault.value)))
@@ -316,7 +311,7 @@ async def _refuse(context: Any, error: Error) -> None:
 
 
 async def _read(context: Any, connection: SessionConnection) -> VersionMismatch | None:
-    """Hand on what comes; the end is an error for who may not be able to read a frame of ours."""
+    """Receive frames until the end; return a version mismatch, as such a client can't read our frames."""
     import grpc
 
     while True:
@@ -340,12 +335,12 @@ def _question(request: bytes) -> dict[str, Any]:
     except ValueError:
         question = None
     if not isinstance(question, dict):
-        raise InvalidRequest("a question is a JSON object")
+        raise InvalidRequest("the request must be a JSON object")
     return question
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:
-    # The fullest frame that a client makes, and what stands in it besides records.
+    # The largest frame of a client, and its contents other than records.
     longest = max(FRAME_BYTES, limits.client_bytes) + max(SEND_BYTES, limits.max_message_bytes) + MIB
     return [
         ("grpc.so_reuseport", 0),
@@ -362,7 +357,7 @@ def _options(limits: Limits) -> list[tuple[str, int]]:
 
 
 def _obstacle(address: str) -> str:
-    """Why nothing can be bound to an address, which gRPC does not tell; nothing if it can."""
+    """Why an address can't be bound, which gRPC does not report; empty if it can."""
     import errno
     import socket
 
@@ -372,21 +367,21 @@ def _obstacle(address: str) -> str:
         with socket.socket(family, kind, protocol) as trial:
             trial.bind(place)
     except OSError as error:
-        hint = "; is another service there?" if error.errno == errno.EADDRINUSE else ""
+        hint = "; check whether another process uses the port" if error.errno == errno.EADDRINUSE else ""
         return f"{error.strerror}{hint}"
     return ""
 
 
 def check_listening(address: str, *, tls: bool, insecure: bool) -> None:
-    """Refuse to listen without TLS where others than this machine can reach it. Raises InvalidConfiguration."""
+    """Raises InvalidConfiguration for an invalid address, and for one that other machines reach without TLS."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if not (colon and host and port.isdigit() and int(port) < 65536):
-        raise InvalidConfiguration(f"{address!r} is no address to listen at: write HOST:PORT")
+        raise InvalidConfiguration(f"{address!r} is not an address to listen at: write HOST:PORT")
     if not tls and not insecure and not is_loopback(host):
         raise InvalidConfiguration(
-            f"listening at {address} without TLS would let anybody write: give --tls-cert and --tls-key, "
-            "listen at 127.0.0.1, or say --insecure"
+            f"listening at {address} without TLS lets anybody write: give --tls-cert and --tls-key, "
+            "listen at 127.0.0.1, or give --insecure"
         )
 
 

@@ -1,10 +1,7 @@
-"""Metrics and health over HTTP: `/metrics`, `/health` (it runs), `/ready` (it serves; else 503).
+"""The HTTP server: metrics for Prometheus (`/metrics`), liveness (`/health`) and readiness (`/ready`, else 503).
 
-It answers before there is an engine too: then what it serves is `waits_for`.
-
-What the service tells Prometheus, in base units; `docs/service.md` lists it.
-
-Gauges and counters are read from the engine when somebody asks, so that they cost nothing otherwise.
+Metrics are in base units and read from the engine on each request; `docs/service.md` lists them. The server answers
+before there is an engine too: then `/ready` says what the service waits for.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ class Metric(NamedTuple):
 
 
 def metrics(engine: Engine | None) -> Iterator[Metric]:
-    """All metrics as of now; of a process without an engine there are only the first ones."""
+    """All current metrics; a process without an engine has only the first ones."""
     yield Metric("serving", "gauge", "1 while this process owns the logs.", engine is not None)
     waits = long_waits()
     yield Metric("waits", "gauge", "Waits on the cluster, or another service, that have lasted 3 s.", len(waits))
@@ -92,7 +89,7 @@ def metrics(engine: Engine | None) -> Iterator[Metric]:
 
 
 def _of_streams(engine: Engine) -> Iterator[Metric]:
-    """What `txnbuf streams` shows one by one, as sums."""
+    """Sums of what `txnbuf streams` shows for each stream."""
     streams, now = engine.streams, engine.streams.now()
     connections = [connection.server.statistics(now) for connection in streams.connections]
     open_ones = [stream for connection in connections for stream in connection.streams]
@@ -139,17 +136,17 @@ def exposition(engine: Engine | None) -> bytes:
 
 
 class HttpServer:
-    """Serves on the engine's loop; `port` is the one it listens to, `engine` is set once there is one."""
+    """Serves on the engine's loop. `port`: where it listens; `engine`: set once there is one."""
 
     def __init__(self) -> None:
         self.port = 0
         self.engine: Engine | None = None
-        self.waits_for = "the service is being started"
+        self.waits_for = "the service is starting"
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, address: str) -> None:
-        """Listen at HOST:PORT. Raises EnvironmentFault if that can't be."""
+        """Listen at HOST:PORT. Raises EnvironmentFault if that fails."""
         import uvicorn
 
         listening = _listen(address)
@@ -181,8 +178,8 @@ class HttpServer:
 
         async def ready(_: Any) -> Response:
             waits = self._why_not_ready()
-            told = {"ready": not waits, "waits_for": waits, "waits": [*map(str, long_waits())]}
-            return JSONResponse(told, 503 if waits else 200)
+            state = {"ready": not waits, "waits_for": waits, "waits": [*map(str, long_waits())]}
+            return JSONResponse(state, 503 if waits else 200)
 
         return Starlette(routes=[Route("/metrics", metrics), Route("/health", health), Route("/ready", ready)])
 
@@ -194,7 +191,7 @@ class HttpServer:
         if engine.ended.done():
             waits.append("the engine has stopped")
         if engine.requests.draining:
-            waits.append("the service drains")
+            waits.append("the service is draining")
         if not engine.coordinator.ready:
             waits.append("the predecessor's transactions are being taken over")
         return waits
@@ -205,7 +202,9 @@ def _listen(address: str) -> socket.socket:
     try:
         return socket.create_server((host.strip("[]"), int(port)), family=_family(host))
     except OSError as error:
-        raise EnvironmentFault(f"can't listen at {address}: {error.strerror}; is another service there?") from error
+        raise EnvironmentFault(
+            f"can't listen at {address}: {error.strerror}; check whether another process uses the port"
+        ) from error
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -1,4 +1,4 @@
-"""How much the service takes in before it makes its clients wait, and what it asks of messages."""
+"""Limits on memory, on messages and on requests in flight, beyond which clients have to wait."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from broker_io.port import MAX_MESSAGE_BYTES
 
 MIB = 1024 * 1024
 ROW_BYTES = 64
-"""What a record costs in memory besides its bytes, about."""
+"""Approximate memory of a record in addition to its bytes."""
 CELL_BYTES = 8
-"""What a record takes in a column of properties, at most, even where it lacks the property."""
+"""Maximum memory of a record in a property column, even if it lacks the property."""
 MAX_PROPERTIES = 1000
-"""Different property names in one append, as every broker takes them."""
+"""Distinct property names in one append; every broker accepts so many."""
 SMALLEST_CREDIT = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes: unacknowledged records of one client and of all, one message.
+    """Sizes in bytes: unacknowledged records of one client and of all clients, and one message.
 
-    `answers`: requests of one client whose answers it has not taken; beyond it nothing more is read from it.
-    `create_topics`: topics are made on first use.
+    `answers`: answers that one client has not read; beyond it the service stops reading from that client.
+    `create_topics`: create topics on first use.
     """
 
     client_bytes: int = 8 * MIB
@@ -32,10 +32,10 @@ class Limits:
     create_topics: bool = True
 
     def credits(self, clients: int) -> int:
-        """What each of so many clients may have unacknowledged."""
+        """Bytes that each of `clients` clients may have unacknowledged."""
         return max(min(self.client_bytes, self.total_bytes // max(clients, 1)), SMALLEST_CREDIT)
 
 
 def weight(batch: Batch) -> int:
-    """About the bytes that a batch holds in memory."""
+    """Approximate memory of a batch in bytes."""
     return len(batch.keys.data) + len(batch.values.data) + ROW_BYTES * len(batch)

@@ -1,10 +1,8 @@
-"""Tails of topics that others write to: a few threads read them all, the loop takes what has come.
+"""Log followers: a few threads read all followed topics, and the loop takes what they have read.
 
-No thread waits for a topic: its reader tells when there is more, and now and then it is looked whether one that is
-silent is well. A topic is not read while too much of what was read of it is not taken yet. The loop is woken once for
-many, and takes all that has come of a topic together.
-
-A few threads for what many things have to do now and then: each gets a turn when it is due.
+No thread waits for a topic: its reader notifies the follower of new messages, and a follower without messages is
+checked periodically. A follower stops reading while too much of what it read has not been taken. The loop is woken once
+for many topics, and takes all messages of a topic together.
 """
 
 from __future__ import annotations
@@ -29,115 +27,115 @@ from txnbuffer.errors import ReplayStalled
 from txnbuffer.recovery.restore import topic_deleted
 from txnbuffer.service.limits import MIB, weight
 
-AT_ONCE = 8
-"""Turns of things that have something to do."""
-ASIDE = 4
-"""Turns that may take long, as a cluster is asked: others do not wait for them."""
+THREADS = 8
+"""Threads for tasks that are short."""
+SLOW_THREADS = 4
+"""Threads for tasks that query a cluster and may take long, so that others do not wait for them."""
 
-Turn = Callable[[], None]
+Task = Callable[[], None]
 
 
 class FollowerPool:
-    """The threads; they end with `stop`, after which no turn begins."""
+    """Thread pools and a timer thread for the tasks of all followers; no task starts after `stop`."""
 
     def __init__(self, name: str) -> None:
-        self._soon = ThreadPoolExecutor(AT_ONCE, name)
-        self._aside = ThreadPoolExecutor(ASIDE, f"{name}-aside")
-        self._later: list[tuple[float, int, Turn]] = []
+        self._fast = ThreadPoolExecutor(THREADS, name)
+        self._slow = ThreadPoolExecutor(SLOW_THREADS, f"{name}-aside")
+        self._scheduled: list[tuple[float, int, Task]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._stopped = False
         self._clock: threading.Thread | None = None
         self._name = name
 
-    def soon(self, turn: Turn) -> None:
-        """Behind the turns that wait already."""
-        self._submit(self._soon, turn)
+    def submit(self, task: Task) -> None:
+        """Queue a short task."""
+        self._submit(self._fast, task)
 
-    def aside(self, turn: Turn) -> None:
-        """As `soon`, for what may take long."""
-        self._submit(self._aside, turn)
+    def submit_slow(self, task: Task) -> None:
+        """Queue a task that may take long."""
+        self._submit(self._slow, task)
 
-    def later(self, seconds: float, turn: Turn) -> None:
-        """In the one thread that knows the time: it must not wait for anything."""
+    def schedule(self, seconds: float, task: Task) -> None:
+        """Run a task after some seconds in the timer thread; it must not block."""
         due = time.monotonic() + seconds
         with self._changed:
             if self._stopped:
                 return
-            heapq.heappush(self._later, (due, next(self._numbers), turn))
+            heapq.heappush(self._scheduled, (due, next(self._numbers), task))
             if self._clock is None:
                 self._clock = threading.Thread(target=self._run, name=f"{self._name}-later", daemon=True)
                 self._clock.start()
-            elif self._later[0][0] == due:
+            elif self._scheduled[0][0] == due:
                 self._changed.notify()
 
     def stop(self) -> None:
-        """Wait for the turns that have begun; no other one begins."""
+        """Wait for the running tasks; start no others."""
         with self._changed:
             self._stopped = True
-            self._later.clear()
+            self._scheduled.clear()
             self._changed.notify()
         if self._clock is not None:
             self._clock.join()
-        for pool in (self._soon, self._aside):
+        for pool in (self._fast, self._slow):
             pool.shutdown(cancel_futures=True)
 
-    def _submit(self, pool: ThreadPoolExecutor, turn: Turn) -> None:
+    def _submit(self, pool: ThreadPoolExecutor, task: Task) -> None:
         with self._changed:
             if not self._stopped:
-                pool.submit(turn)
+                pool.submit(task)
 
     def _run(self) -> None:
-        while (turn := self._due()) is not None:
-            turn()
+        while (task := self._due()) is not None:
+            task()
 
-    def _due(self) -> Turn | None:
-        """The next turn, once it is due; None at the end."""
+    def _due(self) -> Task | None:
+        """Wait for the next due task; None after `stop`."""
         with self._changed:
             while not self._stopped:
-                if not self._later:
+                if not self._scheduled:
                     self._changed.wait()
-                elif (missing := self._later[0][0] - time.monotonic()) > 0:
+                elif (missing := self._scheduled[0][0] - time.monotonic()) > 0:
                     self._changed.wait(missing)
                 else:
-                    return heapq.heappop(self._later)[2]
+                    return heapq.heappop(self._scheduled)[2]
         return None
 
 
 HELD_BYTES = 64 * MIB
-"""What has been read and not been taken, of all topics together, about."""
+"""Approximate limit on messages that were read and not taken, for all topics together."""
 LEAST_HELD = MIB
 READ_MESSAGES = 8192
 FEW = 512
-"""After fewer messages a topic is not read for a moment, so that the loop gets many at once."""
-GATHER = 0.003
-GATHER_OWN = 0.1
-"""The same where nobody waits for what comes: a log that is followed only to see whether others write to it."""
+"""After fewer messages a follower pauses, so that the loop gets larger batches."""
+BATCH_DELAY = 0.003
+OWN_BATCH_DELAY = 0.1
+"""The pause for a log that is followed only to detect other writers."""
 POLL = 0.02
-"""Seconds between two reads where a reader does not tell."""
-FIRST_LOOK, LONGEST_LOOK = 1.2, 12.0
-"""Seconds without a message after which a reader is asked in vain, for it looks then whether it is well; ever longer.
+"""Seconds between two reads if the reader does not notify of new messages."""
+FIRST_CHECK, MAX_CHECK = 1.2, 12.0
+"""Seconds without a message after which a follower reads anyway, so that its reader checks itself; they double.
 
-A little more than those after which a reader of a cluster begins to doubt.
+A little longer than the time after which a reader of a cluster checks its connection.
 """
-LOOKS = 20
-"""Of all topics together there are no more such looks a second, about."""
+CHECKS_PER_SECOND = 20
+"""Approximate limit on such checks of all topics."""
 QUIET = 10.0
-"""Seconds without a message after which the end of the topic is asked for."""
+"""Seconds without a message after which the end of the topic is queried."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries to read where reading failed."""
+"""Seconds between two attempts to read after a failure."""
 
 Take = Callable[[PlacedBatch], None]
 Fail = Callable[[BaseException], None]
 
 
 class LogFollower:
-    """Reads one topic behind `at`, in one thread at a time.
+    """Reads one topic after `at`, in one thread at a time.
 
-    `take` gets the messages and `fail` what ended it, both on the loop. `problem`: why nothing comes at the
-    moment; it is tried again. `paused`: nothing is taken for now. `incarnation`: that of the topic, if only that
-    one is to be read. `gather`: seconds for which it is not read after few messages. `reader`: one to begin with, if
-    there is one that goes on there. `longest_look`: seconds between two looks while nothing comes.
+    On the loop `take` is called with the messages, and `fail` with the error that ended the follower. `problem`: the
+    error of the last attempt to read, which is repeated. `paused`: not 0 while nothing may be taken. `incarnation`: the
+    topic's, if no other topic of the same name may be read. `reader`: an open reader to start with. `batch_delay`:
+    seconds of pause after few messages. `max_check_interval`: seconds between two checks while there are no messages.
     """
 
     def __init__(
@@ -156,9 +154,9 @@ class LogFollower:
         self.paused = 0
         self.problem: Error | None = None
         self.failure: BaseException | None = None
-        self.most = LEAST_HELD
-        self.gather = GATHER
-        self.longest_look = LONGEST_LOOK
+        self.max_held = LEAST_HELD
+        self.batch_delay = BATCH_DELAY
+        self.max_check_interval = MAX_CHECK
         self._broker = broker
         self._at = at
         self._incarnation = incarnation
@@ -166,54 +164,54 @@ class LogFollower:
         self._unchecked = reader is not None
         self._read_at = time.monotonic()
         self._ahead: Position | None = None
-        self._came: list[PlacedBatch] = []
+        self._received: list[PlacedBatch] = []
         self._held = 0
         self._pause = FIRST_PAUSE
-        self._look_after = FIRST_LOOK
+        self._check_after = FIRST_CHECK
         self._lock = threading.Lock()
-        self._busy = True  # whether it has a turn, or will get one without being told
-        self._told = False  # whether there was more while it was busy
-        self._full = False  # whether it goes on once something is taken
+        self._busy = True  # whether a read is running or scheduled
+        self._notified = False  # whether new messages were reported while it was busy
+        self._full = False  # whether it waits until something is taken
         self._ended = False
-        self._tell: Callable[[LogFollower], None]
-        self._turns: FollowerPool
+        self._notify: Callable[[LogFollower], None]
+        self._pool: FollowerPool
 
-    def start(self, tell: Callable[[LogFollower], None], turns: FollowerPool) -> None:
-        """Begin to read in turns; `tell` is called in a thread when something has come."""
-        self._tell, self._turns = tell, turns
-        turns.aside(self._turn)
-        turns.later(FIRST_LOOK, self._time_to_look)
+    def start(self, notify: Callable[[LogFollower], None], pool: FollowerPool) -> None:
+        """Start to read; `notify` is called in a thread when there is something to take."""
+        self._notify, self._pool = notify, pool
+        pool.submit_slow(self._turn)
+        pool.schedule(FIRST_CHECK, self._check_when_due)
 
     def taken(self) -> list[PlacedBatch]:
-        """All that has come, few batches of many messages, each of one ledger."""
+        """Return all that was read since the last call, as few batches, each of one ledger."""
         with self._lock:
-            came, self._came, self._held = self._came, [], 0
+            received, self._received, self._held = self._received, [], 0
             full, self._full = self._full, False
         if full:
-            self._turns.soon(self._turn)
-        return gathered(came)
+            self._pool.submit(self._turn)
+        return merged(received)
 
     def stop(self) -> None:
-        """Read no more; what it has open is closed in a turn, if there is another one."""
+        """Stop reading; a last task closes the reader."""
         self._ended = True
         with self._lock:
             idle, self._busy, self._full = self._full or not self._busy, True, False
         if idle:
-            self._turns.aside(self.close)
+            self._pool.submit_slow(self.close)
 
     def close(self) -> None:
-        """Let go of the reader, which nobody uses."""
+        """Close the reader, which must not be in use."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
-    # In threads, one at a time, while it is busy
+    # In pool threads, one at a time, while it is busy
 
     def _turn(self) -> None:
-        """Read once, and see to the next turn."""
+        """Read once and schedule the next read."""
         with self._lock:
-            self._told = False  # it is read now
-            self._full = self._held >= self.most and not self._ended
+            self._notified = False  # the read that follows covers it
+            self._full = self._held >= self.max_held and not self._ended
             if self._full:
                 return
         if self._ended:
@@ -232,28 +230,28 @@ class LogFollower:
             self._end(error)
 
     def _read(self) -> int:
-        """Read what is there; how many messages came."""
+        """Read without waiting; return the number of messages."""
         if self._unchecked:
             self._check_incarnation()
             self._unchecked = False
         reader = self._reader or self._open()
         placed = reader.read(limit=READ_MESSAGES, timeout=0.0)
         if placed is None:
-            self._look()
+            self._check_alive()
             return 0
         self._at = placed.positions.last
         self._read_at = time.monotonic()
         self.problem = self._ahead = None
-        self._pause, self._look_after = FIRST_PAUSE, FIRST_LOOK
+        self._pause, self._check_after = FIRST_PAUSE, FIRST_CHECK
         with self._lock:
-            self._came.append(placed)
+            self._received.append(placed)
             self._held += weight(placed.messages)
-        self._tell(self)
+        self._notify(self)
         return len(placed)
 
     def _go_on(self, count: int) -> None:
         if 0 < count < FEW:
-            self._turns.later(self.gather, self._wait)
+            self._pool.schedule(self.batch_delay, self._wait)
         else:
             self._wait()
 
@@ -261,57 +259,57 @@ class LogFollower:
         self.problem = error
         self.close()
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        self._turns.later(pause, lambda: self._turns.aside(self._turn))
+        self._pool.schedule(pause, lambda: self._pool.submit_slow(self._turn))
 
     def _end(self, error: BaseException) -> None:
         self.close()
         if not self._ended:
             self._ended = True
             self.failure = error
-            self._tell(self)
+            self._notify(self)
 
     def _wait(self) -> None:
-        """Have no turn until there is more, or it is time to look."""
+        """Stay idle until there are new messages or a check is due."""
         reader = self._reader
         if reader is None or self._ended:
-            self._turns.aside(self._turn)
+            self._pool.submit_slow(self._turn)
         elif isinstance(reader, NotifyingReader):
             reader.notify_when_readable(self._more)
             with self._lock:
-                self._busy = goes_on = self._told or self._ended
+                self._busy = goes_on = self._notified or self._ended
             if goes_on:
-                self._turns.soon(self._turn)
+                self._pool.submit(self._turn)
         else:
-            self._turns.later(POLL, lambda: self._turns.soon(self._turn))
+            self._pool.schedule(POLL, lambda: self._pool.submit(self._turn))
 
-    # In any thread, and without waiting for anything
+    # In any thread, without blocking
 
     def _more(self) -> None:
-        """There may be more to read."""
+        """Schedule a read: there may be new messages."""
         if self._has_turn():
-            self._turns.soon(self._turn)
+            self._pool.submit(self._turn)
 
-    def _time_to_look(self) -> None:
+    def _check_when_due(self) -> None:
         if self._ended:
             return
-        missing = self._read_at + self._look_after - time.monotonic()
+        missing = self._read_at + self._check_after - time.monotonic()
         if missing <= 0:
-            missing = self._look_after = min(2 * self._look_after, self.longest_look)
+            missing = self._check_after = min(2 * self._check_after, self.max_check_interval)
             if self._has_turn():
-                self._turns.aside(self._turn)
-        self._turns.later(missing, self._time_to_look)
+                self._pool.submit_slow(self._turn)
+        self._pool.schedule(missing, self._check_when_due)
 
     def _has_turn(self) -> bool:
-        """Whether it may have a turn now; while it is busy, it will have had one after this."""
+        """Become busy and return True; if busy already, note that another read is needed."""
         with self._lock:
             if self._busy:
-                self._told = True
+                self._notified = True
                 return False
             self._busy = True
             return True
 
     def _open(self) -> Reader:
-        """Raises TopicNotFound also where another topic has the name now: that may hold nothing behind `at`."""
+        """Open a reader. Raises TopicNotFound also if another topic has the name now."""
         try:
             self._reader = self._broker.reader(self.name, self._at, inclusive=False)
         except PositionTrimmed:
@@ -324,8 +322,8 @@ class LogFollower:
         if self._incarnation is not None and self._broker.incarnation(self.name) != self._incarnation:
             raise topic_deleted(self.name)
 
-    def _look(self) -> None:
-        """A reader that is silent may be dead: go on with another one where the log has more."""
+    def _check_alive(self) -> None:
+        """Replace a reader that returns no messages although the log has more."""
         if time.monotonic() < self._read_at + QUIET:
             return
         self._read_at = time.monotonic()
@@ -333,57 +331,57 @@ class LogFollower:
         if end is None or end <= self._at:
             self.problem = self._ahead = None
             return
-        if self._ahead is not None:  # not for the first time, so it was not only just written
+        if self._ahead is not None:  # seen twice, so the messages were not just written
             self.problem = ReplayStalled(
-                f"topic {self.name!r} ends at {end}, but nothing comes behind {self._at}: "
-                "another reader is opened; look whether the broker is well"
+                f"topic {self.name!r} ends at {end}, but its reader returns nothing after {self._at}: "
+                "another reader is opened; check the broker"
             )
         self._ahead = end
         self.close()
 
 
 class LogFollowers:
-    """All followers of one loop; `wake` makes it call `take`."""
+    """All followers of one loop; `wake` makes the loop call `take`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], Any]) -> None:
         self.wake = wake
         self._loop = loop
         self._followers: list[LogFollower] = []
-        self._told: deque[LogFollower] = deque()
+        self._notified: deque[LogFollower] = deque()
         self._woken = False
-        self._turns = FollowerPool("txnbuffer-tails")
+        self._pool = FollowerPool("txnbuffer-followers")
 
     def follow(self, follower: LogFollower) -> LogFollower:
-        """Let it read from now on."""
+        """Start a follower."""
         self._followers.append(follower)
-        self._share()
-        follower.start(self._tell, self._turns)
+        self._divide_limits()
+        follower.start(self._notify, self._pool)
         return follower
 
     def leave(self, follower: LogFollower) -> None:
-        """Read a topic no more."""
+        """Stop and remove a follower."""
         if follower in self._followers:
             self._followers.remove(follower)
             follower.stop()
-            self._share()
+            self._divide_limits()
 
     def take(self) -> None:
-        """Hand over all that has come of those that are not paused."""
+        """Deliver all that was read, except for paused followers."""
         self._woken = False
         paused = []
-        while self._told:
-            follower = self._told.popleft()
+        while self._notified:
+            follower = self._notified.popleft()
             if follower.paused:
                 paused.append(follower)
             else:
                 self._take(follower)
-        self._told.extend(dict.fromkeys(paused))
+        self._notified.extend(dict.fromkeys(paused))
 
     def stop(self) -> None:
-        """End all threads. Waits for them."""
+        """Stop all followers and wait for their threads."""
         for follower in self._followers:
             follower.stop()
-        self._turns.stop()
+        self._pool.stop()
         for follower in self._followers:
             follower.close()
         self._followers.clear()
@@ -395,41 +393,41 @@ class LogFollowers:
             self.leave(follower)
             follower.fail(follower.failure)
 
-    def _share(self) -> None:
+    def _divide_limits(self) -> None:
         share = max(HELD_BYTES // max(len(self._followers), 1), LEAST_HELD)
-        look = max(LONGEST_LOOK, len(self._followers) / LOOKS)
+        interval = max(MAX_CHECK, len(self._followers) / CHECKS_PER_SECOND)
         for follower in self._followers:
-            follower.most, follower.longest_look = share, look
+            follower.max_held, follower.max_check_interval = share, interval
 
-    def _tell(self, follower: LogFollower) -> None:
-        """In a thread."""
-        self._told.append(follower)
+    def _notify(self, follower: LogFollower) -> None:
+        """Called in a pool thread."""
+        self._notified.append(follower)
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self.wake)
 
 
-def gathered(batches: list[PlacedBatch]) -> list[PlacedBatch]:
-    """Batches of one log in its order as few batches, each of one ledger and not too wide."""
-    runs: list[list[PlacedBatch]] = []
+def merged(batches: list[PlacedBatch]) -> list[PlacedBatch]:
+    """Join consecutive batches of a log into few, each of one ledger and with a limited number of columns."""
+    groups: list[list[PlacedBatch]] = []
     width = Width()
     for placed in batches:
         ledger = placed.positions.ledgers[0]
-        if runs and runs[-1][-1].positions.ledgers[0] == ledger and not width.full:
-            runs[-1].append(placed)
+        if groups and groups[-1][-1].positions.ledgers[0] == ledger and not width.full:
+            groups[-1].append(placed)
         else:
-            runs.append([placed])
+            groups.append([placed])
             width = Width()
         width.add(placed.messages.properties, len(placed))
-    return [run[0] if len(run) == 1 else _joined(run) for run in runs]
+    return [group[0] if len(group) == 1 else _joined(group) for group in groups]
 
 
-def _joined(run: list[PlacedBatch]) -> PlacedBatch:
-    places = [placed.positions for placed in run]
+def _joined(group: list[PlacedBatch]) -> PlacedBatch:
+    places = [placed.positions for placed in group]
     positions = Positions(
         np.concatenate([one.ledgers for one in places]),
         np.concatenate([one.entries for one in places]),
         np.concatenate([one.indexes for one in places]),
     )
-    times = np.concatenate([placed.publish_times for placed in run])
-    return PlacedBatch(positions, times, Batch.concat([placed.messages for placed in run]))
+    times = np.concatenate([placed.publish_times for placed in group])
+    return PlacedBatch(positions, times, Batch.concat([placed.messages for placed in group]))

@@ -1,8 +1,7 @@
-"""The life of a service process: open, listen, stand by, take over, wait for a signal or a failure, drain, stop.
+"""The service process: open the log, listen, stand by, take over, serve until a signal or a failure, drain, stop.
 
-What the outside sees of a service process: its gRPC and HTTP ports, before there is an engine and after.
-
-The end of a process that can't end by itself, as its threads wait for a cluster that is away.
+The gRPC and HTTP ports listen from the start, before there is an engine. A shutdown timer ends a process that can't end
+by itself because its threads wait for a cluster that does not answer.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - to be recognised, not to listen at
 
 
 class Listeners:
-    """Listens from `start` on and serves from `serve` on. `port` and `http_port` are those it listens to."""
+    """The gRPC and the HTTP server: both listen from `start` on and serve an engine from `serve` on."""
 
     def __init__(self, service: ServiceConfig, limits: Limits) -> None:
         self.engine: Engine | None = None
@@ -58,26 +57,26 @@ class Listeners:
         return self._http.port
 
     async def start(self, certificate: bytes | None, key: bytes | None) -> None:
-        """Raises EnvironmentFault if a port can't be listened to."""
+        """Start to listen. Raises EnvironmentFault if a port is not available."""
         await self._grpc.start(self._service.listen, certificate=certificate, key=key)
         if self._service.http:
             await self._http.start(self._service.http)
 
     def waits_for(self, what: str) -> None:
-        """What is told to those who come before an engine is served."""
+        """Set what the service waits for; answers before `serve` quote it."""
         self._grpc.waits_for = self._http.waits_for = what
 
     async def serve(self, engine: Engine) -> None:
-        """Let clients in."""
+        """Start to serve an engine."""
         self.engine = self._http.engine = engine
         await self._grpc.serve(engine, ServiceAdmin(engine))
 
     async def drain(self) -> None:
-        """Tell health checks that nothing new is served."""
+        """Make health checks fail: no new clients are served."""
         await self._grpc.drain()
 
     async def stop(self) -> None:
-        """Give the last frames their time, then end; nothing happens the second time."""
+        """Send the last frames, then end; a second call does nothing."""
         if self._stopped:
             return
         self._stopped = True
@@ -90,7 +89,7 @@ class Listeners:
 
 
 def advertised(service: ServiceConfig, port: int) -> str:
-    """HOST:PORT that clients are to dial: what is configured, else where it listens, by this host's name if at all."""
+    """HOST:PORT for clients: the configured one, or the listening address with this host's name for all interfaces."""
     host, _, wanted = (service.advertise or service.listen).rpartition(":")
     if not service.advertise and host.strip("[]") in ALL_HOSTS:
         host = socket.gethostname()
@@ -101,35 +100,35 @@ T = TypeVar("T")
 
 
 class Shutdown:
-    """`leave` is called, in a thread, if the end has begun and is not there `seconds` later."""
+    """Calls `force_exit`, in a thread, if a shutdown has not finished within `seconds`."""
 
-    def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
-        self._leave = leave
-        self._timer = threading.Timer(seconds, leave)
+    def __init__(self, seconds: float, force_exit: Callable[[], None]) -> None:
+        self._force_exit = force_exit
+        self._timer = threading.Timer(seconds, force_exit)
         self._timer.daemon = True
         self._begun = False
 
     def begin(self) -> None:
-        """The process is to end from now on; said again it changes nothing."""
+        """Start the timer; a second call does nothing."""
         if not self._begun:
             self._begun = True
             self._timer.start()
 
     def hurry(self, seconds: float) -> None:
-        """It is to end within so many seconds: nothing that it waits for can come."""
+        """Restart the timer with fewer seconds: nothing that the process waits for can arrive."""
         self._timer.cancel()
-        self._timer = threading.Timer(seconds, self._leave)
+        self._timer = threading.Timer(seconds, self._force_exit)
         self._timer.daemon = True
         self._begun = True
         self._timer.start()
 
     def done(self) -> None:
-        """It has ended by itself."""
+        """Stop the timer: the process has ended by itself."""
         self._timer.cancel()
 
 
 def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """What a function gives that may wait for long, in a thread that keeps no process from ending."""
+    """Run a function that may block for long in a daemon thread, which does not keep the process alive."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -144,20 +143,20 @@ def in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
 
 Log = Callable[..., Any]
 """`log(event, **facts)` writes one line."""
-NO_ANSWER = "there is no answer yet"
+NO_ANSWER = "no answer yet"
 HURRY = 2.0
-"""Seconds in which a service ends whose log was deleted: what it has under way would reach one that is made anew."""
+"""Seconds within which a service ends whose log was deleted: pending writes must not reach a new log of its name."""
 
 
 def check(config: Config, *, shared: bool = False) -> None:
-    """Raises InvalidConfiguration for what can't be served; `shared`: beside a cluster."""
+    """Raises InvalidConfiguration for an invalid configuration; `shared`: cluster mode."""
     service = config.service
     if service.standby and not shared:
-        raise InvalidConfiguration("one can stand by beside a cluster only: another log has one owner at a time")
+        raise InvalidConfiguration("--standby requires a cluster: any other log can be opened by one process only")
     if service.fence and not shared:
-        raise InvalidConfiguration("one can fence beside a cluster only: stop the process that has another log")
+        raise InvalidConfiguration("--fence requires a cluster: stop the process that has this log open")
     if service.fence and service.standby:
-        raise InvalidConfiguration("a standby fences nobody: say --standby or --fence")
+        raise InvalidConfiguration("--standby and --fence exclude each other: give one of them")
     check_shard(_shard(service), shared=shared)
     if service.advertise:
         check_listening(service.advertise, tls=True, insecure=True)
@@ -172,30 +171,30 @@ def check(config: Config, *, shared: bool = False) -> None:
 
 
 def _shard(service: ServiceConfig) -> Shard:
-    """Which one to serve. With several it has to be said: its owner would be fenced by mistake."""
+    """The shard to serve. With several it must be configured, or the owner of another one might be fenced."""
     return Shard(0 if service.shard == -1 and service.shards == 1 else service.shard, service.shards)
 
 
 def _check_pem(certificate: str, key: str) -> None:
-    """Raises InvalidConfiguration, naming the file, for a certificate and key that TLS can't work with."""
+    """Raises InvalidConfiguration, naming the file, for an unusable certificate or key."""
     for path in (certificate, key):
         _read(path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_verify_locations(cafile=certificate)
     except ssl.SSLError as error:
-        raise InvalidConfiguration(f"{certificate} is no certificate in PEM ({error.reason})") from None
+        raise InvalidConfiguration(f"{certificate} is not a PEM certificate ({error.reason})") from None
     try:
-        # Without a password of ours OpenSSL would ask the terminal for one.
+        # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(certificate, key, password=b"")
     except ssl.SSLError as error:
         raise InvalidConfiguration(
-            f"{key} is no private key, in PEM and without a password, of the certificate {certificate} ({error.reason})"
+            f"{key} is not an unencrypted PEM private key of certificate {certificate} ({error.reason})"
         ) from None
 
 
 def coordinator_config(config: TransactionConfig, *, shared: bool = False, shards: int = 1) -> CoordinatorConfig:
-    """Beside a cluster (`shared`) every decision stands in the fenced log, and clients are taken at their word."""
+    """In cluster mode (`shared`) every decision is in the fenced log, and record counts are checked only on request."""
     return CoordinatorConfig(
         one_phase=not shared,
         verify_counts=not shared or config.verify_counts,
@@ -233,9 +232,9 @@ async def serve(
     shared: bool = False,
     shutdown: Shutdown | None = None,
 ) -> Error | None:
-    """Serve until a signal ends it (None) or a failure does. Raises what stands in the way of starting.
+    """Serve until a signal (None) or a failure (its error). Raises the error that prevents the start.
 
-    `shared`: the broker is a cluster, to which applications write themselves. `shutdown` is told when the end begins.
+    `shared`: cluster mode. `shutdown` is started when the service begins to end.
     """
     check(config, shared=shared)
     certificate, key = _read(config.service.tls_cert), _read(config.service.tls_key)
@@ -243,11 +242,13 @@ async def serve(
     if not config.service.standby:
         log("recovering")
     started = time.monotonic()
-    front = Listeners(config.service, limits(config))
-    telling = asyncio.ensure_future(_tell(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log))
+    listeners = Listeners(config.service, limits(config))
+    reporting = asyncio.ensure_future(
+        _report_problems(lambda: {wait.what: wait.reason or NO_ANSWER for wait in long_waits()}, log)
+    )
     broker: Broker | None = None
     try:
-        await front.start(certificate, key)
+        await listeners.start(certificate, key)
         broker = await _open(open_broker, signals, for_ever=config.service.standby)
         if broker is None:
             return None
@@ -255,37 +256,37 @@ async def serve(
         while engine is None:
             standby_state: StandbyState | None = None
             if config.service.standby:
-                standby_state = await _stand_by(broker, _shard(config.service), front, signals, log)
+                standby_state = await _stand_by(broker, _shard(config.service), listeners, signals, log)
                 started = time.monotonic()
                 if standby_state is None:
                     return None
             elif shared and not config.service.fence:
                 standby_state = await asyncio.to_thread(take_if_free, broker, _shard(config.service))
             try:
-                engine = await _take_over(broker, front, config, owner, standby_state, shared=shared)
+                engine = await _take_over(broker, listeners, config, owner, standby_state, shared=shared)
             except PeerError as error:
-                # A cluster that has lost its storage gives the log to whoever opens it next, again and again.
+                # A cluster without storage gives the log to each process that opens it, again and again.
                 if not config.service.standby or not (error.retryable or isinstance(error, Fenced)):
                     raise
                 log("problem", what="taking over", error=str(error))
                 await asyncio.sleep(PAUSE)
-        return await _own(engine, front, config, signals, log, started)
+        return await _run_engine(engine, listeners, config, signals, log, started)
     finally:
         if shutdown is not None:
             shutdown.begin()
-        await front.stop()
+        await listeners.stop()
         if broker is not None:
             await asyncio.to_thread(broker.close)
-        telling.cancel()
+        reporting.cancel()
         log("stopped")
 
 
 async def _open(open_broker: Callable[[], Broker], signals: Signals, *, for_ever: bool) -> Broker | None:
-    """The broker, None if a signal came first; `for_ever`: also where its cluster is away for longer than it waits."""
+    """Open the broker; None after a signal. `for_ever`: retry temporary errors without a limit."""
     with waiting("the log to be opened") as wait:
         while not signals.first.is_set():
             opening = in_thread(open_broker)
-            await _either(signals.first, opening)
+            await _wait_for_either(signals.first, opening)
             if not opening.done():
                 return None
             try:
@@ -297,28 +298,36 @@ async def _open(open_broker: Callable[[], Broker], signals: Signals, *, for_ever
     return None
 
 
-async def _stand_by(broker: Broker, shard: Shard, front: Listeners, signals: Signals, log: Log) -> StandbyState | None:
-    front.waits_for("standing by: another service serves")
-    log("standing by", port=front.port, http=front.http_port)
+async def _stand_by(
+    broker: Broker, shard: Shard, listeners: Listeners, signals: Signals, log: Log
+) -> StandbyState | None:
+    listeners.waits_for("standing by: another service serves")
+    log("standing by", port=listeners.port, http=listeners.http_port)
     standby = Standby(broker, shard)
-    telling = asyncio.ensure_future(_tell(lambda: {"standby": standby.problem}, log))
+    reporting = asyncio.ensure_future(_report_problems(lambda: {"standby": standby.problem}, log))
     try:
         standby_state = await standby.wait(signals.first)
     finally:
-        telling.cancel()
+        reporting.cancel()
     if standby_state is not None:
-        front.waits_for("the predecessor's transactions are being taken over")
+        listeners.waits_for("the predecessor's transactions are being taken over")
         log("recovering")
     return standby_state
 
 
 async def _take_over(
-    broker: Broker, front: Listeners, config: Config, owner: str, standby_state: StandbyState | None, *, shared: bool
+    broker: Broker,
+    listeners: Listeners,
+    config: Config,
+    owner: str,
+    standby_state: StandbyState | None,
+    *,
+    shared: bool,
 ) -> Engine:
     return await Engine.start(
         broker,
         owner=owner,
-        address=advertised(config.service, front.port),
+        address=advertised(config.service, listeners.port),
         shard=_shard(config.service),
         shared=shared,
         standby_state=standby_state,
@@ -330,20 +339,20 @@ async def _take_over(
     )
 
 
-async def _own(
-    engine: Engine, front: Listeners, config: Config, signals: Signals, log: Log, started: float
+async def _run_engine(
+    engine: Engine, listeners: Listeners, config: Config, signals: Signals, log: Log, started: float
 ) -> Error | None:
     try:
-        _tell_recovery(engine, log, time.monotonic() - started)
-        await front.serve(engine)
+        _report_recovery(engine, log, time.monotonic() - started)
+        await listeners.serve(engine)
         log(
             "serving",
-            address=f"txnbuf://{advertised(config.service, front.port)}",
-            port=front.port,
-            http=front.http_port,
+            address=f"txnbuf://{advertised(config.service, listeners.port)}",
+            port=listeners.port,
+            http=listeners.http_port,
         )
         engine.run(_watch_problems(engine, log))
-        await _either(signals.first, engine.ended)
+        await _wait_for_either(signals.first, engine.ended)
         if engine.ended.done():
             error = engine.ended.result()
             log("failed", error=str(error), kind=type(error).__name__)
@@ -351,46 +360,46 @@ async def _own(
             return error
         seconds = config.service.drain_seconds
         log("draining", seconds=seconds, open=sum(1 for _ in engine.coordinator.transactions()))
-        await front.drain()
+        await listeners.drain()
         await engine.drain(seconds)
         return None
     finally:
-        await front.stop()
+        await listeners.stop()
         await engine.stop()
 
 
-async def _either(event: asyncio.Event, future: asyncio.Future[Any]) -> None:
+async def _wait_for_either(event: asyncio.Event, future: asyncio.Future[Any]) -> None:
     waiting: asyncio.Future[Any] = asyncio.ensure_future(event.wait())
     await asyncio.wait([waiting, future], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
 
 
 class Signals:
-    """SIGTERM or SIGINT sets `first`; another one ends the process at once."""
+    """The first SIGTERM or SIGINT sets `first`; a second one ends the process at once."""
 
     def __init__(self, shutdown: Shutdown | None) -> None:
         self.first = asyncio.Event()
         self._shutdown = shutdown
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):  # no main thread: whoever runs us there handles signals
-                loop.add_signal_handler(number, self._came, number)
+            with contextlib.suppress(ValueError):  # not the main thread: its owner handles signals
+                loop.add_signal_handler(number, self._received, number)
 
-    def _came(self, number: int) -> None:
+    def _received(self, number: int) -> None:
         if self.first.is_set():
             os._exit(128 + number)
         self.first.set()
         self.ends()
 
     def ends(self, *, hurry: bool = False) -> None:
-        """The process is about to end; `hurry`: whoever is waited for will not answer."""
+        """Start the shutdown timer; `hurry`: nothing that the process waits for will arrive."""
         if self._shutdown is not None and hurry:
             self._shutdown.hurry(HURRY)
         elif self._shutdown is not None:
             self._shutdown.begin()
 
 
-def _tell_recovery(engine: Engine, log: Log, seconds: float) -> None:
+def _report_recovery(engine: Engine, log: Log, seconds: float) -> None:
     log(
         "took over",
         epoch=engine.coordinator.epoch,
@@ -405,7 +414,7 @@ def _tell_recovery(engine: Engine, log: Log, seconds: float) -> None:
 
 
 async def _watch_problems(engine: Engine, log: Log) -> None:
-    """Tell of what goes wrong without ending anything, each once."""
+    """Log problems that end nothing, each once."""
 
     def found() -> dict[str, Error | None]:
         problems = {f"topic {name}": topic.obstacle for name, topic in engine.topics.by_name.items()}
@@ -415,27 +424,31 @@ async def _watch_problems(engine: Engine, log: Log) -> None:
         return problems | {"snapshots": engine.snapshots.problem, "retention": engine.retention.problem}
 
     damaged = 0
-    telling = asyncio.ensure_future(_tell(found, log))
+    reporting = asyncio.ensure_future(_report_problems(found, log))
     try:
         while True:
             await asyncio.sleep(1.0)
             if engine.effects.counts.damaged > damaged:
                 damaged = engine.effects.counts.damaged
-                log("damage", commits=damaged, text="commits with another number of records than they say: run verify")
+                log(
+                    "damage",
+                    commits=damaged,
+                    text="commits with another number of records than they declare: run `txnbuf verify`",
+                )
     finally:
-        telling.cancel()
+        reporting.cancel()
 
 
-async def _tell(find: Callable[[], Mapping[str, Error | str | None]], log: Log) -> None:
-    """Tell of problems as they come and change, for ever."""
-    told: dict[str, str] = {}
+async def _report_problems(find: Callable[[], Mapping[str, Error | str | None]], log: Log) -> None:
+    """Log problems when they appear and when they change, forever."""
+    reported: dict[str, str] = {}
     while True:
         await asyncio.sleep(1.0)
         found = {what: str(problem) for what, problem in find().items() if problem is not None}
         for what, text in found.items():
-            if told.get(what) != text:
+            if reported.get(what) != text:
                 log("problem", what=what, error=text)
-        told = found
+        reported = found
 
 
 def _read(path: str) -> bytes | None:

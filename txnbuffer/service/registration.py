@@ -1,4 +1,4 @@
-"""Opening and registering topics in the background, while the rest goes on."""
+"""The topic registrar: opens and registers topics in the background."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from txnbuffer.service.appends import Appends
 from txnbuffer.service.cluster_topics import FirstRecords
 from txnbuffer.service.topic import ServiceTopic, Topics
 
-QUIET = 0.001
-"""Seconds between two looks whether a topic's appends have landed."""
+FLIGHT_POLL = 0.001
+"""Seconds between two checks for appends in flight."""
 FINAL = (InvalidTopicName, NotAuthorized, NotSupported, SnapshotMissing, TopicNotCreated, UnsafePolicy)
-"""What is in the way of a topic until somebody does something about it: whoever asks again is told the same."""
+"""Errors that a retry can't fix: an operator has to act first."""
 
 
 class TopicRegistrar:
-    """`first_records` is there where others write the topics too."""
+    """Opens and registers topics. `first_records` is set in cluster mode."""
 
     def __init__(
         self,
@@ -43,25 +43,25 @@ class TopicRegistrar:
         self._wake = wake
 
     async def run(self) -> None:
-        """See that no log of the topics that were recovered stays empty."""
+        """Write a first message to each recovered topic whose log is empty."""
         if self.first_records is not None:
             for topic in self._topics.by_name.values():
                 self._run(self._write_first_record(self.first_records, topic))
 
     def open(self, topic: ServiceTopic) -> None:
-        """Open a topic that has no transactions; what is sent to it waits meanwhile."""
+        """Open a topic that has no transactions; sends to it wait meanwhile."""
         self._run(self._open(topic))
 
     def register(self, name: str) -> None:
-        """Make a topic one with transactions, and tell the coordinator."""
-        self._run(self.registered(name))
+        """Start to register a topic for transactions; the coordinator is notified of the result."""
+        self._run(self.register_now(name))
 
-    async def registered(self, name: str) -> None:
-        """Make a topic one with transactions, as far as that can be: look at the topic what came of it."""
+    async def register_now(self, name: str) -> None:
+        """Register a topic for transactions; its entry then shows whether that succeeded."""
         await self._register(name)
 
     async def reregister(self, name: str) -> Error | None:
-        """Register a topic that was missing, if it is there; what is in the way if it is not done."""
+        """Register a missing topic again if it exists; return the error if that failed."""
         return await self._register(name, create=False)
 
     async def _open(self, topic: ServiceTopic) -> None:
@@ -69,7 +69,7 @@ class TopicRegistrar:
             try:
                 if topic.writer is None:
                     await self._topics.open(topic)
-            except Exception as error:  # whatever it is, it is the topic's own
+            except Exception as error:  # any error affects this topic only
                 self._give_up(topic, as_error(error))
             else:
                 self._appends.release(topic)
@@ -83,10 +83,10 @@ class TopicRegistrar:
                 return self._failed(name, error)
             async with topic.lock:
                 if self._topics.get(name) is not topic:
-                    continue  # somebody else tried, and it was given up meanwhile
+                    continue  # another attempt has failed meanwhile
                 topic.held = topic.held or not topic.shared
                 while topic.flights and not topic.shared:
-                    await asyncio.sleep(QUIET)
+                    await asyncio.sleep(FLIGHT_POLL)
                 try:
                     fresh = await self._topics.register(topic, create=create)
                 except (DiskFailed, OwnershipLost):
@@ -116,7 +116,7 @@ class TopicRegistrar:
         else:
             self._appends.release(topic)
         if missing is not None and missing is not topic:
-            self._topics.still_missing(missing, error)
+            self._topics.recreation_failed(missing, error)
         return self._failed(topic.name, error)
 
     def _failed(self, name: str, error: Error) -> Error:
@@ -125,7 +125,7 @@ class TopicRegistrar:
         return error
 
     def _topic(self, name: str) -> ServiceTopic:
-        """The entry of a topic, another one if it was missing. Raises InvalidTopicName."""
+        """The entry of a topic, a new one if the topic was missing. Raises InvalidTopicName."""
         topic = self._topics.get(name)
         if topic is not None and topic.problem is not None and topic.missing:
             self._appends.fail(topic, topic.problem)

@@ -1,4 +1,4 @@
-"""What clients' frames ask for, handed to the coordinator and to the logs."""
+"""The request handler: checks client frames and passes them to the coordinator and the append queues."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from txnbuffer.service.topic import ServiceTopic, Topics, check_name, check_owne
 
 Named = TypeVar("Named", NamedRequest, Deletion)
 
-OPENING = 0
-"""The request number under which a session is opened; clients number from 1."""
-UNASKED = -1
-"""The request number of what has no answer."""
+OPEN_REQUEST = 0
+"""The request number that opens a session; clients' numbers begin with 1."""
+NO_REQUEST = -1
+"""The request number of requests without an answer."""
 MAX_SESSION_NAME = 100
-_TOLD = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
+_QUALIFIED_NAME = re.compile("([0-9a-f]{32})x([0-9]+)x([0-9a-f]{32})")
 MAX_SHOWN = 100
-"""Characters of a wrong name that its refusal quotes."""
+"""Characters of an invalid name that its error quotes."""
 WRITE_TO_CLUSTER = (
-    "this service stands beside a cluster and takes no records: write them straight to the cluster, as a client "
-    "does that was connected by the cluster's address"
+    "this service runs in cluster mode and takes no records: connect the client to the cluster's address, so that it "
+    "writes them to the cluster"
 )
 MAX_BACKLOG = 64
 """Frames that a client may send before it is welcomed."""
 
 
 class RequestHandler:
-    """`connections`: by session, those that have said hello. `owners`: the log's newest owners, by epoch.
+    """Handles the frames of all clients.
 
-    `open`: begins to open a topic in the background.
+    `connections`: the open connections, by session. `owners`: the log's newest owners, by epoch. `open_topic` starts to
+    open a topic in the background.
     """
 
     def __init__(
@@ -73,31 +74,33 @@ class RequestHandler:
         self._open_topic = open_topic
         self._backlogs: dict[SessionConnection, list[ClientFrame]] = {}
 
-    def take(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
-        """One frame. Raises an error that ends the connection."""
+    def handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+        """Handle one frame. Raises an error that ends the connection."""
         if connection.closed:
             return
         if not connection.session:
             if frame.hello is None:
-                raise UnknownSession("a connection begins with hello: open the session first")
+                raise UnknownSession("the first frame of a connection must contain hello: open the session first")
             self._hello(connection, frame.hello, now)
         elif frame.hello is not None:
-            raise InvalidRequest("hello was said before: open another connection for another session")
+            raise InvalidRequest("hello was sent twice: open another connection for another session")
         if connection.welcomed:
-            self._take(connection, frame, now)
+            self._handle(connection, frame, now)
             return
         backlog = self._backlogs.setdefault(connection, [])
         backlog.append(frame)
         if len(backlog) > MAX_BACKLOG:
-            raise InvalidRequest(f"{len(backlog)} frames before the welcome: wait for it")
+            raise InvalidRequest(
+                f"{len(backlog)} frames were sent before the welcome, at most {MAX_BACKLOG} may be: wait for it"
+            )
 
     def welcomed(self, connection: SessionConnection, now: float) -> None:
-        """Take what a client sent before it was welcomed."""
+        """Handle the frames that a client sent before it was welcomed."""
         for frame in self._backlogs.pop(connection, ()):
-            self._take(connection, frame, now)
+            self._handle(connection, frame, now)
 
-    def gone(self, connection: SessionConnection, now: float) -> None:
-        """A connection has ended."""
+    def disconnected(self, connection: SessionConnection, now: float) -> None:
+        """Disconnect the session of a connection that has ended."""
         self._backlogs.pop(connection, None)
         if self.connections.get(connection.session) is connection:
             del self.connections[connection.session]
@@ -105,41 +108,43 @@ class RequestHandler:
 
     def _hello(self, connection: SessionConnection, hello: SessionHello, now: float) -> None:
         if self.draining:
-            raise CoordinatorStopped("the service is about to stop: connect again later")
+            raise CoordinatorStopped("the service is stopping: connect again later")
         check_version(hello.version)
         if len(hello.session) > MAX_SESSION_NAME or not (hello.session == "" or hello.session.isalnum()):
-            raise InvalidRequest("a session's id is what the service gave: letters and digits")
-        name = self._known(hello.session) or secrets.token_hex(16)
+            raise InvalidRequest(
+                f"session id {hello.session[:MAX_SHOWN]!r} is invalid: use the id that the service assigned"
+            )
+        name = self._session_of(hello.session) or secrets.token_hex(16)
         older = self.connections.pop(name, None)
         if older is not None:
-            older.close(UnknownSession("another connection goes on with this session: this one ends"))
+            older.close(UnknownSession("another connection has resumed this session: this one is closed"))
         connection.session = name
         self.connections[name] = connection
         for txn in hello.open:
             self._adopt(txn)
-        self._coordinator.open_session(name, OPENING, hello.open, now)
+        self._coordinator.open_session(name, OPEN_REQUEST, hello.open, now)
 
-    def told(self, session: str) -> str:
-        """A session's name as its client is told it: with epoch and id of this owner, for the next one to look for."""
+    def qualified_name(self, session: str) -> str:
+        """The session name for the client: with this owner's epoch and id, which the next owner looks up."""
         epoch = self._coordinator.epoch
         return f"{session}x{epoch}x{self.owners[epoch].id}" if epoch in self.owners else session
 
-    def _known(self, told: str) -> str:
-        """The session that was told. Raises LogRestored if the log never had the owner that told it."""
-        match = _TOLD.fullmatch(told)
+    def _session_of(self, qualified_name: str) -> str:
+        """The session of a qualified name. Raises LogRestored if the log never had the owner that assigned it."""
+        match = _QUALIFIED_NAME.fullmatch(qualified_name)
         if match is None:
-            return told
+            return qualified_name
         session, epoch, owner = match.groups()
         if (known := self.owners.get(int(epoch))) is None or known.id != owner:
             raise LogRestored(
-                f"this log was put back from an older copy: it never had epoch {epoch} of the owner that this client "
-                "was last connected to. What was written since the copy was taken is gone: see what of it is to be "
-                "written again, and connect anew"
+                f"this log was restored from an older copy: it never had epoch {epoch}, of the owner that this client "
+                "was last connected to. Everything written after the copy is lost: check what must be written again, "
+                "and connect again"
             )
         return session
 
     def _adopt(self, txn: TxnId) -> None:
-        """Find out what a transaction wrote before this process began."""
+        """Find the records that a transaction wrote before this process began."""
         found = [
             (topic.name, entry.highest)
             for topic in self._topics.by_name.values()
@@ -148,13 +153,13 @@ class RequestHandler:
         if found:
             self._sends.adopt(txn, found)
 
-    def _take(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+    def _handle(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
         coordinator, name = self._coordinator, connection.session
         for request, topic in frame.registers:
             self._register(connection, request, topic, now)
         for request, count in frame.leases:
             coordinator.lease(name, request, count, now)
-        self._take_names(connection, frame, now)
+        self._handle_names(connection, frame, now)
         if frame.begins:
             coordinator.begin_many(name, frame.begins, now)
         for send in frame.sends:
@@ -165,23 +170,23 @@ class RequestHandler:
         for request, txn in frame.queries:
             coordinator.query(name, request, txn, now)
         for first, size in frame.returned:
-            coordinator.return_ids(name, UNASKED, first, size, now)
+            coordinator.return_ids(name, NO_REQUEST, first, size, now)
         if frame.bye:
-            coordinator.close_session(name, UNASKED, now)
+            coordinator.close_session(name, NO_REQUEST, now)
             connection.close()
 
-    def _take_names(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
-        """Producers with names, and consumer groups."""
+    def _handle_names(self, connection: SessionConnection, frame: ClientFrame, now: float) -> None:
+        """Handle the requests of named producers and of consumer groups."""
         coordinator, name, shard = self._coordinator, connection.session, self._topics.shard
-        for request, producer in _fitting(connection, shard, "producer", frame.open_names):
+        for request, producer in _valid(connection, shard, "producer", frame.open_names):
             coordinator.open_name(name, request, producer, now)
         for request, producer, over in _owned(connection, shard, "producer", frame.delete_names):
             coordinator.delete_name(name, request, producer, now, over=over)
-        for request, group in _fitting(connection, shard, "group", frame.joins):
+        for request, group in _valid(connection, shard, "group", frame.joins):
             coordinator.join_group(name, request, group, now)
         for part in frame.members:
             called = ("group", part.group), ("member", part.member)
-            fits = all(_fits(connection, kind, part.request, text) for kind, text in called)
+            fits = all(_is_valid(connection, kind, part.request, text) for kind, text in called)
             if fits and _is_owned(connection, shard, "group", part.request, part.group):
                 coordinator.heartbeat(name, part, now)
 
@@ -190,7 +195,7 @@ class RequestHandler:
         try:
             if known is None:
                 self._check_new(name)
-            elif known.problem is not None and not known.missing:  # then it is registered again
+            elif known.problem is not None and not known.missing:  # a missing topic is registered again
                 raise known.problem
         except Error as error:
             connection.answer([(request, error)])
@@ -201,7 +206,7 @@ class RequestHandler:
         """Raises InvalidTopicName or TopicNotFound for a topic that can't be opened."""
         check_name(name)
         if self._topics.followers is not None:
-            return  # asking a cluster takes its time: registration finds out
+            return  # a query to a cluster takes time: registration checks it
         if not self._limits.create_topics and name not in self._topics.broker.topics():
             raise TopicNotCreated(name)
 
@@ -231,13 +236,13 @@ class RequestHandler:
             part = SendPart(batch, connection, number, least, self._sends, self.account)
             self._appends.add(topic, part)
 
-    def over(self) -> bool:
-        """Whether all clients together have more under way than they may."""
+    def over_limit(self) -> bool:
+        """Whether all clients together have more unacknowledged bytes than allowed."""
         return self.account.bytes > self._limits.total_bytes
 
 
 def _owned(connection: SessionConnection, shard: Shard, kind: str, asked: Iterable[Named]) -> Iterator[Named]:
-    """The requests for producers or groups of this shard; the others are answered."""
+    """Yield requests for producers or groups of this shard; answer the others with an error."""
     return (one for one in asked if _is_owned(connection, shard, kind, one.request, one.name))
 
 
@@ -250,19 +255,19 @@ def _is_owned(connection: SessionConnection, shard: Shard, kind: str, request: i
     return True
 
 
-def _fitting(
+def _valid(
     connection: SessionConnection, shard: Shard, kind: str, asked: Iterable[NamedRequest]
 ) -> Iterator[NamedRequest]:
-    """The requests for producers or groups of this shard that may be called so; the others are answered."""
+    """Yield requests with a valid name of this shard; answer the others with an error."""
     owned = _owned(connection, shard, kind, asked)
-    return (one for one in owned if _fits(connection, kind, one.request, one.name))
+    return (one for one in owned if _is_valid(connection, kind, one.request, one.name))
 
 
-def _fits(connection: SessionConnection, kind: str, request: int, name: str) -> bool:
-    """Whether something may be called so; else that is answered."""
+def _is_valid(connection: SessionConnection, kind: str, request: int, name: str) -> bool:
+    """Whether a name is valid; otherwise answer with an error."""
     if name and name.isprintable() and len(name.encode()) <= MAX_NAME:
         return True
     shown = name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"
-    text = f"{kind} {shown!r}: its name must be 1 to {MAX_NAME} bytes of printable UTF-8"
+    text = f"{kind} {shown!r}: a name must be 1 to {MAX_NAME} bytes of printable UTF-8"
     connection.answer([(request, InvalidRequest(text))])
     return False

@@ -1,8 +1,8 @@
-"""Which data goes: by age and by size, never what a snapshot, an open transaction or a group still needs.
+"""Retention, and checks of stored data: trimming and compaction, policy checks, log verification.
 
-Looks whether policies endanger topics that are open: what drops records in silence is told before it does.
-
-All that is stored is read once after a start: a topic whose log is damaged stops before anybody builds on it.
+Retention trims by age and size, but never what a snapshot, an open transaction, a group or a cursor needs. The policy
+checks report policies of a cluster that would drop records silently. Log verification reads all stored data once after
+a start, so that a topic with a damaged log is stopped before anybody relies on it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
 from txnbuffer.service.topic import ServiceTopic, Topics
 
 COMPACT_BYTES = 32 * MIB
-"""The decision log is compacted when it is this long, and twice as long as after the last time."""
+"""The decision log is compacted at this size, and when it has doubled since the last compaction."""
 
 
 class LogRetention:
-    """`floor` tells the lowest ledger of a topic that anything else needs; None if nothing does.
+    """Trims topics and compacts the decision log.
 
-    `others` tells it of groups of other shards; where it can't be had nothing goes. `prove` returns once it is certain
-    that nobody else owns the topics.
-    `cursors` tells that of durable cursors, of a topic's ledgers of which those from one on are to stay anyway.
+    `floor` returns the lowest ledger of a topic that a group needs, None if no group needs one. `cursors` does so for
+    durable cursors, given the ledgers and the first one kept anyway; `remote_floor` for groups of other shards, and if
+    it fails nothing is trimmed. `prove_ownership` returns once it is certain that nobody else owns the log.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class LogRetention:
         clock: Clock,
         floor: Callable[[str], int | None],
         cursors: Callable[[str, Sequence[Ledger], int], int | None] | None = None,
-        others: Callable[[str], Awaitable[int | None]] | None = None,
-        prove: Callable[[], Awaitable[object]] | None = None,
+        remote_floor: Callable[[str], Awaitable[int | None]] | None = None,
+        prove_ownership: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.trimmed = 0
         self.problem: Error | None = None
@@ -54,26 +54,26 @@ class LogRetention:
         self._clock = clock
         self._floor = floor
         self._cursors = cursors
-        self._others = others
-        self._prove = prove
-        self._unheard: ServiceUnavailable | None = None
+        self._remote_floor = remote_floor
+        self._prove_ownership = prove_ownership
+        self._unavailable: ServiceUnavailable | None = None
         self._decisions = topics.shard.topic(DECISIONS)
-        self._letters = topics.shard.topic(SHARD_MESSAGES) if topics.shard.of > 1 else None
+        self._inbox = topics.shard.topic(SHARD_MESSAGES) if topics.shard.of > 1 else None
         self._compacted = 0
 
     async def run(self) -> None:
-        """Look at all topics now and then, for ever."""
+        """Check all topics periodically, forever."""
         while True:
             await asyncio.sleep(self._config.check_seconds)
-            self.problem = self._unheard = None
-            await self._guarded(self.compact())
+            self.problem = self._unavailable = None
+            await self._catch(self.compact())
             if self._config.seconds or self._config.bytes:
                 for topic in list(self._topics.by_name.values()):
                     if topic.problem is None and (topic.shared or topic.writer is not None):
-                        await self._guarded(self.check(topic))
+                        await self._catch(self.check(topic))
 
     async def check(self, topic: ServiceTopic) -> None:
-        """Drop what a topic need not keep."""
+        """Trim a topic."""
         name = topic.name
         first, ledgers = await self._topics.work(self._first_wanted, name)
         oldest = ledgers[0].ledger
@@ -85,27 +85,27 @@ class LogRetention:
             first = min(first, await self._topics.exclusively([name], topic.followed.floor))
         if first <= oldest:
             return
-        far = None if self._others is None else await self._of_others(self._others, name)
-        if self._prove is not None:
-            await self._prove()
+        far = None if self._remote_floor is None else await self._remote_floor_of(self._remote_floor, name)
+        if self._prove_ownership is not None:
+            await self._prove_ownership()
         for needed in (self._floor(name), held, far):
             first = first if needed is None else min(first, needed)
         if first > oldest:
             async with self._topics.snapshot_lock:
                 self.trimmed += await self._topics.work(self._trim, name, first)
 
-    async def _of_others(self, others: Callable[[str], Awaitable[int | None]], name: str) -> int | None:
-        """Who did not answer for one topic is not waited for again in this round."""
-        if self._unheard is not None:
-            raise self._unheard
+    async def _remote_floor_of(self, remote_floor: Callable[[str], Awaitable[int | None]], name: str) -> int | None:
+        """After one unanswered request, do not wait for other shards again in this round."""
+        if self._unavailable is not None:
+            raise self._unavailable
         try:
-            return await others(name)
+            return await remote_floor(name)
         except ServiceUnavailable as error:
-            self._unheard = error
+            self._unavailable = error
             raise
 
     async def compact(self) -> None:
-        """Compact the decision log if that is worth it, and let go of letters that were read."""
+        """Compact the decision log if it has grown enough, and trim the inbox up to what was read."""
         await asyncio.to_thread(self._compact, self._topics.broker)
 
     def _compact(self, broker: Broker) -> None:
@@ -113,18 +113,18 @@ class LogRetention:
         if _size(broker.ledgers(decisions)) >= max(COMPACT_BYTES, 2 * self._compacted):
             broker.compact(decisions)
             self._compacted = _size(broker.ledgers(decisions))
-        if self._letters is not None and len(ledgers := broker.ledgers(self._letters)) > 2:
-            broker.trim(self._letters, ledgers[-2].ledger)  # the last but one may not be read to its end
+        if self._inbox is not None and len(ledgers := broker.ledgers(self._inbox)) > 2:
+            broker.trim(self._inbox, ledgers[-2].ledger)  # the last but one may not be read to its end
 
     def _trim(self, name: str, first: int) -> int:
-        """Drop ledgers; how many are gone."""
+        """Trim ledgers; return how many were dropped."""
         broker = self._topics.broker
         before = len(broker.ledgers(name))
         broker.trim(name, first)
         return before - len(broker.ledgers(name))
 
     def _first_wanted(self, name: str) -> tuple[int, list[Ledger]]:
-        """The first ledger that age and size want to keep, and those that there are. In the worker thread."""
+        """The first ledger that age and size keep, and all ledgers. Runs in the worker thread."""
         broker, config = self._topics.broker, self._config
         ledgers = broker.ledgers(name)
         wanted = ledgers[0].ledger
@@ -144,7 +144,7 @@ class LogRetention:
                 wanted = max(wanted, ledger.ledger + 1)
         return wanted, ledgers
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _catch(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except DiskFailed:
@@ -158,7 +158,7 @@ def _size(ledgers: Sequence[Ledger]) -> int:
 
 
 class PolicyChecks:
-    """`dangers`: what endangers each topic now, as of the last look; looks come every `seconds`."""
+    """Checks policies every `seconds`. `dangers`: the unsafe policy of each topic at the last check."""
 
     def __init__(self, topics: Topics, seconds: float) -> None:
         self.dangers: dict[str, Error] = {}
@@ -166,7 +166,7 @@ class PolicyChecks:
         self._seconds = seconds
 
     async def run(self) -> None:
-        """Look at all topics now and then, for ever, where the broker has such policies."""
+        """Check all topics periodically, forever, if the broker has policies."""
         broker = self._topics.broker
         while isinstance(broker, PolicyBroker):
             await asyncio.sleep(self._seconds)
@@ -185,17 +185,17 @@ class PolicyChecks:
         except TopicNotFound:
             self.dangers.pop(name, None)
         except Error:
-            pass  # it could not be seen this time: what was found last stands
+            pass  # this check failed: the last result remains
         else:
             self.dangers.pop(name, None)
 
 
 PAUSE = 1.0
-"""Seconds until what could not be read for now is read again."""
+"""Seconds until a failed read is repeated."""
 
 
 class LogVerification:
-    """`damages`: what was found, by topic; those of data topics are what stopped them, too. `done`: all was read."""
+    """Verifies stored data. `damages`: by topic; a damaged data topic is stopped. `done`: all was read."""
 
     def __init__(self, topics: Topics) -> None:
         self.damages: dict[str, TopicDamaged] = {
@@ -205,7 +205,7 @@ class LogVerification:
         self._topics = topics
 
     async def run(self) -> None:
-        """Look at every ledger of every topic, beside all else, where the broker has the log itself."""
+        """Read every ledger of every topic in the background, if the broker stores the log itself."""
         broker = self._topics.broker
         if isinstance(broker, VerifyingBroker):
             for name in broker.topics():
@@ -219,7 +219,7 @@ class LogVerification:
         except TopicNotFound:
             pass  # deleted meanwhile
         except Error as error:
-            await self._found(name, error)
+            await self._damaged(name, error)
 
     async def _read(self, broker: VerifyingBroker, name: str) -> None:
         for ledger in await asyncio.to_thread(self._topics.broker.ledgers, name):
@@ -232,8 +232,8 @@ class LogVerification:
                         raise
                     await asyncio.sleep(PAUSE)
 
-    async def _found(self, name: str, error: Error) -> None:
+    async def _damaged(self, name: str, error: Error) -> None:
         damage = self.damages[name] = TopicDamaged(name, error, needed=is_internal(name))
         if not is_internal(name):
             async with self._topics.snapshot_lock:
-                self._topics.damaged(name, damage)
+                self._topics.mark_damaged(name, damage)

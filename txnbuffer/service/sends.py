@@ -1,9 +1,7 @@
-"""What clients send is checked before it is appended: whose transaction, open, in order, of a size that can be.
+"""Checks of client sends before they are appended, and the parts of an append.
 
-What doesn't hold is refused for the transaction that it concerns, and nothing of that one is appended; the
-rest of the send goes on.
-
-What is appended: records that clients send, markers, borders, decisions; each knows whom to tell.
+Each record's transaction must be open and owned by the session, its sequence number must be the next one, and its size
+must be allowed. A violation rejects the records of the transaction concerned; the rest of the send is appended.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ TRANSACTIONAL = {VERSION, TXN, SEQ}
 
 
 class WrittenTopics:
-    """What a transaction has written: the last seq on its way to each topic. `failed`: why it can only abort."""
+    """The last sequence number that a transaction sent to each topic. `failed`: the error that forces an abort."""
 
     __slots__ = ("failed", "seqs")
 
@@ -39,7 +37,7 @@ class WrittenTopics:
 
 
 class CheckedSend(NamedTuple):
-    """`batch` is what may be appended, None if that is nothing; `least` the transactions in it."""
+    """`batch`: the records to append, None if there are none; `least`: the transactions in it."""
 
     batch: Batch | None
     least: list[int]
@@ -47,7 +45,7 @@ class CheckedSend(NamedTuple):
 
 
 class Sends:
-    """`written`: by `least`, everything open that has written since this process began."""
+    """Checks sends. `written`: by `least`, the open transactions that have written since this process began."""
 
     def __init__(self, coordinator: Coordinator, max_message_bytes: int) -> None:
         self.written: dict[int, WrittenTopics] = {}
@@ -55,7 +53,7 @@ class Sends:
         self._limit = max_message_bytes
 
     def check(self, session: str, topic: ServiceTopic, batch: Batch) -> CheckedSend:
-        """What of a send may be appended now."""
+        """Return which records of a send may be appended."""
         try:
             self._check_messages(batch)
             reserved = {name for name in batch.properties if name.startswith(RESERVED)}
@@ -66,7 +64,7 @@ class Sends:
             return CheckedSend(None, [], [(None, error)])
 
     def adopt(self, txn: TxnId, topics: list[tuple[str, int]]) -> None:
-        """An open transaction that wrote before this process began: the last seq in each topic."""
+        """Continue an open transaction that wrote before this process began; `topics`: the last sequence numbers."""
         written = self.written.setdefault(txn.least, WrittenTopics())
         for topic, seq in topics:
             written.seqs.setdefault(topic, seq)
@@ -76,17 +74,17 @@ class Sends:
         return () if written is None else tuple(written.seqs)
 
     def under_way(self, topic: ServiceTopic, least: int, highest: int) -> bool:
-        """Whether records of a transaction are on their way of which the buffer has the seqs up to `highest`."""
+        """Whether a transaction has sent records after `highest`, the last one that the buffer has applied."""
         written = self.written.get(least)
         return written is not None and written.failed is None and written.seqs.get(topic.name, 0) > highest
 
     def fail(self, least: list[int], error: Error) -> None:
-        """Records of these were not appended."""
+        """Record that records of these transactions were not appended."""
         for one in least:
             self.written.setdefault(one, WrittenTopics()).failed = error
 
     def sweep(self) -> None:
-        """Forget what has ended."""
+        """Forget transactions that have ended."""
         has_ended = self._coordinator.has_ended
         for least in [least for least in self.written if has_ended(least)]:
             del self.written[least]
@@ -94,7 +92,7 @@ class Sends:
     def _check_messages(self, batch: Batch) -> None:
         if len(batch.properties) > MAX_PROPERTIES:
             raise InvalidMessage(
-                f"a send with {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}"
+                f"a send has {len(batch.properties)} different properties: use at most {MAX_PROPERTIES}"
             )
         if _upper_bound(batch) <= self._limit:
             return
@@ -110,12 +108,12 @@ class Sends:
         count = len(batch)
         if reserved != TRANSACTIONAL:
             strange = ", ".join(sorted(reserved ^ TRANSACTIONAL))
-            raise InvalidRequest(f"properties under {RESERVED} are the service's ({strange}): use other names")
+            raise InvalidRequest(f"properties that begin with {RESERVED} are reserved ({strange}): use other names")
         codes, table = transaction_codes(batch.properties[TXN], count)
         seqs = numbers(batch.properties[SEQ], count, MAX_LEAST)
         current = texts_equal(batch.properties[VERSION], count, str(PROTOCOL_VERSION))
         if not current.all() or int(seqs.min()) < 1 or int(codes.min()) < 0 or int(table.least[codes].min()) < 1:
-            raise InvalidRequest(f"a send whose {VERSION}, {TXN} or {SEQ} can't be: all records of it need all three")
+            raise InvalidRequest(f"a send has an invalid {VERSION}, {TXN} or {SEQ}: all its records need all three")
         if topic.followed is None:
             raise topic.refusal()
         begins = np.ones(count, np.bool_)
@@ -124,18 +122,18 @@ class Sends:
         sizes = np.diff(starts, append=count).tolist()
         rows = codes[starts]
         ids = map(TxnId, table.most[rows].tolist(), table.least[rows].tolist())
-        runs = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
-        return self._check_runs(session, topic, batch, [*runs])
+        slices = zip(ids, starts.tolist(), sizes, seqs[starts].tolist(), strict=True)
+        return self._check_slices(session, topic, batch, [*slices])
 
-    def _check_runs(
-        self, session: str, topic: ServiceTopic, batch: Batch, runs: list[tuple[TxnId, int, int, int]]
+    def _check_slices(
+        self, session: str, topic: ServiceTopic, batch: Batch, slices: list[tuple[TxnId, int, int, int]]
     ) -> CheckedSend:
-        """`runs`: transaction, first row, number of rows, first seq."""
+        """`slices`: transaction, first row, number of rows, first sequence number."""
         refusal, all_written, name = self._coordinator.refusal, self.written, topic.name
         dropped: list[tuple[int, int]] = []
         failures: dict[TxnId, Error] = {}
         accepted: list[int] = []
-        for txn, start, size, seq in runs:
+        for txn, start, size, seq in slices:
             least = txn.least
             error = refusal(session, txn)
             if error is None:
@@ -147,7 +145,7 @@ class Sends:
                 if written.failed is not None:
                     error = written.failed
                 elif known < 0:
-                    text = f"transaction {txn} sends record {seq} to {name!r} where {last + 1} is due: abort it"
+                    text = f"transaction {txn} sent record {seq} to {name!r}, expected record {last + 1}: abort it"
                     error = written.failed = InvalidRequest(text)
                 else:
                     if known > 0:
@@ -167,7 +165,7 @@ class Sends:
 
 
 def _upper_bound(batch: Batch) -> int:
-    """No message of the batch is larger than this; cheaper to tell than the sizes themselves."""
+    """An upper bound on the size of each message; cheaper to compute than the sizes."""
     bound = len(batch.keys.data) + len(batch.values.data)
     for name, column in batch.properties.items():
         longest = max(map(len, column.values), default=0) if isinstance(column, Labels) else 20
@@ -176,7 +174,7 @@ def _upper_bound(batch: Batch) -> int:
 
 
 class SendPart:
-    """Records of a client. `least`: the transactions in them."""
+    """Records of a client's send. `least`: their transactions."""
 
     __slots__ = ("_account", "_connection", "_least", "_number", "_sends", "batch", "size")
 
@@ -214,7 +212,7 @@ class SendPart:
 
 
 class UnsettledSends:
-    """`bytes` of clients that are not settled; `records` of clients that were appended."""
+    """Clients' records: `bytes` that are not durable yet, and `records` that were appended."""
 
     __slots__ = ("bytes", "records")
 
@@ -224,7 +222,7 @@ class UnsettledSends:
 
 
 class MessagesPart:
-    """Messages of the service itself."""
+    """Messages of the service: markers, decisions and messages to other shards."""
 
     __slots__ = ("_acknowledged", "_failed", "batch", "size")
 

@@ -1,4 +1,4 @@
-"""Buffer snapshots while the service runs: captured on the loop, written in the worker thread."""
+"""Periodic snapshots of the buffers: captured on the loop, written in the worker thread."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from snapshots.errors import OwnershipLost
 from txnbuffer.service.topic import Topics
 
 PAUSE = 0.1
-"""Seconds between two looks at what is due."""
+"""Seconds between two checks for due snapshots."""
 AT_ONCE = 32
-"""Topics in one round of snapshots: capturing them holds up the loop."""
+"""Topics in one round of snapshots: capturing them blocks the loop."""
 AFTER_FAILURE = 5.0
 
 
 class SnapshotScheduler:
-    """`problem`: why the last round failed; it is tried again. `capturing` is told of topics right before."""
+    """`problem`: the error of the last round, which is retried. `before_capture` is called with the topics' names."""
 
     def __init__(self, topics: Topics) -> None:
         self.problem: Error | None = None
         self.written = 0
-        self.capturing: Callable[[list[str]], None] | None = None
+        self.before_capture: Callable[[list[str]], None] | None = None
         self._topics = topics
 
     async def run(self) -> None:
-        """Keep the snapshots young, for ever."""
+        """Write due snapshots, forever."""
         while True:
             await asyncio.sleep(PAUSE if self.problem is None else AFTER_FAILURE)
-            await self._number()
+            await self._assign_seqnos()
             due = self._topics.manager.due()
             for start in range(0, len(due), AT_ONCE):
                 await self.snapshot(due[start : start + AT_ONCE])
 
     async def snapshot(self, names: list[str]) -> None:
-        """Write snapshots of topics now. Raises what ends the ownership; anything else is kept as `problem`."""
+        """Write snapshots of topics now. Raises errors that end the ownership; others are kept as `problem`."""
         topics, manager = self._topics, self._topics.manager
         async with topics.snapshot_lock:
             try:
                 await topics.work(manager.settle)
-                if self.capturing is not None:
-                    self.capturing(names)
+                if self.before_capture is not None:
+                    self.before_capture(names)
                 captured = await topics.exclusively(names, manager.begin, names)
                 await topics.work(manager.write, captured)
                 await topics.exclusively(names, manager.finish, captured)
@@ -53,8 +53,8 @@ class SnapshotScheduler:
                 self.problem = None
                 self.written += len(captured)
 
-    async def _number(self) -> None:
-        """Give seqnos where they trail, a step a topic."""
+    async def _assign_seqnos(self) -> None:
+        """Assign seqnos in topics where they trail, one step per topic."""
         for topic in [*self._topics.by_name.values()]:
             if topic.followed is None:
                 continue

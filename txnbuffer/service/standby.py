@@ -1,7 +1,7 @@
-"""Standing by: wait until whoever owns the decision log is gone, and have read by then what it says.
+"""Standby: wait until the owner of the decision log is gone, and keep reading the log meanwhile.
 
-Nobody is fenced: that the owner is gone is for the cluster to say, which gives its exclusive writer to the next one.
-Of several that want it one gets it, and keeps it: a standby waits on, and who does not stand by ends.
+A standby fences nobody: the cluster decides that the owner is gone and gives the exclusive writer to the next process
+that waits for it. Of several one gets it; the other standbys keep waiting, a service without `--standby` ends.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from txnbuffer.service.decision_log import DecisionLog
 from txnbuffer.service.takeover import StandbyState, prepare, read_decisions
 
 SLICE = 1.0
-"""Seconds that are waited for the owner in one go; so long it takes to stop standing by."""
+"""Seconds of one attempt to become the owner; stopping a standby takes as long."""
 READ_SECONDS = 0.25
 PAUSE = 1.0
-"""Seconds until what failed is tried again."""
+"""Seconds until a failed attempt is repeated."""
 RELEASE_WAIT = 5.0
-"""Seconds that who does not stand by gives an owner to go, as one that was just stopped or killed."""
+"""Seconds that a service without `--standby` waits for an owner that was just stopped or killed."""
 
 
 def take_if_free(broker: Broker, shard: Shard = ONLY) -> StandbyState:
-    """Become the only writer of a decision log that nobody has. Raises StillHeld, which says who has it."""
+    """Become the exclusive writer of a decision log without an owner. Raises StillHeld, which names the owner."""
     topic = shard.topic(DECISIONS)
     prepare(broker, shard)
     try:
         writer = open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True, wait=RELEASE_WAIT))
     except StillHeld:
         raise StillHeld(
-            f"another service has this log{_newest(broker, topic)}: to wait until it is gone start this one with "
-            "--standby, to take the log from it with --fence"
+            f"another service owns this log{_owner_address(broker, topic)}: start this one with --standby to wait for "
+            "its end, or with --fence to take the log from it"
         ) from None
     return read_decisions(broker, topic, writer)
 
 
-def _newest(broker: Broker, topic: str) -> str:
-    """Where the newest owner of a log is, as far as that is told; for people."""
+def _owner_address(broker: Broker, topic: str) -> str:
+    """The address of a log's newest owner as text for an error; empty if unknown."""
     try:
         return f", which serves at {ServiceDiscovery(broker, '', topic).newest_address()}"
     except Error:
@@ -50,7 +50,7 @@ def _newest(broker: Broker, topic: str) -> str:
 
 
 class Standby:
-    """`problem`: what keeps it from reading or waiting at the moment; it is tried again."""
+    """Waits for the ownership of a log. `problem`: the error of the last attempt, which is repeated."""
 
     def __init__(self, broker: Broker, shard: Shard = ONLY) -> None:
         self.problem: Error | None = None
@@ -61,14 +61,14 @@ class Standby:
         self._stopping = threading.Event()
 
     async def wait(self, stop: asyncio.Event) -> StandbyState | None:
-        """The decision log's writer and what the log says, once they are ours; None if `stop` came first.
+        """Return the decision log's exclusive writer and its contents once acquired; None if `stop` was set first.
 
-        Raises what waiting longer can't help against.
+        Raises errors that waiting can't fix.
         """
         while not await asyncio.to_thread(self._prepared):
             if stop.is_set():
                 return None
-        reading = asyncio.ensure_future(asyncio.to_thread(self._read_on))
+        reading = asyncio.ensure_future(asyncio.to_thread(self._follow_log))
         writer: Writer | None = None
         try:
             while writer is None and not stop.is_set():
@@ -93,12 +93,12 @@ class Standby:
             raise
 
     def _prepared(self) -> bool:
-        """Whether our topics are there; False where that can't be seen now."""
+        """Create the internal topics; return False after a temporary error."""
         try:
             prepare(self._broker, self._shard)
             self._broker.create_topic(self._topic)
         except Error as error:
-            self._wait_out(error)
+            self._pause_after(error)
             return False
         return True
 
@@ -108,18 +108,18 @@ class Standby:
         except StillHeld:
             return None
         except Error as error:
-            self._wait_out(error)
+            self._pause_after(error)
             return None
 
-    def _wait_out(self, error: Error) -> None:
-        """Wait a while for what passes. Raises what doesn't."""
+    def _pause_after(self, error: Error) -> None:
+        """Pause after a temporary error. Raises any other."""
         if not error.retryable:
             raise as_log_deleted(error) from error
         self.problem = error
         self._stopping.wait(PAUSE)
 
-    def _read_on(self) -> None:
-        """Read the decision log as it grows; from its start where that fails, as when it was trimmed meanwhile."""
+    def _follow_log(self) -> None:
+        """Read the decision log as it grows; after a failure, such as trimming, read it again from the start."""
         while not self._stopping.is_set():
             try:
                 if self._log is None:

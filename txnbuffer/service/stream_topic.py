@@ -1,9 +1,7 @@
-"""One streamed topic: its mutation manager, fed with what gets seqnos, and where in the log a seqno is to be found.
+"""A streamed topic: the feed of its mutation manager, positions of seqnos in the log, and durable cursors.
 
-A topic has a feed from its first stream on until a while after its last one. What was numbered before comes from
-the log.
-
-Durable cursors of a service: kept in the snapshots of their topics, asked for by name, in retention's way.
+A topic has a feed from its first stream until a while after its last one. Mutations that were sequenced before the feed
+existed are read from the log. Durable cursors are stored in the snapshots of their topics and limit retention.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ BACKFILL_BYTES = 16 * 1024 * 1024
 
 
 class SeqnoAnchor(NamedTuple):
-    """The first visible record at `position`, or behind it if not `inclusive`, has the number `seqno`."""
+    """The first visible record at `position`, or after it if not `inclusive`, has the seqno `seqno`."""
 
     seqno: int
     position: Position
@@ -46,31 +44,32 @@ class SeqnoAnchor(NamedTuple):
 
 
 class Feed:
-    """`attach`, then `begin`. `news` is called, in whatever thread, when there is something to `take`.
+    """Feeds a topic's mutation manager: call `attach`, then `begin`.
 
-    `problem`: why nothing more can be streamed. `idle_since`: when its last stream ended, None while it has one.
+    `notify` is called in any thread when there is something to `take`. `problem`: the error that stopped the feed.
+    `idle_since`: the time when its last stream ended, None while it has one.
     """
 
     manager: MutationManager
 
-    def __init__(self, name: str, followed: FollowedTopic, news: Callable[[], None], now: float) -> None:
+    def __init__(self, name: str, followed: FollowedTopic, notify: Callable[[], None], now: float) -> None:
         self.name = name
         self.followed = followed
         self.problem: Error | None = None
         self.idle_since: float | None = now
         self._budget: MemoryBudget
-        self._news = news
+        self._notify = notify
         self._lock = threading.Lock()
-        self._came: list[MutationBatch] = []
+        self._received: list[MutationBatch] = []
         self._reached: dict[str, SeqnoAnchor] = {}
 
     def attach(self) -> int:
-        """Take from now on what is numbered; the last number before. Called while nothing is numbered."""
-        self.followed.sequencing.on_sequenced = self._numbered
+        """Receive what is sequenced from now on; return the last seqno before. Sequencing must be paused."""
+        self.followed.sequencing.on_sequenced = self._on_sequenced
         return self.followed.sequencing.sequencer.next_seqno - 1
 
     def begin(self, high: int, budget: MemoryBudget) -> None:
-        """Manage the mutations behind `high`, within a budget."""
+        """Manage the mutations after `high`, within a memory budget."""
         self.manager = MutationManager(
             high,
             index=SnapshotIndex.of(self.followed.index, INDEX_ENTRIES),
@@ -81,41 +80,41 @@ class Feed:
         self._budget = budget
         budget.add(self.name, self.manager)
 
-    def _numbered(self, placed: PlacedBatch, numbered: Sequenced) -> None:
-        """Messages got seqnos; whichever thread works on the tail calls."""
-        start, stop, counts, first = numbered
+    def _on_sequenced(self, placed: PlacedBatch, sequenced: Sequenced) -> None:
+        """Queue messages that got seqnos; called in the thread that works on the followed topic."""
+        start, stop, counts, first = sequenced
         if self.problem is not None or not counts.any():
             return
         try:
             rows = placed if (start, stop) == (0, len(placed)) else placed.take(slice(start, stop))
             mutations = [*mutations_in(rows, counts, first, self.followed.buffer)]
-        except Error as error:  # the numbers stand all the same, and the topic's transactions go on
+        except Error as error:  # the seqnos are assigned all the same, and the topic's transactions continue
             self.problem = error
         else:
             with self._lock:
-                self._came += mutations
-        self._news()
+                self._received += mutations
+        self._notify()
 
     def take(self) -> bool:
-        """Queue what has come; whether there was anything."""
+        """Pass what was queued to the manager; return whether there was anything."""
         with self._lock:
-            came, self._came = self._came, []
-        for mutations in came:
+            received, self._received = self._received, []
+        for mutations in received:
             self.manager.queue_many(mutations)
-        return bool(came)
+        return bool(received)
 
     def persist(self) -> None:
-        """Have the index of mutation snapshots go into the next snapshot of the buffer."""
+        """Include the index of mutation snapshots in the next snapshot of the buffer."""
         self.manager.trim(self.oldest(self.followed.buffer.first_ledger))
         if self.manager.persist():
             self.followed.index = self.manager.index.columns()
 
     def oldest(self, first_ledger: int) -> int:
-        """The seqno of the first mutation that there still is if the log begins with a ledger."""
+        """The seqno of the first mutation that the log still has if it begins with `first_ledger`."""
         return oldest_seqno(self.followed, first_ledger)
 
     def close(self) -> None:
-        """Feed nobody any more; its cursors are closed."""
+        """Close the feed; its cursors must be closed."""
         self.followed.sequencing.on_sequenced = None
         self.take()
         self.persist()
@@ -123,8 +122,8 @@ class Feed:
 
     # For reads of the log
 
-    def place(self, request: ReadLog) -> SeqnoAnchor:
-        """Where to begin to read so that as little as may be is read in vain. Raises MutationsTrimmed."""
+    def read_start(self, request: ReadLog) -> SeqnoAnchor:
+        """The last known position at or before a request's first seqno. Raises MutationsTrimmed."""
         ledgers = [*self.followed.sequencing.sequencer.first_seqnos.items()]
         places = [SeqnoAnchor(seqno, before_ledger(ledger), inclusive=False) for ledger, seqno in ledgers]
         if request.anchor is not None:
@@ -137,18 +136,17 @@ class Feed:
         return max(usable, key=lambda place: (place.seqno, place.position))
 
     def reached(self, cursor: str, rows: MutationBatch) -> None:
-        """A read for a cursor has come so far; its next one goes on there."""
+        """Remember where a read for a cursor ended; its next read starts there."""
         self._reached[cursor] = SeqnoAnchor(rows.last + 1, rows.positions.last, inclusive=False)
 
-    def left(self, cursor: str) -> None:
-        """A cursor was closed."""
+    def forget_cursor(self, cursor: str) -> None:
+        """Forget a closed cursor."""
         self._reached.pop(cursor, None)
 
-    def judged(self, placed: PlacedBatch, place: SeqnoAnchor) -> MutationBatch | None:
-        """The visible records of messages from a place on, with their seqnos; None if there are none.
+    def visible(self, placed: PlacedBatch, place: SeqnoAnchor) -> MutationBatch | None:
+        """The visible records of sequenced messages from `place` on, with their seqnos; None if there are none.
 
-        All of them have been numbered. Raises MutationsTrimmed where what was read can't be judged any more,
-        because it is trimmed meanwhile.
+        Raises MutationsTrimmed if the messages were trimmed meanwhile: their visibility is then unknown.
         """
         buffer = self.followed.buffer
         if placed.positions.first.ledger < buffer.first_ledger:
@@ -158,7 +156,7 @@ class Feed:
             return None
         mutations = mutations_of(placed, counts, place.seqno, buffer)
         passed = mutations.positions.search(place.position, right=not place.inclusive)
-        if passed:  # only where a read begins in the middle of a record set
+        if passed:  # only if a read starts in the middle of a record set
             mutations = mutations.take(slice(passed, None))
             numbers = np.arange(place.seqno, place.seqno + len(mutations), dtype=np.int64)
             mutations = MutationBatch(numbers, mutations.positions, mutations.publish_times, mutations.messages)
@@ -166,32 +164,32 @@ class Feed:
 
 
 def oldest_seqno(followed: FollowedTopic, first_ledger: int) -> int:
-    """The seqno of the first mutation that a topic still has if its log begins with a ledger."""
+    """The seqno of the first mutation that a topic still has if its log begins with `first_ledger`."""
     sequencer = followed.sequencing.sequencer
     firsts = [seqno for ledger, seqno in [*sequencer.first_seqnos.items()] if ledger >= first_ledger]
     return min(firsts, default=sequencer.next_seqno)
 
 
-def whole(position: Position) -> Position:
-    """The message in which a record stands."""
+def message_of(position: Position) -> Position:
+    """The position of the message that contains a record."""
     return position._replace(batch=NO_INDEX)
 
 
 def mutations_in(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> Iterator[MutationBatch]:
-    """As `mutations_of`, in batches of what can be unpacked together."""
+    """As `mutations_of`, in batches that can be unpacked together."""
     done = 0
     for piece in pieces(placed):
-        told = counts[done : done + len(piece)]
+        piece_counts = counts[done : done + len(piece)]
         done += len(piece)
-        if told.any():
-            yield mutations_of(piece, told, first, buffer)
-            first += int(told.sum())
+        if piece_counts.any():
+            yield mutations_of(piece, piece_counts, first, buffer)
+            first += int(piece_counts.sum())
 
 
 def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: TransactionBuffer) -> MutationBatch:
-    """The visible records of messages, of which each holds `counts`, numbered from `first` on.
+    """The visible records of messages, of which each contains `counts`, with seqnos from `first` on.
 
-    Raises UndecodableRecordSet, and SeqnoGap where a record set holds another number of records than it says.
+    Raises UndecodableRecordSet, and SeqnoGap if a record set contains another number of records than it declares.
     """
     if not counts.all():
         placed = placed.take(np.flatnonzero(counts))
@@ -199,7 +197,9 @@ def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: Transa
     if records is not placed:
         records = records.take(~buffer.suppressed.mask(records.positions))
     if len(records) != int(counts.sum()):
-        raise SeqnoGap(f"{len(records)} records stand from {placed.positions.first} on, where {counts.sum()} were told")
+        raise SeqnoGap(
+            f"{len(records)} records were read from {placed.positions.first} on, {counts.sum()} were expected"
+        )
     messages = records.messages
     properties = {name: column for name, column in messages.properties.items() if not name.startswith(RESERVED)}
     return MutationBatch(
@@ -210,80 +210,80 @@ def mutations_of(placed: PlacedBatch, counts: Int64s, first: int, buffer: Transa
     )
 
 
-At = int | ResumeToken
+CursorPosition = int | ResumeToken
 
-Facts = Callable[[str], Awaitable[tuple[FollowedTopic, TopicInfo]]]
+InfoOf = Callable[[str], Awaitable[tuple[FollowedTopic, TopicInfo]]]
 
 
 class Cursors:
-    """`facts` makes a topic one that has seqnos, and tells what is known of it.
+    """Durable cursors of all topics. `info` registers a topic if needed and describes it.
 
-    `limit`: cursors of a topic. `max_bytes`: one that keeps more than that from going is dropped, 0: none is.
-    `dropped`: how many were.
+    `limit`: the maximum number of cursors of a topic. `max_bytes`: a cursor that keeps more data than this from being
+    trimmed is dropped, 0 means never. `dropped`: the number of dropped cursors.
     """
 
     def __init__(
-        self, topics: Topics, scheduler: SnapshotScheduler, facts: Facts, *, limit: int, max_bytes: int
+        self, topics: Topics, scheduler: SnapshotScheduler, info: InfoOf, *, limit: int, max_bytes: int
     ) -> None:
         self.dropped = 0
         self._topics = topics
         self._scheduler = scheduler
-        self._facts = facts
+        self._info = info
         self._limit = limit
         self._max_bytes = max_bytes
 
-    async def add(self, topic: str, name: object, at: At | str) -> int:
-        """Begin to hold what stands behind a seqno or token, "beginning" or "now"; durable when this returns.
+    async def add(self, topic: str, name: object, at: CursorPosition | str) -> int:
+        """Create a cursor after a seqno or token, at "beginning" or "now"; durable when this returns.
 
-        One that is there stays where it is; where it stands. Raises TooManyCursors, StreamTrimmed, and as
+        An existing cursor keeps its seqno. Return the cursor's seqno. Raises TooManyCursors, StreamTrimmed, and as
         `acknowledged`.
         """
         cursor = check_cursor_name(name)
-        followed, facts = await self._facts(topic)
+        followed, info = await self._info(topic)
         if cursor not in followed.cursors:
             if len(followed.cursors) >= self._limit:
-                raise TooManyCursors(f"topic {topic!r} has {self._limit} cursors, no more may be: remove one")
+                raise TooManyCursors(f"topic {topic!r} has {self._limit} cursors, the maximum: remove one")
             if isinstance(at, str):
-                at = facts.high_seqno if at == "now" else facts.trimmed_seqno
-            if (seqno := acknowledged(at, topic, facts)) < facts.trimmed_seqno:
+                at = info.high_seqno if at == "now" else info.trimmed_seqno
+            if (seqno := acknowledged(at, topic, info)) < info.trimmed_seqno:
                 raise StreamTrimmed(
-                    f"topic {topic!r} is trimmed up to seqno {facts.trimmed_seqno}: nothing behind {seqno} can be held"
+                    f"topic {topic!r} is trimmed up to seqno {info.trimmed_seqno}: a cursor can't start at {seqno}"
                 )
             followed.cursors = {**followed.cursors, cursor: seqno}
         await self._persist(topic)
-        followed, facts = await self._facts(topic)
-        if followed.cursors.get(cursor, -1) < facts.trimmed_seqno:  # retention was at it meanwhile
+        followed, info = await self._info(topic)
+        if followed.cursors.get(cursor, -1) < info.trimmed_seqno:  # retention has trimmed meanwhile
             raise StreamTrimmed(
-                f"topic {topic!r} is trimmed up to seqno {facts.trimmed_seqno}, so cursor {cursor!r} does not hold all "
-                "that it should: remove it, and start over"
+                f"topic {topic!r} is trimmed up to seqno {info.trimmed_seqno}, so cursor {cursor!r} has lost "
+                "data: remove it and start over"
             )
         return followed.cursors[cursor]
 
-    async def advance(self, topic: str, name: object, at: At) -> int:
-        """Let go of what stands up to a seqno or token; where the cursor stands then. An older one changes nothing.
+    async def advance(self, topic: str, name: object, at: CursorPosition) -> int:
+        """Move a cursor to a seqno or token; an older one changes nothing. Return the cursor's seqno.
 
-        It is kept with the next snapshot of the topic. Raises UnknownCursor, and as `acknowledged`.
+        It is stored with the topic's next snapshot. Raises UnknownCursor, and as `acknowledged`.
         """
         cursor = check_cursor_name(name)
-        followed, facts = await self._facts(topic)
+        followed, info = await self._info(topic)
         known = followed.cursors.get(cursor)
         if known is None:
-            raise UnknownCursor(f"topic {topic!r} has no cursor {cursor!r}: it was removed, dropped or never made")
-        seqno = max(acknowledged(at, topic, facts), min(known, facts.high_seqno))
+            raise UnknownCursor(f"topic {topic!r} has no cursor {cursor!r}: it was removed, dropped or never created")
+        seqno = max(acknowledged(at, topic, info), min(known, info.high_seqno))
         followed.cursors = {**followed.cursors, cursor: seqno}
         return seqno
 
     async def remove(self, topic: str, name: object) -> None:
-        """Hold nothing for it any more; durable when this returns. Raises UnknownCursor."""
+        """Remove a cursor; durable when this returns. Raises UnknownCursor."""
         cursor = check_cursor_name(name)
-        followed, _ = await self._facts(topic)
+        followed, _ = await self._info(topic)
         if cursor not in followed.cursors:
             raise UnknownCursor(f"topic {topic!r} has no cursor {cursor!r} to remove")
         followed.cursors = {one: seqno for one, seqno in followed.cursors.items() if one != cursor}
         await self._persist(topic)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All cursors by topic and name: where each stands, and how many mutations are behind it."""
+        """All cursors by topic and name, with their seqnos and the number of mutations after them."""
         rows = []
         for name, topic in sorted(self._topics.by_name.items()):
             if topic.followed is None:
@@ -296,9 +296,9 @@ class Cursors:
         return rows
 
     def floor(self, topic: str, ledgers: Sequence[Ledger], wanted: int) -> int | None:
-        """The lowest ledger that a cursor of a topic needs, where retention wants to keep those from `wanted` on.
+        """The lowest ledger that a cursor of a topic needs, if retention keeps those from `wanted` on anyway.
 
-        Cursors that keep too much from going are dropped first.
+        Cursors that keep more than `max_bytes` from being trimmed are dropped first.
         """
         found = self._topics.get(topic)
         if found is None or (followed := found.followed) is None:

@@ -1,23 +1,18 @@
-"""All change streams of a service: feeds of topics, connections of clients, and the memory that they share.
+"""Change streams: the connections of clients, the feeds of topics, backfills from the log, and their shared memory.
 
-A topic that nobody streams costs nothing. Streams hold no data back, durable cursors do: what retention drops, a slow
-stream without one has lost.
-
-One connection of change streams as the service sees it: what cursors give goes out when the client takes it.
-
-Nothing is taken from a cursor before the frame before went out, so a connection holds about a frame.
-
-Reads of the log for cursors that are behind memory: a bounded number at a time, each in a thread.
+A topic that nobody streams costs nothing. Durable cursors limit retention; streams without one do not, so a slow stream
+may lose what retention trims. A connection takes from its cursors only after the previous frame was sent, so it holds
+about one frame. A limited number of backfills read the log at a time, each in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from broker_io.batch import Width
 from broker_io.errors import Error, NotSupported, PositionTrimmed, TopicNotFound
@@ -38,7 +33,7 @@ from txnbuffer.recordset import pieces
 from txnbuffer.recovery.followed_topic import FollowedTopic
 from txnbuffer.service.limits import MIB
 from txnbuffer.service.snapshot_scheduler import SnapshotScheduler
-from txnbuffer.service.stream_topic import Cursors, Feed, SeqnoAnchor, oldest_seqno, whole
+from txnbuffer.service.stream_topic import Cursors, Feed, SeqnoAnchor, message_of, oldest_seqno
 from txnbuffer.service.topic import Topics
 from txnbuffer.streams.effects import CloseCursor, EndConnection, FindTopic, OpenCursor, StreamDemand
 from txnbuffer.streams.messages import ClientMessage, EndReason, ServerMessage
@@ -49,78 +44,58 @@ TURN_ITEMS = 16_384
 LEAST_TURN_BYTES = 64 * 1024
 
 
-class Feeds(Protocol):
-    """What a connection needs of the service's streams."""
-
-    @property
-    def feeds(self) -> Mapping[str, Feed]: ...
-
-    def now(self) -> float: ...
-
-    def named(self, connection: StreamConnection) -> None: ...
-
-    def gone(self, connection: StreamConnection) -> None: ...
-
-    def find(self, connection: StreamConnection, stream: int, name: str) -> None: ...
-
-    def take_hold(self, feed: Feed, cursor: str, connection: StreamConnection) -> None: ...
-
-    def let_go(self, feed: Feed, cursor: Cursor) -> None: ...
-
-    def settle(self, feed: Feed) -> None: ...
-
-
 class StreamConnection:
-    """Made by `Streams.connect`. Call `receive` for each frame of the client; `next` gives the frames to send.
+    """A client's connection; created by `Streams.connect`.
 
-    `ended` is set once nothing but the last words is left to send.
+    Call `receive` for each frame of the client; `next` returns the frames to send. `ended` is set once only the last
+    frames are left to send.
     """
 
-    def __init__(self, streams: Feeds, number: int, peer: str, config: ServerConfig) -> None:
+    def __init__(self, streams: Streams, number: int, peer: str, config: ServerConfig) -> None:
         self.peer = peer
         self.server = StreamServer(config, streams.now())
         self.ended = asyncio.Event()
         self._streams = streams
         self._number = number
         self._cursors: dict[int, tuple[Feed, Cursor]] = {}
-        self._something = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
-    # For whoever carries the frames
+    # For the transport
 
     def receive(self, messages: Iterable[ClientMessage]) -> None:
-        """A frame of the client; what comes after the end is dropped."""
+        """Handle a frame of the client; frames after the end are dropped."""
         self.server.receive(messages, self._streams.now())
-        self._streams.named(self)
+        self._streams.client_named(self)
         self.settle()
 
     async def next(self) -> tuple[ServerMessage, ...] | None:
-        """The next frame to send; None: there will be none, end the connection."""
+        """Return the next frame to send; None once the connection has ended."""
         while True:
             if frame := self.server.take_frame(FRAME_BYTES, self._streams.now()):
                 return frame
             if self.server.closed:
                 return None
-            self._something.clear()
+            self._wakeup.clear()
             if not self._pump():
-                await self._something.wait()
+                await self._wakeup.wait()
 
     def lost(self) -> None:
-        """The client went away."""
+        """The client disconnected."""
         self.server.disconnected()
         self.settle()
 
-    # For the streams of the service
+    # For `Streams`
 
-    def found(self, stream: int, facts: TopicInfo) -> None:
+    def topic_found(self, stream: int, facts: TopicInfo) -> None:
         self.server.topic_found(stream, facts, self._streams.now())
         self.settle()
 
-    def refused(self, stream: int, error: Error) -> None:
+    def topic_refused(self, stream: int, error: Error) -> None:
         self.server.topic_refused(stream, error)
         self.settle()
 
     def advanced(self, feed: Feed) -> None:
-        """A topic has more mutations."""
+        """Report that a topic has more mutations."""
         self.server.advanced(feed.name, feed.manager.high, self._streams.now())
 
     def tick(self) -> None:
@@ -128,16 +103,16 @@ class StreamConnection:
         self.settle()
 
     def close(self, error: Error) -> None:
-        """Say why, and end."""
+        """End the connection with an error."""
         self.server.hang_up(error)
         self.settle()
 
     def wake(self) -> None:
-        """There may be something to send."""
-        self._something.set()
+        """Make `next` check again for something to send."""
+        self._wakeup.set()
 
     def settle(self) -> None:
-        """Do what the server asks for."""
+        """Execute the effects of the stream server."""
         touched: dict[Feed, None] = {}
         while effects := self.server.take_effects():
             for effect in effects:
@@ -149,16 +124,16 @@ class StreamConnection:
                     case CloseCursor(stream):
                         held = self._cursors.pop(stream, None)
                         if held is not None:
-                            self._streams.let_go(*held)
+                            self._streams.cursor_closed(*held)
                             touched[held[0]] = None
                     case EndConnection():
-                        pass  # `next` tells once all is sent
+                        pass  # `next` ends once all is sent
         if self.server.closed:
             self.ended.set()
             self._streams.gone(self)
         for feed in touched:
             self._streams.settle(feed)
-        self._something.set()
+        self._wakeup.set()
 
     def _open(self, asked: OpenCursor) -> None:
         feed = self._streams.feeds[asked.topic]
@@ -170,24 +145,24 @@ class StreamConnection:
             self.server.end(asked.stream, _reason(error))
             return
         self._cursors[asked.stream] = feed, cursor
-        self._streams.take_hold(feed, name, self)
+        self._streams.cursor_opened(feed, name, self)
 
     def _pump(self) -> bool:
-        """Take from cursors what streams may have now, about a frame; whether there was anything."""
+        """Take about one frame from the cursors, as far as streams allow; return whether there was anything."""
         wanted = [one for one in self.server.wanted() if one.stream in self._cursors]
         share = max(FRAME_BYTES // max(len(wanted), 1), LEAST_TURN_BYTES)
         given = 0
         for one in wanted:
             if given >= FRAME_BYTES:
                 break
-            if one.stream in self._cursors:  # it may have ended with what another one caused
+            if one.stream in self._cursors:  # an effect of another stream may have ended it
                 feed, cursor = self._cursors[one.stream]
                 given += self._give(one, feed, cursor, share)
                 self._streams.settle(feed)
         return given > 0
 
     def _give(self, wanted: StreamDemand, feed: Feed, cursor: Cursor, share: int) -> int:
-        """About how many bytes there are to send now."""
+        """Pass a cursor's mutations to the server; return their approximate size."""
         server, stream = self.server, wanted.stream
         disk = cursor.backfill is not None
         try:
@@ -216,19 +191,17 @@ def _reason(error: Error) -> EndReason:
     return EndReason.TRIMMED if isinstance(error, MutationsTrimmed) else EndReason.BACKFILL_FAILED
 
 
-T = TypeVar("T")
-
 ANSWER_BYTES = 4 * MIB
-"""An answer holds about so much at most, so that readers take turns."""
+"""Approximate maximum size of one backfill answer, so that cursors take turns."""
 READ_MESSAGES = 4096
 READ_SECONDS = 30.0
-"""In which a message that the log holds must be read."""
+"""Seconds within which a message of the log must be read."""
 
 
 class Backfills:
-    """`readers` reads go on at a time, the others wait. `done` is told of each feed that got an answer.
+    """Reads of the log for cursors whose mutations are no longer in memory; at most `readers` at a time.
 
-    `items` were read so far; `active` reads go on now.
+    `done` is called with each feed that got an answer. `items`: mutations read so far; `active`: reads in progress.
     """
 
     def __init__(self, topics: Topics, readers: int, done: Callable[[Feed], None]) -> None:
@@ -246,7 +219,7 @@ class Backfills:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     def stop(self, feed: Feed, ticket: int) -> None:
-        """Nobody wants the answer."""
+        """Cancel a read."""
         if (task := self._tasks.get((feed, ticket))) is not None:
             task.cancel()
 
@@ -257,7 +230,7 @@ class Backfills:
 
     @property
     def pending(self) -> int:
-        """Reads that wait for their turn."""
+        """Reads that wait for a free reader."""
         return len(self._tasks) - self.active
 
     async def _serve(self, feed: Feed, request: ReadLog) -> None:
@@ -273,19 +246,19 @@ class Backfills:
             else:
                 self.items += len(rows)
                 feed.reached(request.cursor, rows)
-                with contextlib.suppress(SeqnoGap):  # its cursor raises it
+                with contextlib.suppress(SeqnoGap):  # the cursor raises it
                     feed.manager.backfilled(request.ticket, rows)
             finally:
                 self.active -= 1
         self._done(feed)
 
     async def _read(self, feed: Feed, request: ReadLog) -> MutationBatch:
-        """The mutations that a request wants, or the first of them. Raises MutationsTrimmed and what reading raises."""
-        place = feed.place(request)
+        """The requested mutations, or the first of them. Raises MutationsTrimmed, and as `Reader.read`."""
+        place = feed.read_start(request)
         wanted = min(request.max_bytes, ANSWER_BYTES)
         found: list[MutationBatch] = []
         width = Width()
-        start = whole(place.position)
+        start = message_of(place.position)
         inclusive = place.inclusive or start != place.position
         reader: Reader = await self._in_thread(
             lambda: self._topics.broker.reader(feed.name, start, inclusive=inclusive)
@@ -294,9 +267,11 @@ class Backfills:
             while wanted > 0 and place.seqno <= request.last and not width.full:
                 placed = await self._in_thread(lambda: reader.read(limit=READ_MESSAGES, timeout=READ_SECONDS))
                 if placed is None:
-                    raise BackfillFailed(f"topic {feed.name}: nothing was read behind {place.position}; try again")
+                    raise BackfillFailed(
+                        f"topic {feed.name!r}: no message after {place.position} could be read; try again"
+                    )
                 for piece in pieces(placed):
-                    rows = await self._topics.exclusively([feed.name], feed.judged, piece, place)
+                    rows = await self._topics.exclusively([feed.name], feed.visible, piece, place)
                     place = SeqnoAnchor(place.seqno, piece.positions.last, inclusive=False)
                     if rows is None:
                         continue
@@ -323,16 +298,16 @@ def _within(rows: MutationBatch, request: ReadLog) -> MutationBatch | None:
 
 
 TICK = 0.25
-"""Seconds between two looks at the time."""
+"""Seconds between two ticks of the connections."""
 LINGER = 30.0
-"""Seconds that a topic is fed on after its last stream, for a reader that comes back."""
+"""Seconds that a feed stays open after its last stream, for a client that reconnects."""
 LEAST_NOOP = 1.0
 
 Register = Callable[[str], Awaitable[None]]
 
 
 class Streams:
-    """`register` makes a topic one that has seqnos. All of it belongs to the engine's loop."""
+    """All connections and feeds. `register` registers a topic, which gives it seqnos. Runs on the engine's loop."""
 
     def __init__(
         self,
@@ -346,8 +321,10 @@ class Streams:
         self.feeds: dict[str, Feed] = {}
         self.budget = MemoryBudget(config.memory_bytes)
         self.connections: set[StreamConnection] = set()
-        scheduler.capturing = self.persist
-        self.cursors = Cursors(topics, scheduler, self._known, limit=config.max_cursors, max_bytes=config.cursor_bytes)
+        scheduler.before_capture = self.persist
+        self.cursors = Cursors(
+            topics, scheduler, self._cursor_topic, limit=config.max_cursors, max_bytes=config.cursor_bytes
+        )
         self.backfills = Backfills(topics, config.readers, self.settle)
         self._loop = asyncio.get_running_loop()
         self._topics = topics
@@ -365,10 +342,10 @@ class Streams:
         self._ended: Error | None = None
         self._woken = False
 
-    # For those who carry frames
+    # For the transport
 
     def connect(self, peer: str = "in process") -> StreamConnection:
-        """A new connection; it begins with hello."""
+        """Open a connection; its first message must be the hello."""
         self._numbers += 1
         connection = StreamConnection(self, self._numbers, peer, self._server)
         self.connections.add(connection)
@@ -376,30 +353,30 @@ class Streams:
             connection.close(self._ended)
         elif len(self.connections) > self._config.max_connections:
             limit = self._config.max_connections
-            connection.close(ServiceUnavailable(f"{limit} stream connections are open, no more may be: try later"))
+            connection.close(ServiceUnavailable(f"{limit} stream connections are open, the maximum: try again later"))
         return connection
 
     # For the engine
 
     async def run(self) -> None:
-        """Keep the time of all connections, and stop feeding what nobody streams, for ever."""
+        """Tick all connections and close idle feeds, forever."""
         while True:
             await asyncio.sleep(TICK)
             for connection in [*self.connections]:
                 connection.tick()
             for feed in [*self.feeds.values()]:
-                self._look_at(feed)
+                self._check_feed(feed)
 
     def persist(self, names: Iterable[str]) -> None:
-        """Snapshots of the buffers of topics are about to be captured."""
+        """Update the mutation indexes of topics before their buffers' snapshots are captured."""
         for name in names:
             if (feed := self.feeds.get(name)) is not None:
                 feed.persist()
                 self.settle(feed)
 
     def close(self, error: Error | None = None) -> None:
-        """End all connections; nothing is served after that."""
-        self._ended = error or CoordinatorStopped("the service stops: connect again later")
+        """End all connections and reject new ones."""
+        self._ended = error or CoordinatorStopped("the service is stopping: connect again later")
         for connection in [*self.connections]:
             connection.close(self._ended)
         for task in self._finding:
@@ -410,8 +387,8 @@ class Streams:
 
     # For connections
 
-    def named(self, connection: StreamConnection) -> None:
-        """A client may have said its name: an older connection of the same name ends."""
+    def client_named(self, connection: StreamConnection) -> None:
+        """End an older connection of the same name once a client has sent its name."""
         older = self._names.named(connection.server)
         for other in [one for one in self.connections if one.server is older]:
             other.settle()
@@ -421,27 +398,27 @@ class Streams:
         self._names.closed(connection.server)
 
     def find(self, connection: StreamConnection, stream: int, name: str) -> None:
-        """Tell a connection what is known of a topic."""
+        """Look up a topic in the background and report it to a connection."""
         task = self._loop.create_task(self._find(connection, stream, name))
         self._finding.add(task)
         task.add_done_callback(self._finding.discard)
 
-    def take_hold(self, feed: Feed, cursor: str, connection: StreamConnection) -> None:
-        """A stream reads from a feed."""
+    def cursor_opened(self, feed: Feed, cursor: str, connection: StreamConnection) -> None:
+        """Record that a stream reads from a feed."""
         self._streams[feed][cursor] = connection
         feed.idle_since = None
 
-    def let_go(self, feed: Feed, cursor: Cursor) -> None:
-        """A stream has ended."""
+    def cursor_closed(self, feed: Feed, cursor: Cursor) -> None:
+        """Close the cursor of a stream that has ended."""
         cursor.close()
-        feed.left(cursor.name)
+        feed.forget_cursor(cursor.name)
         owners = self._streams.get(feed, {})
         owners.pop(cursor.name, None)
         if not owners:
             feed.idle_since = self.now()
 
     def settle(self, feed: Feed) -> None:
-        """Do what a manager asks for, and win memory back if there is too much."""
+        """Execute the effects of a feed's manager; free memory if the budget is exceeded."""
         if self.budget.pressed:
             self.budget.recover()
             for other in self.feeds.values():
@@ -461,8 +438,8 @@ class Streams:
 
     # Feeds
 
-    def _news(self) -> None:
-        """In any thread: something got seqnos."""
+    def _notify(self) -> None:
+        """Schedule `_take`; called in any thread when messages got seqnos."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._take)
@@ -481,23 +458,25 @@ class Streams:
     async def _find(self, connection: StreamConnection, stream: int, name: str) -> None:
         try:
             feed = await self._feed(name)
-            facts = await self._facts(feed)
+            facts = await self._stream_info(feed)
         except Error as error:
-            connection.refused(stream, error)
+            connection.topic_refused(stream, error)
             return
         except Exception as error:
-            connection.refused(stream, Error(f"unexpected: {error!r}"))
+            connection.topic_refused(stream, Error(f"unexpected: {error!r}"))
             raise
         if self.feeds.get(name) is not feed:
-            connection.refused(stream, ServiceUnavailable(f"topic {name!r} was let go just now: try again"))
+            connection.topic_refused(
+                stream, ServiceUnavailable(f"the feed of topic {name!r} was closed just now: try again")
+            )
             return
         feed.idle_since = self.now() if feed.idle_since is not None else None
         feed.take()
-        connection.found(stream, replace(facts, high_seqno=feed.manager.high))
+        connection.topic_found(stream, replace(facts, high_seqno=feed.manager.high))
         self.settle(feed)
 
     async def _feed(self, name: str) -> Feed:
-        """The feed of a topic, which is registered for it. Raises why it can't be streamed."""
+        """The feed of a topic, which is registered if needed. Raises the error that prevents streaming it."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             if (feed := self.feeds.get(name)) is None:
                 feed = await self._open(name)
@@ -509,7 +488,7 @@ class Streams:
         return feed
 
     async def _open(self, name: str) -> Feed:
-        feed = Feed(name, await self._followed_topic(name), self._news, self.now())
+        feed = Feed(name, await self._followed_topic(name), self._notify, self.now())
         feed.begin(await self._topics.exclusively([name], feed.attach), self.budget)
         return feed
 
@@ -523,7 +502,7 @@ class Streams:
             topic = self._topics.get(name)
         if topic is None or topic.followed is None:
             problem = None if topic is None else topic.problem
-            raise problem or RegistrationFailed(f"topic {name!r} could not be registered to be streamed: try again")
+            raise problem or RegistrationFailed(f"topic {name!r} could not be registered for streaming: try again")
         return topic.followed
 
     async def _missing(self, name: str) -> Error:
@@ -532,22 +511,22 @@ class Streams:
         if count:
             first = partition_name(name, 0)
             return NotSupported(
-                f"topic {name!r} is partitioned: a stream is of one partition, such as {first!r}, "
-                "or of all by `stream_partitions`"
+                f"topic {name!r} is partitioned: stream one partition, such as {first!r}, "
+                "or all of them with `stream_partitions`"
             )
         return TopicNotFound(f"there is no topic {name!r} to stream")
 
-    async def _facts(self, feed: Feed) -> TopicInfo:
-        facts = await self._facts_of(feed.followed, feed.name)
+    async def _stream_info(self, feed: Feed) -> TopicInfo:
+        facts = await self._topic_info(feed.followed, feed.name)
         feed.manager.trim(facts.trimmed_seqno + 1)
         has_memory = self.budget.account.bytes <= self.budget.budget
         return replace(facts, high_seqno=feed.manager.high, has_memory=has_memory)
 
-    async def _known(self, name: str) -> tuple[FollowedTopic, TopicInfo]:
+    async def _cursor_topic(self, name: str) -> tuple[FollowedTopic, TopicInfo]:
         followed = await self._followed_topic(name)
-        return followed, await self._facts_of(followed, name)
+        return followed, await self._topic_info(followed, name)
 
-    async def _facts_of(self, followed: FollowedTopic, name: str) -> TopicInfo:
+    async def _topic_info(self, followed: FollowedTopic, name: str) -> TopicInfo:
         broker = self._topics.broker
         if not self._cluster:
             self._cluster = await self._topics.work(broker.incarnation, self._topics.shard.topic(DECISIONS))
@@ -556,8 +535,8 @@ class Streams:
         high = followed.sequencing.sequencer.next_seqno - 1
         return TopicInfo(self._cluster, followed.writer.incarnation, followed.failover, high, trimmed_seqno=trimmed)
 
-    def _look_at(self, feed: Feed) -> None:
-        """A topic may have stopped, or nobody may stream it any more."""
+    def _check_feed(self, feed: Feed) -> None:
+        """Close the feed of a topic that has stopped, or that nobody has streamed for a while."""
         topic = self._topics.get(feed.name)
         stopped = topic is None or topic.followed is not feed.followed
         if stopped:

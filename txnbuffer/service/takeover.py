@@ -1,6 +1,7 @@
-"""How an engine takes over: the decision log, the buffers of all topics, the coordinator. It waits for the broker.
+"""Takeover: acquire the decision log, recover the buffers of all topics and create the coordinator.
 
-Partitions of our own topics, one for each shard: made by the first service of a namespace, fixed from then on.
+The functions here block on the broker. The first service of a namespace also creates the partitions of the internal
+topics, one per shard; their number can't change later.
 """
 
 from __future__ import annotations
@@ -46,24 +47,22 @@ MAX_SHARDS = 256
 
 
 def check_shard(shard: Shard, *, shared: bool) -> None:
-    """Raises InvalidConfiguration for a shard that can't be; `shared`: beside a cluster."""
+    """Raises InvalidConfiguration for an invalid shard; `shared`: cluster mode."""
     if shard.of > 1 and not shared:
         raise InvalidConfiguration(f"this log has one shard, not {shard.of}: only a cluster has several")
     if not 1 <= shard.of <= MAX_SHARDS:
-        raise InvalidConfiguration(f"{shard.of} shards: there may be 1 to {MAX_SHARDS}")
+        raise InvalidConfiguration(f"{shard.of} shards are configured: use 1 to {MAX_SHARDS}")
     if shard.number < 0:
-        raise InvalidConfiguration(f"say which of {shard.of} shards is meant, 0 to {shard.of - 1}: give --shard")
+        raise InvalidConfiguration(f"--shard is missing: give the shard to serve, 0 to {shard.of - 1}")
     if shard.number >= shard.of:
-        raise InvalidConfiguration(
-            f"there is no shard {shard.number} of {shard.of}: they are 0 to {shard.of - 1}; give --shard"
-        )
+        raise InvalidConfiguration(f"there is no shard {shard.number} of {shard.of}: give --shard 0 to {shard.of - 1}")
 
 
 def prepare(broker: Broker, shard: Shard) -> None:
-    """Make the partitions of our own topics where there are several shards; a crash may have left some unmade.
+    """Create the partitions of the internal topics if there are several shards; a crash may have left some missing.
 
-    Raises InvalidConfiguration where the namespace has another number of them, or has topics of ours that do not belong
-    together: then nothing is made.
+    Raises InvalidConfiguration, without creating anything, if the namespace has another number of shards or if its
+    internal topics do not match.
     """
     if not isinstance(broker, PartitionedBroker):
         if shard.of > 1:
@@ -78,18 +77,18 @@ def prepare(broker: Broker, shard: Shard) -> None:
         for topic, count in counts.items()
         if count or topic in there
     }
-    _check(shard.of, found)
+    _check_partitions(shard.of, found)
     if several:
         for topic in INTERNAL_TOPICS:
             if topic not in found:
                 broker.partition(topic, shard.of)
-                _check(shard.of, {topic: broker.partitions(topic)})  # another service may have been first
+                _check_partitions(shard.of, {topic: broker.partitions(topic)})  # another service may have been first
         if known is None:
             record_shard_count(broker, shard.of)
 
 
-def _check(shards: int, found: dict[str, int]) -> None:
-    """`found`: partitions of those that are there, 0 of one without. A service with one shard makes none."""
+def _check_partitions(shards: int, found: dict[str, int]) -> None:
+    """`found`: partitions of the existing topics, 0 for one that is not partitioned. One shard needs no partitions."""
     wanted = shards if shards > 1 else 0
     numbers = {*found.values()}
     if numbers <= {wanted}:
@@ -97,22 +96,21 @@ def _check(shards: int, found: dict[str, int]) -> None:
     if len(numbers) == 1:
         has = max(numbers.pop(), 1)
         raise InvalidConfiguration(
-            f"this namespace has {has} shards, which was settled when it was first served, not {shards}: "
-            f"give --shards {has}"
+            f"this namespace has {has} shards, fixed when it was first served, not {shards}: give --shards {has}"
         )
     facts = ", ".join(f"{topic} has {count or 'no'}" for topic, count in found.items())
     raise InvalidConfiguration(
-        f"topics of ours have different numbers of partitions, which no service made: {facts}; delete the one that was "
-        "made by hand, with `pulsar-admin topics delete` or `delete-partitioned-topic`, if no service has written to it"
+        f"the internal topics have different numbers of partitions: {facts}; no service creates them so; delete the "
+        "one created by hand with `pulsar-admin topics delete` or `delete-partitioned-topic`, if no service wrote to it"
     )
 
 
 AT_ONCE = 16
-"""Topics of a cluster that are recovered at the same time: each takes a dozen answers of it, one behind the other."""
+"""Topics of a cluster that are recovered at the same time: each takes a dozen requests, one after the other."""
 
 
 class Identity(NamedTuple):
-    """Who an owner is, for people, HOST:PORT where clients find it, or nothing, and what it owns."""
+    """An owner: its name for people, the HOST:PORT where clients reach it (or empty), and its shard."""
 
     owner: str
     address: str = ""
@@ -121,16 +119,17 @@ class Identity(NamedTuple):
 
 
 class StandbyState(NamedTuple):
-    """What a standby has when its turn comes: the decision log's only writer, and what the log says."""
+    """What a standby has acquired: the decision log's exclusive writer, and the log as read so far."""
 
     decisions: Writer
     log: DecisionLog
 
 
 class OwnedLog(NamedTuple):
-    """What an engine owns. `at`: where its own entry stands in the decision log; `inbox_end`: where those end.
+    """What an engine owns. `at`: the position of its own entry in the decision log.
 
-    `name`: what tells its log from every other; `owners`: its newest owners, by epoch.
+    `inbox_end`: the end of the shard's inbox at takeover; `name`: the identity of the log; `owners`: its newest owners,
+    by epoch.
     """
 
     coordinator: Coordinator
@@ -151,9 +150,9 @@ def take_over(
     now: Callable[[], float],
     standby_state: StandbyState | None = None,
 ) -> OwnedLog:
-    """Become the owner of a shard of a broker. Raises what stands in the way; then nothing is owned.
+    """Become the owner of a shard. Raises the error that prevents it; then nothing is owned.
 
-    `now` is the time of the coordinator: seconds since 1970, never going back.
+    `now` is the coordinator's clock: seconds since 1970, monotonic.
     """
     shard = identity.shard
     if standby_state is None:
@@ -173,18 +172,18 @@ def take_over(
     try:
         if (why := missing_owner_evidence(log.history)) is not None:
             raise DecisionsLost(log.topic, why)
-        with _needed(log.topic):
-            last = _nothing if isinstance(broker, PolicyBroker) else _last_id
+        with _naming_damage(log.topic):
+            last = _no_last_id if isinstance(broker, PolicyBroker) else _last_id
             at = acquire_decisions(log, writer, identity, config.max_message_bytes, last)
-        _check_same(broker, log.topic, at)
+        _check_admin_cluster(broker, log.topic, at)
         _publish_address(broker, log.topic, OwnerAddress(log.history.epoch, identity.address, identity.creates_topics))
         inbox_end = _inbox_end(broker, shard)
         name = broker.incarnation(log.topic)
-        with _needed(snapshots):
-            # Whoever copies a directory can put the copy back; a cluster's topics are made anew at most.
+        with _naming_damage(snapshots):
+            # A directory can be restored from a copy; the topics of a cluster can only be created again.
             manager.recover("" if isinstance(broker, PolicyBroker) else secrets.token_hex(16))
-        _check_whole(log, shard, manager)
-        _begin_ids(broker, log, writer, clock)
+        _check_data_loss(log, shard, manager)
+        _write_first_ids(broker, log, writer, clock)
         manager.check_registered(filter(shard.owns, log.history.topics))
     except BaseException:
         writer.close()
@@ -196,26 +195,26 @@ def take_over(
     return OwnedLog(coordinator, writer, manager, at, inbox_end, name, log.history.owners)
 
 
-def _check_same(broker: Broker, topic: str, at: Position) -> None:
-    """Raises InvalidConfiguration where questions about a topic are answered by another cluster than has it."""
+def _check_admin_cluster(broker: Broker, topic: str, at: Position) -> None:
+    """Raises InvalidConfiguration if the admin interface belongs to another cluster than the broker."""
     if any(ledger.ledger == at.ledger and ledger.entries > at.entry for ledger in broker.ledgers(topic)):
         return
     raise InvalidConfiguration(
-        f"what was just written to topic {topic!r}, at {at}, is unknown to the admin interface: are its address "
-        "(admin_url) and that of the broker those of one cluster?"
+        f"the admin interface does not know the message just written to topic {topic!r} at {at}: check that admin_url "
+        "and the broker's address belong to the same cluster"
     )
 
 
-def _check_whole(log: DecisionLog, shard: Shard, manager: SnapshotManager) -> None:
-    """Raises DecisionsLost where topics tell more than the decision log does."""
+def _check_data_loss(log: DecisionLog, shard: Shard, manager: SnapshotManager) -> None:
+    """Raises DecisionsLost if topics contain decisions that the decision log lacks."""
     buffers = {topic: manager.buffer(topic) for topic in manager.topics}
     lost = data_loss_evidence(log.history, log.history.epoch, shard.number, buffers)
     if lost is not None:
         raise DecisionsLost(log.topic, lost)
 
 
-def _begin_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -> None:
-    """Others may delete a namespace of a cluster and make it anew, while programs that wrote there go on."""
+def _write_first_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -> None:
+    """Start ids above those of a deleted namespace of the same name, whose programs may still be writing."""
     first = initial_low_water_mark(log.history, clock.now_ms()) if isinstance(broker, PolicyBroker) else None
     if first is not None:
         writer.append(Batch.of([first])).result()
@@ -223,7 +222,7 @@ def _begin_ids(broker: Broker, log: DecisionLog, writer: Writer, clock: Clock) -
 
 
 def _inbox_end(broker: Broker, shard: Shard) -> Position | None:
-    """Those that came before were for the owner before: whoever waits for an answer writes again."""
+    """The end of the shard's inbox: earlier messages were for the previous owner, and are repeated if needed."""
     if shard.of == 1:
         return None
     broker.create_topic(shard.topic(SHARD_MESSAGES))
@@ -231,14 +230,14 @@ def _inbox_end(broker: Broker, shard: Shard) -> Position | None:
 
 
 def fence(broker: Broker, topic: str = DECISIONS) -> StandbyState:
-    """Take a decision log from whoever has it."""
+    """Take a decision log from its owner, if it has one."""
     return read_decisions(broker, topic, open_or_make(broker, topic, lambda: broker.writer(topic, exclusive=True)))
 
 
 def read_decisions(broker: Broker, topic: str, writer: Writer) -> StandbyState:
-    """What a decision log says, whose only writer is ours; closed if that can't be read."""
+    """Read a decision log with an acquired writer; the writer is closed if reading fails."""
     try:
-        with _needed(topic):
+        with _naming_damage(topic):
             return StandbyState(writer, DecisionLog(broker, topic))
     except BaseException:
         writer.close()
@@ -246,8 +245,8 @@ def read_decisions(broker: Broker, topic: str, writer: Writer) -> StandbyState:
 
 
 @contextlib.contextmanager
-def _needed(topic: str) -> Iterator[None]:
-    """Raises TopicDamaged where the log of one of our own topics is damaged: nothing can be decided without it."""
+def _naming_damage(topic: str) -> Iterator[None]:
+    """Raises TopicDamaged if the log of an internal topic is damaged: nothing can be decided without it."""
     try:
         yield
     except Damaged as error:
@@ -255,19 +254,19 @@ def _needed(topic: str) -> Iterator[None]:
 
 
 def _publish_address(broker: Broker, topic: str, owner: OwnerAddress) -> None:
-    """Write the address where clients find it without reading the log."""
+    """Write the owner's address where clients find it without reading the log."""
     if isinstance(broker, AnnotatedBroker):
         with contextlib.suppress(Error):
             broker.annotate(topic, encode_owner_address(owner))
 
 
 def _last_id(history: History) -> int | None:
-    """Where ids may have gone on in a log of which this is an older copy; None for one that is begun now."""
+    """The last id that a log may have assigned after this copy of it was made; None for a new log."""
     return history.highest_id if history.owned else None
 
 
-def _nothing(history: History) -> None:
-    """A cluster's log is no copy."""
+def _no_last_id(history: History) -> None:
+    """A cluster's log is never restored from a copy."""
 
 
 def acquire_decisions(
@@ -277,7 +276,7 @@ def acquire_decisions(
     max_bytes: int,
     last: Callable[[History], int | None],
 ) -> Position:
-    """Write our `owner` entry to the decision log and read up to it; where it stands. `last`: see `Acquisition`."""
+    """Write an `owner` entry to the decision log and read up to it; return its position. `last`: see `Acquisition`."""
     history = log.history
     drawn = secrets.token_hex(16)
     acquisition = Acquisition(

@@ -1,13 +1,11 @@
-"""One topic of the service: what waits to be appended, what is on its way, and its buffer.
+"""The topics of the service: append queues, writers and buffers; creation, opening and registration.
 
-The topics of the service: made, opened for writing, registered, and fed with what was appended.
+Everything that waits for the disk runs in one worker thread; appends to the topic are held meanwhile, so that its log
+does not change. Snapshots and registrations write to the snapshot topic one at a time; the questions that a
+registration asks a cluster first run in a pool of their own.
 
-Whatever waits for the disk runs in one worker thread; a topic is held back meanwhile, so that its log
-stands still. Snapshots and registrations never overlap where they write to the snapshot topic; what a registration
-asks a cluster before runs in threads of its own.
-
-Where the log is shared, others write the topics too: then buffers are fed with what followers read, never with
-what was appended here, and a topic's writer is for markers only.
+In cluster mode applications write to the topics too: buffers are then fed with what followers read, never with what
+was appended here, and a topic's writer appends markers only.
 """
 
 from __future__ import annotations
@@ -40,13 +38,13 @@ from txnbuffer.service.limits import CELL_BYTES, MAX_PROPERTIES, MIB
 from txnbuffer.service.log_followers import LogFollower, LogFollowers
 
 FLIGHT_BYTES = 8 * 1024 * 1024
-"""What one append holds at most, about."""
+"""Approximate maximum size of one append."""
 
 
 class AppendPart(Protocol):
-    """Something to be appended, and what is done when that has happened; `size` is about its bytes.
+    """Messages to append, and the callbacks for the result; `size` is their approximate size in bytes.
 
-    `reserved`: it is no record, and may use what a nearly full disk keeps free.
+    `reserved`: not a record; it may use the space that a nearly full disk keeps free.
     """
 
     batch: Batch
@@ -59,7 +57,7 @@ class AppendPart(Protocol):
 
 
 class AppendInFlight(NamedTuple):
-    """One append under way: its parts, and all their records."""
+    """One append in flight: its parts, and all their messages in one batch."""
 
     parts: Sequence[AppendPart]
     batch: Batch
@@ -83,7 +81,7 @@ class ServiceTopic:
         self.refused: list[AppendPart] = []
         self.low = False
         self.wait: Wait | None = None
-        """That for space, while there is none."""
+        """The wait for disk space, while there is none."""
         self.writer: Writer | None = None
         self.followed: FollowedTopic | None = None
         self.held = True
@@ -94,35 +92,35 @@ class ServiceTopic:
         self.waiting: deque[AppendPart] = deque()
         self.flights: deque[AppendInFlight] = deque()
         self.checks: dict[int, None] = {}
-        """Transactions to be counted once the buffer has all that they sent."""
+        """Transactions to count once the buffer has applied all that they sent."""
         self.awaiting_markers: set[TxnId] = set()
-        """Transactions that are to be asked about once the buffer has all that stands in the log."""
+        """Transactions to ask about once the buffer has applied the log up to its present end."""
         self.asked_up_to: Position | None = None
-        """What began behind it has been ongoing for less than a look at the time."""
+        """Transactions that began after this position are not asked about until the next tick."""
 
     @property
     def missing(self) -> bool:
-        """Whether it was stopped by what can pass: then it is registered again."""
+        """Whether a temporary problem stopped it; then it is registered again."""
         return is_temporary(self.problem, shared=self.shared)
 
     @property
     def stopped(self) -> bool:
-        """Whether it goes no further by itself; what the cluster did not answer for is tried again."""
+        """Whether it needs an operator; requests that the cluster did not answer are retried."""
         return self.problem is not None and not (self.missing and self.problem.retryable)
 
     @property
     def obstacle(self) -> Error | None:
-        """What keeps this topic from going on, for good or for now."""
+        """The error that stops or delays this topic."""
         return self.problem or self.write_problem or (None if self.follower is None else self.follower.problem)
 
     def refusal(self) -> Error:
-        """Why no transaction can be written here."""
+        """The error for a transaction that writes to this topic."""
         return self.problem or UnregisteredTopic(
             f"topic {self.name!r} is not registered: register it before the first record of a transaction"
         )
 
     def take(self) -> AppendInFlight:
-        """What can be appended now, in one batch; something must be waiting."""
+        """Take what can be appended now in one batch; the queue must not be empty."""
         parts: list[AppendPart] = []
         size, rows, names = 0, 0, set[str]()
         while self.waiting:
@@ -138,12 +136,12 @@ class ServiceTopic:
 
 
 def is_temporary(problem: Error | None, *, shared: bool) -> bool:
-    """Whether a topic goes on some time: it was deleted, or (`shared`) its cluster did not answer for it."""
+    """Whether a problem may go away: the topic was deleted or, in cluster mode, the cluster did not answer."""
     return isinstance(problem, TopicNotFound) or (shared and problem is not None and problem.retryable)
 
 
 def split_by_ledger(positions: Positions, batch: Batch) -> list[PlacedBatch]:
-    """What was appended as it stands in the log, a piece for each ledger; all of it was published at one time."""
+    """Return an append as placed batches, one for each ledger; all messages have the same publish time."""
     ledgers = positions.ledgers
     times = np.full(len(positions), positions.published, np.int64)
     if ledgers[0] == ledgers[-1]:
@@ -156,22 +154,22 @@ def split_by_ledger(positions: Positions, batch: Batch) -> list[PlacedBatch]:
 T = TypeVar("T")
 
 HELD_BYTES = 64 * MIB
-"""Undecided messages that wait in memory for their seqnos, all topics together."""
+"""Undecided messages of all topics that wait in memory for their seqnos."""
 LEAST_HELD = 64 * 1024
-MORE = 1.1
-"""That memory is shared anew when topics are so many times as many: each time costs a step a topic."""
+GROWTH = 1.1
+"""Divide that memory again when the number of topics has grown by this factor: it costs a step per topic."""
 AT_ONCE = 8
-"""Topics of a cluster about which it is asked at the same time."""
+"""Registrations that query a cluster at the same time."""
 
 Applied = Callable[[ServiceTopic, list[Effect]], None]
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidTopicName for what can't be a data topic."""
+    """Raises InvalidTopicName for a name that a data topic can't have."""
     check_topic_name(name)
     if is_internal(name):
         raise InvalidTopicName(
-            f"topic {name!r}: names that begin with {INTERNAL_PREFIX} are the service's own: use another"
+            f"topic {name!r}: names that begin with {INTERNAL_PREFIX} are reserved for the service: use another"
         )
 
 
@@ -180,12 +178,15 @@ def check_owned(shard: Shard, kind: str, name: str) -> None:
     if not shard.owns(name):
         owner = shard_of(name, shard.of)
         raise ForeignTopic(
-            f"{kind} {name!r} belongs to shard {owner} of {shard.of}, this is shard {shard.number}: ask that one"
+            f"{kind} {name!r} belongs to shard {owner} of {shard.of}, this is shard {shard.number}: ask shard {owner}"
         )
 
 
 class Topics:
-    """`applied` is told what the buffer of a topic made of what its log got; `followers` where the log is shared."""
+    """All topics by name.
+
+    `applied` is called with the effects of each batch that a buffer applied. `followers` is set in cluster mode.
+    """
 
     def __init__(
         self,
@@ -204,22 +205,22 @@ class Topics:
         self.shard = shard
         self.by_name: dict[str, ServiceTopic] = {}
         self.snapshot_lock = asyncio.Lock()
-        self._share = HELD_BYTES
-        self._followed = self._sharing = 0
+        self._held_limit = HELD_BYTES
+        self._followed_count = self._divided_by = 0
         self._to_open: list[str] = []
         self.stopped: Callable[[ServiceTopic], None] | None = None
-        """Told of topics whose buffers go no further."""
+        """Called with each topic that stops."""
         self._applied = applied
         self._create = create
         self._executor = executor
         self.registration_pool = ThreadPoolExecutor(AT_ONCE, "txnbuffer-registering")
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call something that waits, in the worker thread."""
+        """Call a blocking function in the worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     async def exclusively(self, names: Iterable[str], function: Callable[..., T], *arguments: Any) -> T:
-        """Call something that works on the tails of topics, and may ask the broker: nothing is applied meanwhile."""
+        """Call a function that works on followed topics and may block; nothing is applied to them meanwhile."""
         if self.followers is None:
             return function(*arguments)
         topics = [self.by_name[name] for name in names if name in self.by_name]
@@ -234,7 +235,7 @@ class Topics:
             self.followers.wake()
 
     def load(self, registered: Iterable[str]) -> None:
-        """Open the topics that were recovered. Of those that were registered others may be there anew, or gone."""
+        """Open the recovered topics. A registered topic that was not recovered was deleted, or created again."""
         for name in self.manager.topics:
             topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
             if self.followers is None:
@@ -254,26 +255,26 @@ class Topics:
         return self.by_name.get(name)
 
     def check(self, name: str) -> None:
-        """Raises InvalidTopicName for what can't be a data topic, ForeignTopic for one of another shard."""
+        """Raises InvalidTopicName for a name that a data topic can't have, ForeignTopic for another shard's topic."""
         check_name(name)
         check_owned(self.shard, "topic", name)
 
     def make(self, name: str) -> ServiceTopic:
-        """The entry of a topic that `open` is to be called for. Raises as `check`."""
+        """Add a topic, for which `open` is to be called. Raises as `check`."""
         self.check(name)
         topic = self.by_name[name] = ServiceTopic(name, shared=self.followers is not None)
         return topic
 
     async def open(self, topic: ServiceTopic) -> None:
-        """Open a topic for writing, made if missing. Raises TopicNotFound if it is and that is not wanted."""
+        """Open a topic for writing; create it if missing. Raises TopicNotFound if topics must not be created."""
         self._to_open.append(topic.name)
         topic.writer = await self.work(self._open, topic.name)
 
     async def register(self, topic: ServiceTopic, *, create: bool = True) -> bool:
-        """Follow a topic, which is held back and has nothing under way; its first snapshot is durable then.
+        """Write a topic's first snapshot and follow it; the topic must be held and have no append in flight.
 
-        False: it was followed already. Not `create`: only if it is there. Raises TopicNotFound, and why it can't be
-        followed.
+        Return False if it was followed already. Without `create` it must exist. Raises TopicNotFound, and the error
+        that prevents following it.
         """
         if topic.followed is not None:
             return False
@@ -285,35 +286,35 @@ class Topics:
         elif topic.writer is None:
             await self.open(topic)
         async with self.snapshot_lock:
-            await self.work(self._keep, topic.name, prepared)
+            await self.work(self._register, topic.name, prepared)
         self._follow(topic)
         return True
 
     def forget(self, topic: ServiceTopic) -> None:
-        """A topic that could not be opened: the next one who asks tries again."""
+        """Remove a topic that could not be opened, so that the next request tries again."""
         never_was = topic.writer is None and topic.followed is None and topic.problem is None
         if never_was and self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
 
     def drop(self, name: str) -> Writer | None:
-        """A name stands for no topic any more, and nothing is told of it; the writer that is to be closed."""
+        """Remove a topic without notifying anyone; return its writer, which the caller closes."""
         topic = self.by_name.pop(name, None)
         if topic is None:
             return None
         writer, topic.writer = topic.writer, None
         return writer
 
-    def still_missing(self, topic: ServiceTopic, error: Error) -> None:
-        """A topic that was missing could not be registered again; unless that is for good it can be tried again."""
+    def recreation_failed(self, topic: ServiceTopic, error: Error) -> None:
+        """Record that a missing topic could not be registered again; a temporary error is retried."""
         if isinstance(topic.problem, TopicNotFound):
-            error = TopicNotFound(f"topic {topic.name!r} was deleted, and can't be registered again ({error})")
+            error = TopicNotFound(f"topic {topic.name!r} was deleted, and registering it again failed: {error}")
         topic.problem = stopped_by(topic.name, error)
         self.by_name[topic.name] = topic
         if self.stopped is not None:
             self.stopped(topic)
 
     def acknowledged(self, topic: ServiceTopic, flight: AppendInFlight, positions: Positions) -> None:
-        """Feed the buffer with an append that is durable; where the log is shared, it comes back from there."""
+        """Apply an acknowledged append to the buffer; in cluster mode the follower delivers it instead."""
         if topic.followed is None or self.followers is not None:
             return
         for placed in split_by_ledger(positions, flight.batch):
@@ -337,40 +338,40 @@ class Topics:
         if self.stopped is not None:
             self.stopped(topic)
 
-    def _came(self, topic: ServiceTopic, placed: PlacedBatch) -> None:
+    def _received(self, topic: ServiceTopic, placed: PlacedBatch) -> None:
         if topic.followed is not None:
             self._apply(topic, topic.followed, placed)
 
-    def _broke(self, topic: ServiceTopic, error: BaseException) -> None:
-        """A topic can't be read any further: it stops, and nothing else does."""
+    def _reading_failed(self, topic: ServiceTopic, error: BaseException) -> None:
+        """Stop a topic that can't be read any further; all others continue."""
         if not isinstance(error, Error):
             raise error
         self.manager.stop(topic.name, error)
         self._stopped(topic)
 
-    def damaged(self, name: str, error: Error) -> None:
-        """The log of a data topic is not what was written: it stops, and nothing else does."""
+    def mark_damaged(self, name: str, error: Error) -> None:
+        """Stop a data topic whose log is damaged; all others continue."""
         topic = self.by_name.setdefault(name, ServiceTopic(name, shared=self.followers is not None))
         self.manager.stop(name, error)
         self._stopped(topic)
 
-    def _make(self, name: str, create: bool = True) -> None:
-        self._check_there(name, create)
+    def _create_topic(self, name: str, create: bool = True) -> None:
+        self._check_exists(name, create)
         self.broker.create_topic(name)
 
-    def _check_there(self, name: str, create: bool) -> None:
+    def _check_exists(self, name: str, create: bool) -> None:
         if not (create and self._create) and name not in self.broker.topics():
             raise TopicNotFound(f"there is no topic {name!r}") if self._create else TopicNotCreated(name)
 
     def _prepare(self, name: str, create: bool) -> FollowedTopic | None:
-        """All questions about a topic that is to be registered, of which a cluster is asked some twenty."""
+        """Ask all that registration needs to know about a topic: some twenty requests to a cluster."""
         if self._was_missing(name):
-            self._make(name, create)
+            self._create_topic(name, create)
             return None
-        self._check_there(name, create)
+        self._check_exists(name, create)
         return self.manager.prepare(name)
 
-    def _keep(self, name: str, prepared: FollowedTopic | None) -> None:
+    def _register(self, name: str, prepared: FollowedTopic | None) -> None:
         if self._was_missing(name):
             self.manager.recreate(name)
         else:
@@ -382,8 +383,8 @@ class Topics:
     def _open(self, name: str) -> Any:
         waiting, self._to_open = self._to_open, []
         if self._create and waiting and isinstance(self.broker, BulkBroker):
-            self.broker.create_topics(waiting)  # those that follow find theirs made
-        self._make(name)
+            self.broker.create_topics(waiting)  # the next calls find theirs created
+        self._create_topic(name)
         return self.broker.writer(name, exclusive=True)
 
     def _follow(self, topic: ServiceTopic) -> None:
@@ -392,19 +393,19 @@ class Topics:
         if self.followers is None:
             reader.close()
         else:
-            take, fail = partial(self._came, topic), partial(self._broke, topic)
+            take, fail = partial(self._received, topic), partial(self._reading_failed, topic)
             follower = LogFollower(
                 self.broker, topic.name, followed.at, take, fail, followed.writer.incarnation, reader
             )
             topic.follower = self.followers.follow(follower)
-        self._followed += 1
-        if self._followed > MORE * self._sharing:
-            self._share_memory()
-        followed.sequencing.held_limit = self._share
+        self._followed_count += 1
+        if self._followed_count > GROWTH * self._divided_by:
+            self._divide_memory()
+        followed.sequencing.held_limit = self._held_limit
 
-    def _share_memory(self) -> None:
+    def _divide_memory(self) -> None:
         followed_topics = [topic.followed for topic in self.by_name.values() if topic.followed is not None]
-        self._followed = self._sharing = len(followed_topics)
-        self._share = max(HELD_BYTES // max(len(followed_topics), 1), LEAST_HELD)
+        self._followed_count = self._divided_by = len(followed_topics)
+        self._held_limit = max(HELD_BYTES // max(len(followed_topics), 1), LEAST_HELD)
         for followed in followed_topics:
-            followed.sequencing.held_limit = self._share
+            followed.sequencing.held_limit = self._held_limit
