@@ -146,8 +146,8 @@ class Exploration:
             steps += [lambda: owner.count(chance.randrange(len(owner.checks)))] * 2
         if owner.registrations:
             steps += [owner.snapshot] * 3
-        if owner.borders:
-            steps += [lambda: owner.land_epoch_marker(chance.randrange(len(owner.borders)))] * 2
+        if owner.epoch_markers:
+            steps += [lambda: owner.land_epoch_marker(chance.randrange(len(owner.epoch_markers)))] * 2
         steps.append(owner.tick)
         for topic in owner.buffers:
             steps.append(lambda topic=topic: owner.pump(topic, chance.choice([None, 1, 3])))

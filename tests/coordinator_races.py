@@ -21,8 +21,8 @@ DURABLE = {"one-phase": "marker landed", "decided": "decision landed"}
 # What becomes of what the predecessor has under way.
 PREDECESSORS = {
     "crashes": "nothing of it lands",
-    "is slow": "it lands just before the fence, a one-phase marker before the border",
-    "is a zombie": "it lands behind the border, or finds the log fenced",
+    "is slow": "it lands just before the fence, a one-phase marker before the epoch marker",
+    "is a zombie": "it lands after the epoch marker, or finds the log fenced",
 }
 CLIENTS = ("commits again", "aborts", "stays away")
 

@@ -143,8 +143,8 @@ class Owner:
         self.marker_acks: list[int] = []
         self.checks: list[CheckCounts] = []
         self.registrations: list[str] = []
-        self.borders: list[WriteEpochMarker] = []
-        self.border_ends: dict[str, int] = {}
+        self.epoch_markers: list[WriteEpochMarker] = []
+        self.epoch_marker_ends: dict[str, int] = {}
         self.answers: dict[tuple[str, int], Result] = {}
         self.stopped: str | None = None
         self.crashed = False
@@ -172,7 +172,7 @@ class Owner:
                 case RegisterTopic(topic=topic):
                     self.registrations.append(topic)
                 case WriteEpochMarker():
-                    self.borders.append(effect)
+                    self.epoch_markers.append(effect)
                 case SessionResults(session=session, answers=answers):
                     for request, result in answers:
                         assert (session, request) not in self.answers, "answered twice"
@@ -220,8 +220,10 @@ class Owner:
         self.take()
 
     def land_epoch_marker(self, which: int = 0) -> None:
-        border = self.borders.pop(which)
-        self.border_ends[border.topic] = self.world.topic(border.topic).append(encode_marker(border.marker))
+        epoch_marker = self.epoch_markers.pop(which)
+        self.epoch_marker_ends[epoch_marker.topic] = self.world.topic(epoch_marker.topic).append(
+            encode_marker(epoch_marker.marker)
+        )
 
     def pump(self, topic: str, limit: int | None = None) -> None:
         """Read a topic on: the whole rest, or so many messages."""
@@ -236,8 +238,8 @@ class Owner:
                 if isinstance(effect, EpochRaised) and effect.coordinator == SHARD:
                     self.coordinator.newer_epoch_seen(effect.epoch, topic)
             self.coordinator.markers_applied(topic, ends, self.world.now)
-            if topic in self.border_ends and end > self.border_ends[topic]:
-                del self.border_ends[topic]
+            if topic in self.epoch_marker_ends and end > self.epoch_marker_ends[topic]:
+                del self.epoch_marker_ends[topic]
                 state = buffer.coordinators.get(SHARD)
                 committed = state.committed if state else BitMap64()
                 aborted = state.aborted if state else BitMap64()
@@ -281,7 +283,7 @@ class Owner:
             while self.registrations:
                 self.snapshot()
                 busy = True
-            while self.borders:
+            while self.epoch_markers:
                 self.land_epoch_marker()
                 busy = True
             while self.appends:

@@ -174,7 +174,7 @@ class TestTopics:
     def test_a_take_over_waits_for_no_deleted_topic(self) -> None:
         stage = Stage()
         owner = stage.world.take_over()
-        owner.borders = [border for border in owner.borders if border.topic == "a"]
+        owner.epoch_markers = [epoch_marker for epoch_marker in owner.epoch_markers if epoch_marker.topic == "a"]
         owner.settle()
         assert not owner.coordinator.ready
         owner.coordinator.topic_deleted("b", stage.world.now)

@@ -17,7 +17,7 @@ from txnbuffer.model import MAX_LEAST, Outcome
 
 
 class TestH4ZombieOnePhase:
-    def test_marker_of_a_zombie_lands_behind_the_border(self) -> None:
+    def test_marker_of_a_zombie_lands_after_the_epoch_marker(self) -> None:
         world = World()
         zombie = world.take_over()
         first = zombie.client(S)
@@ -36,7 +36,7 @@ class TestH4ZombieOnePhase:
         assert world.read("a").values == []
         assert S not in [session for session, _ in zombie.answers if zombie.answers[session, _] is Outcome.COMMIT]
 
-    def test_marker_of_a_zombie_lands_before_the_border(self) -> None:
+    def test_marker_of_a_zombie_lands_before_the_epoch_marker(self) -> None:
         world = World()
         zombie = world.take_over()
         first = zombie.client(S)
@@ -53,7 +53,7 @@ class TestH4ZombieOnePhase:
         assert owner.heard(S, told) is Outcome.COMMIT
         assert world.read("a").values == [b"x"]
 
-    def test_nothing_is_said_of_older_ids_before_the_border_is_read(self) -> None:
+    def test_older_ids_get_no_answer_before_the_epoch_marker_is_read(self) -> None:
         world = World()
         first = world.take_over().client(S)
         owner = world.take_over()
@@ -75,14 +75,14 @@ class TestH4ZombieOnePhase:
         world = World()
         world.take_over().client(S)
         owner = world.take_over()
-        borders, owner.borders = owner.borders, []
+        epoch_markers, owner.epoch_markers = owner.epoch_markers, []
         first = owner.client("new")
         world.record("a", txn(first), 1, b"x")
         told = ask_commit(owner, first, "a", session="new")
         owner.settle()
         assert owner.heard("new", told) is Outcome.COMMIT
         assert not owner.coordinator.ready
-        owner.borders = borders
+        owner.epoch_markers = epoch_markers
         owner.settle()
         assert owner.coordinator.ready
 

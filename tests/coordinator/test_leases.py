@@ -180,12 +180,12 @@ class TestSessions:
     def test_ids_leased_while_a_claim_waits_are_not_given_back_by_it(self) -> None:
         stage = Stage()
         owner = stage.owner = stage.world.take_over()
-        borders, owner.borders = owner.borders, []
+        epoch_markers, owner.epoch_markers = owner.epoch_markers, []
         opened = owner.open(S, stage.txn(0))
         block = stage.lease(3)
         assert isinstance(block, Leased)
         assert owner.heard(S, opened) is None
-        owner.borders = borders
+        owner.epoch_markers = epoch_markers
         owner.settle()
         assert isinstance(owner.heard(S, opened), SessionOpened)
         stage.first = block.first

@@ -1,4 +1,4 @@
-"""Numbers of a named producer that many sessions write: who wins, who comes too late, who is gone meanwhile."""
+"""Participants: numbers of a named producer that several sessions write, and which of them win, are late or gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counterexamples of what has to be kept: H11, H18, H19, H20."""
+"""Counterexamples of retention: H11, H18, H19, H20."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A cluster that crashed may write a run of the decision log again, behind newer messages, and not to its end.
+"""A cluster that crashed may repeat messages of the decision log after newer ones, and not all of them.
 
-Nothing of the run was acknowledged then, but what it says holds all the same: the next owner reads it.
+The repeated messages were never acknowledged, but the next owner reads them, and they count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which shard a name belongs to, and the letters between shards: pinned, since others' state hangs on it."""
+"""Which shard a name belongs to, and shard messages: pinned, because stored state depends on both."""
 
 from __future__ import annotations
 

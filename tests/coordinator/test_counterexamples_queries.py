@@ -1,4 +1,4 @@
-"""Counterexamples of asking about ongoing transactions: H7, H8, H9."""
+"""Counterexamples of outcome queries about ongoing transactions: H7, H8, H9."""
 
 from __future__ import annotations
 
