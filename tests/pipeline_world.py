@@ -160,7 +160,7 @@ def _bytes(item: Any) -> bytes | None:
 
 def rows_read(
     broker: Broker,
-    fixed: PinnedTopic,
+    pinned: PinnedTopic,
     ranges: Iterable[RecordRange],
     *,
     keep_hidden: bool = False,
@@ -168,19 +168,24 @@ def rows_read(
 ) -> list[Row]:
     """What tasks read of ranges, one after the other, in the order of the columns."""
     schema = schema_of((*COLUMNS, OUTCOME) if keep_hidden else COLUMNS)
-    judge = judge_of(fixed, isolated=isolated, keep_hidden=keep_hidden)
+    record_filter = filter_of(pinned, isolated=isolated, keep_hidden=keep_hidden)
     rows: list[Row] = []
     for one in ranges:
-        for found in read_range(broker, one, judge):
+        for found in read_range(broker, one, record_filter):
             batch = record_batch(found, schema)
             batch.validate(full=True)
             rows += rows_of_batch(batch)
     return rows
 
 
-def judge_of(fixed: PinnedTopic, *, isolated: bool = True, keep_hidden: bool = False) -> RecordFilter:
+def filter_of(pinned: PinnedTopic, *, isolated: bool = True, keep_hidden: bool = False) -> RecordFilter:
     return RecordFilter(
-        fixed.topic, fixed.incarnation, fixed.verdicts, fixed.registered, isolated=isolated, keep_hidden=keep_hidden
+        pinned.topic,
+        pinned.incarnation,
+        pinned.visibility,
+        pinned.registered,
+        isolated=isolated,
+        keep_hidden=keep_hidden,
     )
 
 

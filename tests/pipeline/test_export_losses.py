@@ -66,7 +66,7 @@ def test_a_deleted_topic_is_told(exports: Exports) -> None:
     exports.send("b")
     assert exports.run(go_on=True, topics=("a", "b")) is not None
     exports.send("a")
-    with pytest.raises(TopicNotFound, match="made anew"):
+    with pytest.raises(TopicNotFound, match="created again"):
         exports.run(go_on=True)
 
 
@@ -78,7 +78,7 @@ def test_a_topic_that_is_made_anew_while_it_is_exported_ends_the_run(exports: Ex
         exports.send("a")
 
     exports.meanwhile = make_anew
-    with pytest.raises(TopicNotFound, match="made anew"):
+    with pytest.raises(TopicNotFound, match="created again"):
         exports.run()
     assert exports.directory.last() is None
 

@@ -192,7 +192,7 @@ def test_a_log_that_is_trimmed_while_it_is_audited_is_told(
             life.keeper.snapshot(life.topic)
             life.keeper.trim(life.topic, broker.ledgers(life.topic)[-1].ledger)
 
-    with pytest.raises(JobFailed, match=r"^topic orders.* was trimmed, deleted or made anew while") as failed:
+    with pytest.raises(JobFailed, match=r"^topic orders.* was trimmed, deleted or created again during") as failed:
         audit(spark, options_of_audit(tmp_path), directory, on_progress=trim)
     assert failed.value.retryable
 
@@ -223,7 +223,7 @@ def test_what_cannot_be_exported_is_told(spark: Any, broker: Broker, lives: list
         for life in lives:
             broker.delete_topic(life.topic)
             broker.create_topic(life.topic)
-        with pytest.raises(TopicNotFound, match="was deleted and made anew"):
+        with pytest.raises(TopicNotFound, match="was deleted and created again"):
             Export(spark, options_of(tmp_path), directory, columns=("key",)).run()
     with (
         pytest.raises(JobFailed, match="there is no topic 'missing' to read") as failed,

@@ -15,7 +15,7 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.pipeline.jobs.running import places
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, fix_all
+from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, pin_topics
 from txnbuffer.pipeline.planning import plan
 from txnbuffer.pipeline.ranges import Cut, behind
 from txnbuffer.pipeline.spark import source
@@ -90,9 +90,9 @@ def test_of_a_topic_that_was_empty_nothing_stands_below_the_place_up_to_which_it
 
 
 def test_topics_that_are_fixed_together_are_each_judged_by_its_own_snapshot(broker: Watched) -> None:
-    for topic, fixed in fix_all(broker, TOPICS).items():
-        assert fixed.registered == (topic != TOPICS[-1])
-        rows = read(broker, fixed)
+    for topic, pinned in pin_topics(broker, TOPICS).items():
+        assert pinned.registered == (topic != TOPICS[-1])
+        rows = read(broker, pinned)
         assert rows == [row_of(record) for record in records_of(broker.inner, topic)]
         assert [row[4] for row in rows] == [b"a", b"b"]
 
@@ -110,14 +110,14 @@ def test_a_topic_may_get_its_first_transaction_while_others_are_planned(broker: 
             abort_some(TopicWriter(broker.inner, late), 1)
 
     broker.before = interfere
-    fixed = fix_all(broker, TOPICS)[late]
+    pinned = pin_topics(broker, TOPICS)[late]
     assert done
     assert broker.opened == 1
-    assert fixed.registered
-    assert [row[4] for row in read(broker, fixed)] == [b"a", b"b"]
+    assert pinned.registered
+    assert [row[4] for row in read(broker, pinned)] == [b"a", b"b"]
 
 
-def read(broker: Watched, fixed: PinnedTopic) -> list[Row]:
+def read(broker: Watched, pinned: PinnedTopic) -> list[Row]:
     cut = Cut(numbered=True, target_bytes=10**6)
-    ranges = cut.ranges(fixed.topic, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)
-    return rows_read(broker.inner, fixed, ranges)
+    ranges = cut.ranges(pinned.topic, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last)
+    return rows_read(broker.inner, pinned, ranges)

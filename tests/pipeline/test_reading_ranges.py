@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_world import Life, judge_of, records_of, row_of, rows_read
+from pipeline_world import Life, filter_of, records_of, row_of, rows_read
 from writing import TopicWriter
 
 from broker_io.batch import Batch, Message
@@ -20,7 +20,7 @@ from txnbuffer import recordset
 from txnbuffer.errors import LogTruncated
 from txnbuffer.model import Position
 from txnbuffer.pipeline import reading
-from txnbuffer.pipeline.pinned import PinnedTopic, fix_all
+from txnbuffer.pipeline.pinned import PinnedTopic, pin_topics
 from txnbuffer.pipeline.ranges import Cut, RecordRange
 from txnbuffer.pipeline.reading import RecordFilter, read_range
 from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
@@ -57,12 +57,12 @@ def test_any_cut_gives_what_a_reader_is_given(seed: int, target: int, numbered: 
         patch.setattr(recordset, "TOGETHER_BYTES", together)
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(40)
-        fixed = fix(broker, TOPIC)
+        pinned = fix(broker, TOPIC)
         expected = records_of(broker, TOPIC)
         ranges = Cut(numbered, target).ranges(
-            TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last
+            TOPIC, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last
         )  # fmt: skip
-        found = rows_read(broker, fixed, ranges)
+        found = rows_read(broker, pinned, ranges)
         assert found == [row_of(record, seqno=numbered) for record in expected]
         some = [one for one in ranges if one.seqno is not None]
         assert len(some) == (len(ranges) if numbered else 0)
@@ -76,13 +76,13 @@ def test_any_stretch_of_a_log_gives_the_records_that_stand_there(
     with MemoryBroker() as broker, SnapshotManager(broker, segment_size=2) as keeper:
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(30)
-        fixed = fix(broker, TOPIC)
+        pinned = fix(broker, TOPIC)
         expected = [row_of(record, seqno=numbered) for record in records_of(broker, TOPIC)]
-        places = [Position(*row[1]) for row in expected] + [fixed.stop, Position(2, 0), Position(1, 5, 2)]
+        places = [Position(*row[1]) for row in expected] + [pinned.stop, Position(2, 0), Position(1, 5, 2)]
         first, stop = sorted([data.draw(st.sampled_from(places)), data.draw(st.sampled_from(places))])
-        first, stop = max(first, fixed.origin), min(stop, fixed.stop)
-        ranges = Cut(numbered, target).ranges(TOPIC, fixed.extents, fixed.anchors, first, stop)
-        assert rows_read(broker, fixed, ranges) == [row for row in expected if first <= Position(*row[1]) < stop]
+        first, stop = max(first, pinned.origin), min(stop, pinned.stop)
+        ranges = Cut(numbered, target).ranges(TOPIC, pinned.extents, pinned.anchors, first, stop)
+        assert rows_read(broker, pinned, ranges) == [row for row in expected if first <= Position(*row[1]) < stop]
 
 
 @settings(max_examples=60)
@@ -91,33 +91,35 @@ def test_outcomes_of_all_records(seed: int, target: int) -> None:
     with MemoryBroker() as broker, SnapshotManager(broker) as keeper:
         keeper.recover()
         Life(broker, keeper, TOPIC, seed).run(30)
-        fixed = fix(broker, TOPIC)
+        pinned = fix(broker, TOPIC)
         visible = {record.position: record for record in records_of(broker, TOPIC)}
-        everything = [r for r in records_of(broker, TOPIC, isolation="read_uncommitted") if r.position < fixed.stop]
-        ranges = Cut(True, target).ranges(TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)
-        found = rows_read(broker, fixed, ranges, keep_hidden=True)
+        everything = [r for r in records_of(broker, TOPIC, isolation="read_uncommitted") if r.position < pinned.stop]
+        ranges = Cut(True, target).ranges(
+            TOPIC, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last
+        )
+        found = rows_read(broker, pinned, ranges, keep_hidden=True)
         assert [row[:-1] for row in found] == [row_of(visible.get(r.position, r)) for r in everything]
         for record, row in zip(everything, found, strict=True):
             assert (row[-1] == "committed") == (record.position in visible)
-            assert row[-1] != "aborted" or record.txn in fixed.verdicts.aborted
-            assert row[-1] != "suppressed" or fixed.verdicts.suppressed.count(record.position, 1)
+            assert row[-1] != "aborted" or record.txn in pinned.visibility.aborted
+            assert row[-1] != "suppressed" or pinned.visibility.suppressed.count(record.position, 1)
 
 
 def test_records_of_a_topic_without_transactions_have_no_seqnos(broker: Broker) -> None:
     broker.create_topic(TOPIC)
     with broker.writer(TOPIC) as writer:
         writer.append(Batch.of([Message(b"k", b"1"), Message(b"k", None)])).result(60)
-    fixed = fix(broker, TOPIC)
-    assert not fixed.registered
-    assert rows_read(broker, fixed, whole(fixed)) == [row_of(record) for record in records_of(broker, TOPIC)]
+    pinned = fix(broker, TOPIC)
+    assert not pinned.registered
+    assert rows_read(broker, pinned, whole(pinned)) == [row_of(record) for record in records_of(broker, TOPIC)]
 
 
 def test_transactions_without_a_snapshot_are_refused(broker: Broker) -> None:
     log = TopicWriter(broker, TOPIC)
     log.records(1, "a")
-    fixed = fix(broker, TOPIC)
+    pinned = fix(broker, TOPIC)
     with pytest.raises(SnapshotMissing, match=TOPIC):
-        rows_read(broker, fixed, whole(fixed))
+        rows_read(broker, pinned, whole(pinned))
 
 
 def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
@@ -134,8 +136,8 @@ def test_a_topic_may_get_its_first_transaction_while_it_is_planned(
         return loaded
 
     monkeypatch.setattr(SnapshotLoader, "load", load_and_go_on)
-    fixed = fix(broker, TOPIC)
-    assert [row[4] for row in rows_read(broker, fixed, whole(fixed))] == [b"1"]
+    pinned = fix(broker, TOPIC)
+    assert [row[4] for row in rows_read(broker, pinned, whole(pinned))] == [b"1"]
 
 
 def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker, keeper: SnapshotManager) -> None:
@@ -144,15 +146,15 @@ def test_what_is_trimmed_while_it_is_read_fails_or_is_passed_over(broker: Broker
     for value in ("1", "2", "3"):
         log.plain(value)
         broker.roll(TOPIC)
-    fixed = fix(broker, TOPIC)
+    pinned = fix(broker, TOPIC)
     ranges = Cut(numbered=True, target_bytes=10**6).ranges(
-        TOPIC, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last
+        TOPIC, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last
     )
-    judge = judge_of(fixed)
-    broker.trim(TOPIC, fixed.extents[1].ledger)
+    record_filter = filter_of(pinned)
+    broker.trim(TOPIC, pinned.extents[1].ledger)
     with pytest.raises(PositionTrimmed, match=TOPIC):
-        list(read_range(broker, ranges[0], judge))
-    (two, three) = read_range(broker, ranges[0], judge, fail_on_data_loss=False)
+        list(read_range(broker, ranges[0], record_filter))
+    (two, three) = read_range(broker, ranges[0], record_filter, fail_on_data_loss=False)
     assert [two.placed.messages.values[0], three.placed.messages.values[0]] == [b"2", b"3"]
     assert two.seqnos is None
     assert three.seqnos is None
@@ -165,8 +167,8 @@ def planned(broker: Broker, keeper: SnapshotManager) -> tuple[RecordRange, Recor
     log = TopicWriter(broker, TOPIC)
     for value in "123456":
         log.plain(value)
-    fixed = fix(broker, TOPIC)
-    return whole(fixed)[0], judge_of(fixed)
+    pinned = fix(broker, TOPIC)
+    return whole(pinned)[0], filter_of(pinned)
 
 
 def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
@@ -179,7 +181,7 @@ def test_a_topic_made_anew_behind_the_plan_is_not_read_by_it(
     for value in "abcdef":
         log.records(1, value)
     log.abort(1)
-    with pytest.raises(TopicNotFound, match="deleted and made anew"):
+    with pytest.raises(TopicNotFound, match="deleted and created again"):
         list(read_range(broker, *planned))
     assert not [*read_range(broker, *planned, fail_on_data_loss=False)]
 
@@ -209,12 +211,12 @@ def test_of_what_is_trimmed_wholly_nothing_follows(broker: Broker, planned: tupl
 def test_a_log_that_lost_its_end_is_told(
     broker: Broker, planned: tuple[RecordRange, RecordFilter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, judge = planned
+    one, record_filter = planned
     longer = replace(one, stop=Position(one.stop.ledger, one.stop.entry + 3), last=None)
     monkeypatch.setattr(reading, "DOUBT", 0.0)
     with pytest.raises(LogTruncated, match=f"topic {TOPIC} ends at {one.stop}, .* up to {longer.stop}"):
-        list(read_range(broker, longer, judge))
-    (rows,) = read_range(broker, longer, judge, fail_on_data_loss=False)
+        list(read_range(broker, longer, record_filter))
+    (rows,) = read_range(broker, longer, record_filter, fail_on_data_loss=False)
     assert len(rows) == 6
 
 
@@ -235,9 +237,9 @@ def test_an_open_transaction_hides_what_follows(broker: Broker, keeper: Snapshot
 
 
 def fix(broker: Broker, topic: str, *, isolated: bool = True) -> PinnedTopic:
-    return fix_all(broker, [topic], isolated=isolated)[topic]
+    return pin_topics(broker, [topic], isolated=isolated)[topic]
 
 
-def whole(fixed: PinnedTopic) -> list[RecordRange]:
+def whole(pinned: PinnedTopic) -> list[RecordRange]:
     cut = Cut(numbered=False, target_bytes=10**9)
-    return cut.ranges(fixed.topic, fixed.extents, fixed.anchors, fixed.origin, fixed.stop, fixed.last)
+    return cut.ranges(pinned.topic, pinned.extents, pinned.anchors, pinned.origin, pinned.stop, pinned.last)

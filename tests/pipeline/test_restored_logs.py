@@ -24,7 +24,7 @@ from txnbuffer.pipeline.jobs.export import Export
 from txnbuffer.pipeline.jobs.running import reading_options
 from txnbuffer.pipeline.offsets import Offset, OffsetMark, ReadProgress
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.pinned import check_mark, fix_all, mark_below
+from txnbuffer.pipeline.pinned import check_mark, mark_below, pin_topics
 from txnbuffer.pipeline.spark.source import StreamReader
 
 
@@ -85,7 +85,7 @@ def test_a_query_refuses_a_log_that_was_restored_and_has_grown(log: Log) -> None
     assert query.trigger() == 3
     log.restore()
     log.send(5)
-    with pytest.raises(LogReplaced, match=r"another message at 1:5 .* begin anew"):
+    with pytest.raises(LogReplaced, match=r"another message at 1:5 .* start over"):
         query.trigger()
     assert query.trigger(fail_on_data_loss="false") == 2
 
@@ -174,7 +174,7 @@ def test_a_mark_is_the_message_before_a_place(log: Log, make: Callable[[Log], An
     with make(log) as broker:
         for _ in range(3):
             TopicWriter(broker, "orders").plain("value")
-        one = fix_all(broker, ["orders"])["orders"]
+        one = pin_topics(broker, ["orders"])["orders"]
         ledger = one.origin.ledger
         found = mark_below(broker, one, Position(ledger, 2), None)
         assert found is not None
@@ -197,7 +197,7 @@ def test_a_query_looks_for_a_mark_once_in_a_while_also_where_there_is_none(
     monkeypatch.setattr(pinned, "_published", lambda broker, topic, at: looks.append(at))
     log.send(3)
     with open_broker(log.address) as broker:
-        one = fix_all(broker, ["orders"])["orders"]
+        one = pin_topics(broker, ["orders"])["orders"]
         found, first = pinned.Marks(), Position(one.origin.ledger, 0)
         assert found.of(broker, one, None, first) is None
         assert looks == []  # nothing was read by then
@@ -217,5 +217,5 @@ def test_golden_offset_with_a_mark() -> None:
 @pytest.mark.parametrize("mark", [{"at": "3:16"}, {"at": "x", "published": 1}, {"at": "3:16", "published": "1"}, 7])
 def test_a_mark_that_can_not_be_is_told(mark: object) -> None:
     place = {"at": "3:17", "incarnation": "9f", "mark": mark}
-    with pytest.raises(InvalidRequest, match="can't be read"):
+    with pytest.raises(InvalidRequest, match="cannot read the offset"):
         Offset.of_json({"version": 1, "topics": {"orders": place}})

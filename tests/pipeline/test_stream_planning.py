@@ -195,7 +195,7 @@ def test_a_topic_that_was_made_anew_is_another_one() -> None:
         broker.delete_topic("orders")
         life = Life(broker, keeper, "orders", 1)
         life.plain()
-        with pytest.raises(TopicNotFound, match="orders was deleted and made anew"):
+        with pytest.raises(TopicNotFound, match="orders was deleted and created again"):
             query.trigger()
         careless.run_out()
         assert careless.rows == [row_of(record) for record in records_of(broker, "orders")]

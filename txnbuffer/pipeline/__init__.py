@@ -1,5 +1,5 @@
-"""Committed records in bulk, on Spark: what is to be read, how it is cut into tasks, and what a task reads.
+"""Spark pipeline: committed records in bulk, from the planning of partitions to the jobs
 
-`ranges` is pure. `planning`, `reading` and `arrow` know brokers and Arrow, and nothing of Spark; `spark` is
-the shell around them, and the only package that imports it.
+`ranges` is pure. `planning`, `reading` and `arrow` know brokers and Arrow, but not Spark; `spark` and `jobs` are the
+only packages that import it.
 """

@@ -1,15 +1,15 @@
-"""Records as Arrow record batches, by the column and without a step per record.
+"""Records as Arrow record batches, built by column without a step per record
 
-One column each of what `options.COLUMNS` names:
+The columns, as named in `options.COLUMNS`:
 
     topic          string
     position       struct of ledger, entry and batch, int64 each; batch -1: the message is one record
-    seqno          int64, null where it is not known and for a record that is not visible
-    key, value     binary; a value that is null deletes the key
-    properties     map of strings, those of the log protocol left out
+    seqno          int64, null if it is unknown and for records that are not visible
+    key, value     binary; a null value deletes the key
+    properties     map of strings, without those of the log protocol
     txn            string `most:least`, null for an ordinary record
     event_time,
-    publish_time   timestamp in microseconds, UTC; a record without an event time has null
+    publish_time   timestamp in microseconds, UTC; null for a record without an event time
     outcome        string: committed, aborted or suppressed; an ordinary record is committed if it is visible
 """
 
@@ -52,7 +52,7 @@ def schema_of(columns: tuple[str, ...]) -> pa.Schema:
 
 
 def record_batch(rows: RecordRows, schema: pa.Schema) -> pa.RecordBatch:
-    """The wanted ones of the records, with the columns of the schema."""
+    """The records chosen by the mask, with the columns of the schema."""
     batch = pa.RecordBatch.from_arrays([_MAKERS[name](rows) for name in schema.names], schema=schema)
     if rows.mask is None:
         return batch
@@ -60,16 +60,16 @@ def record_batch(rows: RecordRows, schema: pa.Schema) -> pa.RecordBatch:
     return batch.filter(pa.Array.from_buffers(pa.bool_(), len(rows), [None, bits]))
 
 
-# Columns are made of buffers: `pa.array` looks for pandas, whose import takes longer than a small task.
+# Columns are built from buffers: `pa.array` imports pandas, which takes longer than a small task.
 
 
 def fixed(values: NDArray[Any], kind: pa.DataType, absent: NDArray[np.bool_] | None = None) -> Column:
-    """A column of numbers whose width is that of the type, null where `absent`."""
+    """A column of numbers with the width of the type, null where `absent`."""
     return pa.Array.from_buffers(kind, len(values), [_validity(absent), pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def binary(blobs: Blobs, kind: pa.DataType = TYPES["value"]) -> Column:
-    """A column of strings as Arrow has it, the bytes not copied."""
+    """A column of strings; the bytes are not copied."""
     offsets = pa.py_buffer(np.ascontiguousarray(blobs.offsets, np.int32))
     return pa.Array.from_buffers(kind, len(blobs), [_validity(blobs.absent), offsets, pa.py_buffer(blobs.data)])
 

@@ -182,7 +182,7 @@ class DeltaDirectory(ExportDirectory):
 
         Raises UnreadableExport, InvalidRequest for an export of another kind or format.
         """
-        self._seen = seen = self.look()
+        self._seen = seen = self.newest()
         if seen is None:
             return None
         if seen.run.kind != self.kind:
@@ -242,7 +242,7 @@ class DeltaDirectory(ExportDirectory):
             self._forget(run.number - KEPT)
         return counted
 
-    def look(self) -> TableVersion | None:
+    def newest(self) -> TableVersion | None:
         """The newest version of the table, whatever others did to it; None if there is none."""
         from deltalake import DeltaTable
 
@@ -348,7 +348,7 @@ class DeltaDirectory(ExportDirectory):
         """Commit right behind a version in which the run that `last` found is the last one still."""
         from deltalake.exceptions import DeltaError
 
-        before, now, failed = self._seen, self.look(), ""
+        before, now, failed = self._seen, self.newest(), ""
         for _ in range(ATTEMPTS):
             if (now and now.mark) != (before and before.mark):
                 raise ExportLocked(
@@ -362,7 +362,7 @@ class DeltaDirectory(ExportDirectory):
             except DeltaError as error:
                 failed = str(error)
             version = 0 if now is None else now.table.version() + 1
-            now = self.look()
+            now = self.newest()
             if now is not None and now.mark == mark:
                 break
         else:
@@ -424,7 +424,7 @@ def mark_of(number: int, data: bytes) -> int:
 
 def kind_at(path: str) -> str | None:
     """The kind of the export that a Delta table is; None: there is none. Raises UnreadableExport."""
-    seen = DeltaDirectory(path, VERSIONS).look()
+    seen = DeltaDirectory(path, VERSIONS).newest()
     return None if seen is None else seen.run.kind
 
 

@@ -1,18 +1,18 @@
-"""How far a streaming query has come, as Spark keeps it in the query's checkpoint.
+"""Offsets of streaming queries and exports: the positions up to which topics were read
 
-A JSON object, whose keys are sorted:
+A JSON object with sorted keys, which Spark stores in the checkpoint of a query:
 
     {"version": 1, "topics": {"orders": {"at": "3:17", "incarnation": "9f…", "seqno": 121}}}
 
-Of each topic everything below the position `at` has been read; `incarnation` is the topic's, so that one made
-anew under the same name is told from it; `seqno` is the number of the next visible record, left out where
-that is not known. A topic that is not named has not been begun: it is read from its beginning. Where a query is to
-begin at a time to come, `since` is that time in milliseconds since 1970, and `at` where the log ended when it was told:
+Everything before the position `at` of a topic has been read. `incarnation` identifies the topic: a topic that was
+deleted and created again has another one. `seqno` is the number of the next visible record, missing if unknown. A topic
+that is missing is read from its beginning. If a query starts at a time in the future, `since` is that time in
+milliseconds since 1970, and `at` the end of the log when the query started:
 
     {"at": "3:17", "incarnation": "9f…", "since": 1790000000000}
 
-Where it is known, `mark` names a message that was read, by the position of its entry, and when it was published: should
-another stand there, the log is not the one that was read (see `pipeline.marks`):
+`mark`, if known, is the position of the entry of a message that was read, and its publish time. If another message is
+there, the log is not the one that was read (see `pipeline.pinned`):
 
     {"at": "3:17", "incarnation": "9f…", "mark": {"at": "3:16", "published": 1790000000000}}
 """
@@ -33,14 +33,14 @@ Json: TypeAlias = dict[str, Any]
 
 
 class OffsetMark(NamedTuple):
-    """A message that was read: where its entry stands, and when it was published, in milliseconds since 1970."""
+    """A message that was read: the position of its entry, and its publish time in milliseconds since 1970."""
 
     at: Position
     published: int
 
 
 class ReadProgress(NamedTuple):
-    """How far one topic has been read: up to, but not including, `at`; not begun before what came at `since`."""
+    """Progress in one topic: everything before `at` was read; reading starts at the time `since`, if given."""
 
     at: Position
     incarnation: str
@@ -67,15 +67,15 @@ class Offset:
 
     @classmethod
     def of_json(cls, found: object) -> Offset:
-        """Raises InvalidRequest for what is no offset of this version."""
+        """Raises InvalidRequest if it is not an offset of this version."""
         try:
             if not isinstance(found, dict) or found["version"] != VERSION:
-                raise ValueError("it is of another version")
+                raise ValueError("unknown version")
             return cls({topic: _reached(place) for topic, place in found["topics"].items()})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(
-                f"the checkpoint of the query holds an offset that can't be read ({error}): {found!r:.300}; use the "
-                f"release that wrote it, or begin with another checkpoint"
+                f"cannot read the offset in the checkpoint of the query ({error}): {found!r:.300}; use the release "
+                f"that wrote it, or start with another checkpoint"
             ) from None
 
 
@@ -84,12 +84,12 @@ def _reached(place: Json) -> ReadProgress:
     mark = None if found is None else OffsetMark(Position.parse(found["at"]), found["published"])
     numbers = (seqno, since, None if mark is None else mark.published)
     if not isinstance(incarnation, str) or not all(number is None or type(number) is int for number in numbers):
-        raise TypeError("it holds no text and number where these belong")
+        raise TypeError("a field has the wrong type")
     return ReadProgress(Position.parse(place["at"]), incarnation, seqno, since, mark)
 
 
 class UnreadRange(NamedTuple):
-    """What of a topic could be read next: from `first` up to `stop`."""
+    """The part of a topic that is not read yet, from `first` up to `stop`."""
 
     topic: str
     extents: Sequence[Extent]
@@ -97,23 +97,23 @@ class UnreadRange(NamedTuple):
     stop: Position
 
 
-def limited(stretches: Sequence[UnreadRange], messages: int | None) -> dict[str, Position]:
-    """Where each stretch ends if all of them together have at most so many messages, shared by what each has.
+def limited(unread: Sequence[UnreadRange], messages: int | None) -> dict[str, Position]:
+    """The end of each unread range if all together have at most `messages` messages, in proportion to their sizes.
 
     At least one message of each is read, if it has any, so that none waits for another's backlog. A ledger that is
     read to its end is left.
     """
-    ends = _ends(stretches, messages)
-    return {one.topic: carried(one.extents, end) for one, end in zip(stretches, ends, strict=True)}
+    ends = _ends(unread, messages)
+    return {one.topic: carried(one.extents, end) for one, end in zip(unread, ends, strict=True)}
 
 
-def _ends(stretches: Sequence[UnreadRange], messages: int | None) -> list[Position]:
+def _ends(unread: Sequence[UnreadRange], messages: int | None) -> list[Position]:
     if messages is None:
-        return [one.stop for one in stretches]
-    there = {one.topic: _count(one) for one in stretches}
+        return [one.stop for one in unread]
+    there = {one.topic: _count(one) for one in unread}
     total = sum(there.values())
     if total <= messages:
-        return [one.stop for one in stretches]
+        return [one.stop for one in unread]
     least = {topic: min(count, 1) for topic, count in there.items()}
     firsts = sum(least.values())
     more, total = max(messages - firsts, 0), total - firsts
@@ -123,7 +123,7 @@ def _ends(stretches: Sequence[UnreadRange], messages: int | None) -> list[Positi
         rest = min(left, there[topic] - shares[topic])
         shares[topic] += rest
         left -= rest
-    return [advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in stretches]
+    return [advanced(one.extents, one.first, one.stop, shares[one.topic])[0] for one in unread]
 
 
 def _count(one: UnreadRange) -> int:

@@ -1,7 +1,4 @@
-"""The options of the data source `txnbuffer`, as text in and checked values out.
-
-The options of the sink `txnbuffer`, as text in and checked values out.
-"""
+"""Options of the data source and of the sink `txnbuffer`: parsing and checks"""
 
 from __future__ import annotations
 

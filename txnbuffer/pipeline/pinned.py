@@ -1,12 +1,11 @@
-"""One topic at one moment: how far it is decided, and by what verdicts.
+"""Pinned topics: the readable end and the visibility of a topic at one moment, and checks that its log is the same
 
-Whoever looks takes the end of a topic first and its snapshot after that. A topic's first snapshot stands
-before its first transactional record, so one that has none has no transactions up to that end, and its log
-need not be looked at. For all others the log is folded from where the snapshot ends to the end of the log.
+A topic is pinned by taking the end of its log first and its snapshot then. The first snapshot of a topic is written
+before its first transactional record, so a topic without a snapshot has no transactions up to that end, and its log
+need not be read. The logs of all others are replayed from the end of the snapshot to the end of the log.
 
-Whether a topic is still the one that was looked at, and its log as long: what was read or planned must be there.
-
-Marks: a message that was read and its time, by which a log is told from an older copy that has grown since.
+A mark is the position and the time of a message that was read. If another message is at that position, the log is an
+older copy that has grown since.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from txnbuffer.recovery.followed_topic import TopicSequencer
 from txnbuffer.recovery.load import LoadedTopic, SnapshotLoader, load
 
 MESSAGE_TIMEOUT = 60.0
-"""Seconds in which a message that is known to be there must come."""
+"""Seconds to wait for a message that is known to exist."""
 
 ATTEMPTS = 5
-"""So often a topic is looked at anew where a trim falls between its snapshot and its log."""
+"""How often pinning is retried if the log is trimmed between reading the snapshot and the log."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PinnedTopic:
-    """One topic at one moment: everything below `stop` can be read, by `verdicts`; `last` is the last record there.
+    """One topic at one moment: records before `stop` are decided, by `visibility`; `last` is the last one.
 
-    `registered` is False for a topic that had no transactions, whose records have no seqnos.
+    `registered` is False for a topic without transactions, whose records have no seqnos.
     """
 
     topic: str
     incarnation: str
     registered: bool
-    verdicts: PinnedVisibility
+    visibility: PinnedVisibility
     stop: Position
     last: Position | None
     extents: tuple[Extent, ...]
@@ -56,14 +55,14 @@ class PinnedTopic:
 
     @property
     def origin(self) -> Position:
-        """Where the log begins."""
+        """The start of the log."""
         return Position(self.extents[0].ledger, 0)
 
 
 class TopicView:
-    """Looks at one topic again and again, and folds only what has come since.
+    """Pins one topic repeatedly; each time replays only the messages since the last time.
 
-    `isolated` is False for every record as it stands in the log; `numbered` keeps track of seqnos.
+    `isolated`: filter by visibility; else read all records of the log. `numbered`: keep track of seqnos.
     """
 
     def __init__(self, broker: Broker, topic: str, *, isolated: bool = True, numbered: bool = True) -> None:
@@ -73,40 +72,42 @@ class TopicView:
         self._numbered = numbered
         self._loaded: LoadedTopic | None = None
         self._reader: Reader | None = None
-        self._numbering: TopicSequencer | None = None
+        self._sequencer: TopicSequencer | None = None
 
-    def look(self, snapshots: SnapshotLoader | None = None) -> PinnedTopic:
-        """The topic as it is now, good until the next look; its snapshot is one of those that are read together.
+    def pin(self, snapshots: SnapshotLoader | None = None) -> PinnedTopic:
+        """Pin the topic as it is now, until the next call; `snapshots` are those of several topics, read together.
 
         Raises what reading its snapshot and its log raises, ProtocolStopped and ReplayStalled.
         """
         if not self._isolated:
-            return self._as_it_stands(self._broker.incarnation(self._topic), self._broker.last_position(self._topic))
+            return self._without_transactions(
+                self._broker.incarnation(self._topic), self._broker.last_position(self._topic)
+            )
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._look(snapshots)
+                return self._pin(snapshots)
             except PositionTrimmed:
                 self.close()
                 if attempt == ATTEMPTS:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    def _look(self, snapshots: SnapshotLoader | None) -> PinnedTopic:
+    def _pin(self, snapshots: SnapshotLoader | None) -> PinnedTopic:
         if self._loaded is not None and self._is_old(self._loaded):
             self.close()
         if self._loaded is None:
             end = self._broker.last_position(self._topic)
             loaded = load(self._broker, self._topic) if snapshots is None else snapshots.load(self._topic)
             if not loaded.registered:
-                return self._as_it_stands(loaded.incarnation, end)
+                return self._without_transactions(loaded.incarnation, end)
             self._open(loaded)
-        return self._folded()
+        return self._replayed()
 
     def _open(self, loaded: LoadedTopic) -> None:
         self._loaded = loaded
         self._reader = self._broker.reader(self._topic, loaded.resume, inclusive=False)
         if self._numbered:
-            self._numbering = TopicSequencer(
+            self._sequencer = TopicSequencer(
                 self._broker,
                 self._topic,
                 loaded.buffer,
@@ -116,48 +117,50 @@ class TopicView:
             )
 
     def _is_old(self, loaded: LoadedTopic) -> bool:
-        """Whether another topic has the name now, or the buffer holds aborts whose ledgers are gone since."""
+        """Whether the topic was created again, or the buffer has aborts of ledgers that were trimmed since."""
         if self._broker.incarnation(self._topic) != loaded.incarnation:
             return True
         first = self._broker.ledgers(self._topic)[0].ledger
         parts = loaded.buffer.segments.summaries
         return first > loaded.first_ledger and bool(parts) and parts[0].last_ledger < first
 
-    def _folded(self) -> PinnedTopic:
+    def _replayed(self) -> PinnedTopic:
         loaded = self._loaded
         if loaded is None:
-            raise AssertionError("the topic was not opened")
-        self._fold(loaded, self._broker.last_position(self._topic))
+            raise AssertionError("the topic is not open")
+        self._replay(loaded, self._broker.last_position(self._topic))
         sequencer = loaded.sequencer
         known = {Position(ledger, 0): seqno for ledger, seqno in sequencer.first_seqnos.items()}
         numbered = loaded.sequenced if sequencer.position is None else sequencer.position
         known.setdefault(behind(numbered), sequencer.next_seqno)
         extents = self._extents()
         anchors = tuple(RangeAnchor(at, known[at]) for at in sorted(known) if at >= Position(extents[0].ledger, 0))
-        verdicts = PinnedVisibility.of(loaded.buffer)
-        last = verdicts.max_read_position
-        return PinnedTopic(self._topic, loaded.incarnation, True, verdicts, behind(last), last, extents, anchors)
+        visibility = PinnedVisibility.of(loaded.buffer)
+        last = visibility.max_read_position
+        return PinnedTopic(self._topic, loaded.incarnation, True, visibility, behind(last), last, extents, anchors)
 
-    def _fold(self, loaded: LoadedTopic, end: Position | None) -> None:
+    def _replay(self, loaded: LoadedTopic, end: Position | None) -> None:
         buffer, reader = loaded.buffer, self._reader
         buffer.replay_until(end)
         while reader is not None and not reaches(buffer.applied, end):
             placed = reader.read(timeout=MESSAGE_TIMEOUT)
             if placed is None:
-                raise ReplayStalled(f"topic {self._topic}: none of the messages up to {end} came; try again")
+                raise ReplayStalled(
+                    f"topic {self._topic}: no message arrived although the log goes up to {end}; try again"
+                )
             try:
                 buffer.apply_batch(placed)
             except ProtocolStopped as error:
                 raise error.of_topic(self._topic) from None
             buffer.take_sealed()
-            if self._numbering is not None:
-                self._numbering.applied(placed)
-        if self._numbering is not None:
-            self._numbering.advance()
+            if self._sequencer is not None:
+                self._sequencer.applied(placed)
+        if self._sequencer is not None:
+            self._sequencer.advance()
 
-    def _as_it_stands(self, incarnation: str, last: Position | None) -> PinnedTopic:
-        verdicts = PinnedVisibility(AbortedSet(), SuppressedRanges(), last)
-        return PinnedTopic(self._topic, incarnation, False, verdicts, behind(last), last, self._extents(), ())
+    def _without_transactions(self, incarnation: str, last: Position | None) -> PinnedTopic:
+        visibility = PinnedVisibility(AbortedSet(), SuppressedRanges(), last)
+        return PinnedTopic(self._topic, incarnation, False, visibility, behind(last), last, self._extents(), ())
 
     def _extents(self) -> tuple[Extent, ...]:
         return tuple(
@@ -166,11 +169,11 @@ class TopicView:
         )
 
     def close(self) -> None:
-        """Let go of everything; another look begins anew."""
-        for held in (self._reader, self._numbering):
-            if held is not None:
-                held.close()
-        self._loaded = self._reader = self._numbering = None
+        """Release everything; the next `pin` starts from the snapshot."""
+        for resource in (self._reader, self._sequencer):
+            if resource is not None:
+                resource.close()
+        self._loaded = self._reader = self._sequencer = None
 
     def __enter__(self) -> Self:
         return self
@@ -181,95 +184,95 @@ class TopicView:
         self.close()
 
 
-def fix_all(
+def pin_topics(
     broker: Broker, topics: Collection[str], *, isolated: bool = True, numbered: bool = True
 ) -> dict[str, PinnedTopic]:
-    """Topics as they are now, with one scan for the snapshots of all of them. Raises as `TopicView.look` does."""
-    fixed: dict[str, PinnedTopic] = {}
+    """Pin several topics, with one scan for all their snapshots. Raises as `TopicView.pin`."""
+    pinned: dict[str, PinnedTopic] = {}
     with SnapshotLoader(broker, topics) as snapshots:
         for topic in topics:
             with TopicView(broker, topic, isolated=isolated, numbered=numbered) as view:
-                fixed[topic] = view.look(snapshots)
-    return fixed
+                pinned[topic] = view.pin(snapshots)
+    return pinned
 
 
 def check_same(broker: Broker, topic: str, incarnation: str) -> None:
-    """Raises TopicNotFound if the name is another topic's by now, or none's.
+    """Raises TopicNotFound if the topic was deleted, or deleted and created again.
 
-    Readers stay with the topic that they were opened at, so for theirs one look behind the opening is enough.
+    A reader stays with the topic that it was opened on, so one check after the opening is enough.
     """
     if broker.incarnation(topic) != incarnation:
         raise TopicNotFound(
-            f"topic {topic} was deleted and made anew since its records were to be read: run the query again to read "
-            f"the new one, or say fail_on_data_loss=false to go on without the old one"
+            f"topic {topic} was deleted and created again before its records were read: run the query again to read "
+            f"the new topic, or set fail_on_data_loss=false to continue without the old one"
         )
 
 
-def check_as_long(broker: Broker, topic: str, place: Position) -> None:
-    """Raises LogTruncated if a log ends below a place up to which there were messages."""
+def check_log_end(broker: Broker, topic: str, place: Position) -> None:
+    """Raises LogTruncated if a log ends before a position up to which it had messages."""
     end = end_of_log(broker, topic)
     if place > end:
         raise LogTruncated(
-            f"topic {topic} ends at {end}, and there were records up to {place}: the log lost its end, or is an older "
-            f"copy; bring the lost records back, or begin anew (a query with another checkpoint, an export with "
-            f"another directory), or say fail_on_data_loss=false to go on from the end that there is"
+            f"topic {topic} ends at {end}, but had records up to {place}: the log lost its end, or is an older copy; "
+            f"restore the lost records, or start over (a query with another checkpoint, an export with another "
+            f"directory), or set fail_on_data_loss=false to continue from the present end"
         )
 
 
 def end_of_log(broker: Broker, topic: str) -> Position:
-    """Behind all that a log holds or has held: no place where somebody has read to is above it."""
+    """The end of a log, trimmed messages included; no reader has read beyond it."""
     newest = broker.ledgers(topic)[-1]
     last = broker.last_position(topic)
     return max(EARLIEST if last is None else behind(last), Position(newest.ledger, newest.entries))
 
 
 def end_below(broker: Broker, one: PinnedTopic, at: Position, *, fail_on_data_loss: bool) -> Position | None:
-    """The end of a log that was read up to a place, if that is above it by now; else None. Raises LogTruncated."""
+    """The end of a log if it is now before the position `at` that was read; else None. Raises LogTruncated."""
     newest = one.extents[-1]
     if at <= max(one.stop, Position(newest.ledger, newest.entries)):
         return None
     if fail_on_data_loss:
-        check_as_long(broker, one.topic, at)
+        check_log_end(broker, one.topic, at)
     end = end_of_log(broker, one.topic)
     return end if end < at else None
 
 
-def gone(options: ReadOptions, begun: Iterable[str], there: Container[str]) -> list[str]:
-    """Topics that were begun and are to be read, and are not there any more. Raises TopicNotFound."""
+def deleted_topics(options: ReadOptions, begun: Iterable[str], there: Container[str]) -> list[str]:
+    """Topics of the query that were read before and no longer exist. Raises TopicNotFound."""
     missing = [topic for topic in begun if topic not in there and topic in options.chosen([topic])]
     if missing and options.fail_on_data_loss:
         raise TopicNotFound(
-            f"topic {', '.join(missing)} was deleted, and with it what had not been read of it, if anything: say "
-            f"fail_on_data_loss=false to go on without it"
+            f"topic {', '.join(missing)} was deleted, perhaps with unread records: set fail_on_data_loss=false to "
+            f"continue without it"
         )
     return missing
 
 
 MARK_TIMEOUT = 10.0
-"""Seconds in which a message that is there comes; where none does, nothing is told by it."""
+"""Seconds to wait for the message of a mark; without it nothing is checked."""
 
-EVERY = 300.0
-"""So many seconds a mark is good for in a query that goes on: whoever restores a cluster goes back farther."""
+CHECK_INTERVAL = 300.0
+"""Seconds between two checks of a mark in a running query; a restored cluster is usually older."""
 
 
 class Marks:
-    """Marks of a query's topics, each looked at when the query goes on with the topic, and every so many seconds after.
+    """Marks of the topics of a query, checked when the query continues with a topic, and then every `every` seconds.
 
-    With 0 each is the last message that was read: an older copy in which that is missing is told, however young it is.
+    With 0 the mark is always the last message that was read, so that every older copy is detected.
     """
 
-    def __init__(self, every: float = EVERY) -> None:
+    def __init__(self, every: float = CHECK_INTERVAL) -> None:
         self._every = every
         self._checked: dict[str, float] = {}
         self._made: dict[str, float] = {}
 
     def check(self, broker: Broker, one: PinnedTopic, before: ReadProgress) -> None:
-        """Raises LogReplaced if what follows is not of the log that was read."""
+        """Raises LogReplaced if the log is not the one that was read before."""
         if before.mark is not None and one.stop > before.at and self._due(self._checked, one.topic):
             check_mark(broker, one.topic, before.mark)
 
     def of(self, broker: Broker, one: PinnedTopic, before: ReadProgress | None, at: Position) -> OffsetMark | None:
-        """A mark for a place up to which a topic is read; looking for one may take long where there is none."""
+        """A mark for a position up to which a topic was read; finding one may take long."""
         known = None if before is None else before.mark
         place = _before(one.extents, at)
         if place is None or not self._due(self._made, one.topic):
@@ -285,7 +288,7 @@ class Marks:
 
 
 def mark_below(broker: Broker, one: PinnedTopic, at: Position, known: OffsetMark | None) -> OffsetMark | None:
-    """The last message below a place, if it can be had; else what was known before."""
+    """The mark of the last message before a position; if it is unreadable, the known mark."""
     place = _before(one.extents, at)
     return known if place is None else _mark_at(broker, one, place) or known
 
@@ -296,19 +299,19 @@ def _mark_at(broker: Broker, one: PinnedTopic, place: Position) -> OffsetMark | 
 
 
 def check_mark(broker: Broker, topic: str, mark: OffsetMark) -> None:
-    """Raises LogReplaced if another message stands where one was read. One that is gone tells nothing."""
+    """Raises LogReplaced if another message is at the position of a mark; a trimmed message is no error."""
     published = _published(broker, topic, mark.at)
     if published is not None and published != mark.published:
         raise LogReplaced(
-            f"topic {topic} has another message at {mark.at} than was read there: its log is an older copy that has "
-            f"grown since, and what was written below the place up to which it was read would be passed over; begin "
-            f"anew (a query with another checkpoint, an export with another directory), or say "
-            f"fail_on_data_loss=false to go on from that place"
+            f"topic {topic} has another message at {mark.at} than the one read there: its log is an older copy that "
+            f"has grown since, and its new records before the position already read would be skipped; start over (a "
+            f"query with another checkpoint, an export with another directory), or set fail_on_data_loss=false to "
+            f"continue from that position"
         )
 
 
 def _before(extents: Sequence[Extent], at: Position) -> Position | None:
-    """The place of the last entry that begins below another place."""
+    """The position of the last entry that starts before a position."""
     if at.batch > NO_INDEX:
         return at._replace(batch=NO_INDEX)
     if at.entry > 0:
@@ -318,7 +321,7 @@ def _before(extents: Sequence[Extent], at: Position) -> Position | None:
 
 
 def _published(broker: Broker, topic: str, at: Position) -> int | None:
-    """When the message at a place was published, in milliseconds since 1970; None if it can't be had."""
+    """Publish time of the message at a position, in milliseconds since 1970; None if it is unreadable."""
     try:
         with broker.reader(topic, at) as reader:
             placed = reader.read(limit=1, timeout=MARK_TIMEOUT)

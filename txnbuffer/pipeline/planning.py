@@ -1,4 +1,4 @@
-"""What a query reads of each topic: from where to where, and in which tasks."""
+"""Planning of a query: the ranges that it reads of each topic, and their tasks"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from snapshots.keys import check_data_topic
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.options import A_TIME, BEGINNING, END, READ_COMMITTED, Place, ReadOptions
-from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, fix_all
+from txnbuffer.pipeline.pinned import PinnedTopic, end_of_log, pin_topics
 from txnbuffer.pipeline.ranges import Cut, RecordRange, packed
 
 
@@ -27,16 +27,17 @@ class ReadPlan:
 
 
 def plan(broker: Broker, options: ReadOptions) -> ReadPlan:
-    """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and what `fix_all` does."""
+    """All that the options ask for. Raises TopicNotFound, PositionTrimmed, InvalidRequest, and as `pin_topics`."""
     cut = cut_of(options)
     isolated = options.isolation == READ_COMMITTED
-    topics = fix_all(broker, names(broker, options), isolated=isolated, numbered=cut.numbered)
+    topics = pin_topics(broker, names(broker, options), isolated=isolated, numbered=cut.numbered)
     ranges: list[RecordRange] = []
-    for topic, fixed in topics.items():
-        first = first_wanted(broker, fixed, options.start_of(topic), fail_on_data_loss=options.fail_on_data_loss)
-        stop = stop_of(broker, fixed, options.end_of(topic))
-        last = fixed.last if stop == fixed.stop else None
-        ranges += cut.ranges(topic, fixed.extents, fixed.anchors, first, stop, last)
+    strict = options.fail_on_data_loss
+    for topic, pinned in topics.items():
+        first = first_wanted(broker, pinned, options.start_of(topic), fail_on_data_loss=strict)
+        stop = stop_of(broker, pinned, options.end_of(topic))
+        last = pinned.last if stop == pinned.stop else None
+        ranges += cut.ranges(topic, pinned.extents, pinned.anchors, first, stop, last)
     return ReadPlan(tuple(packed(ranges, options.partition_bytes)), topics)
 
 
@@ -76,61 +77,61 @@ def _check_places(option: str, places: Mapping[str, Place], options: ReadOptions
             raise InvalidRequest(f"option {option} names {topic}, which is not read")
 
 
-def first_wanted(broker: Broker, fixed: PinnedTopic, start: Place, *, fail_on_data_loss: bool = True) -> Position:
+def first_wanted(broker: Broker, pinned: PinnedTopic, start: Place, *, fail_on_data_loss: bool = True) -> Position:
     """The position of the first record wanted, or one right before it.
 
     Raises PositionTrimmed if it is gone, InvalidRequest for a place that the log has not come to.
     """
     if start == BEGINNING:
-        return begun_at(fixed, EARLIEST)
+        return begun_at(pinned, EARLIEST)
     if not isinstance(start, Position):
-        return begun_at(fixed, _place(broker, fixed, start))
+        return begun_at(pinned, _place(broker, pinned, start))
     if fail_on_data_loss:
-        check_still_there(broker, fixed, start)
-        if start > fixed.stop and start > (end := end_of_log(broker, fixed.topic)):
+        check_still_there(broker, pinned, start)
+        if start > pinned.stop and start > (end := end_of_log(broker, pinned.topic)):
             raise InvalidRequest(
-                f"option start is position {start}, and topic {fixed.topic} ends at {end}: give a place before that; "
+                f"option start is position {start}, and topic {pinned.topic} ends at {end}: give a place before that; "
                 f"a time has its date, such as {A_TIME}"
             )
-    return begun_at(fixed, start)
+    return begun_at(pinned, start)
 
 
-def begun_at(fixed: PinnedTopic, at: Position) -> Position:
+def begun_at(pinned: PinnedTopic, at: Position) -> Position:
     """A place, or where the log begins if that is behind it: whoever waits there is told of what is gone by then.
 
     Not at an empty ledger that may give place to another one without a word.
     """
-    return max(at, fixed.origin) if any(extent.lasting for extent in fixed.extents) else at
+    return max(at, pinned.origin) if any(extent.lasting for extent in pinned.extents) else at
 
 
-def check_still_there(broker: Broker, fixed: PinnedTopic, start: Position) -> None:
+def check_still_there(broker: Broker, pinned: PinnedTopic, start: Position) -> None:
     """Raises PositionTrimmed if records behind a place are gone; a place where a ledger ended may well be left."""
-    if not EARLIEST < start < fixed.origin:
+    if not EARLIEST < start < pinned.origin:
         return
     try:
-        with broker.reader(fixed.topic, start._replace(batch=NO_INDEX)) as reader:
+        with broker.reader(pinned.topic, start._replace(batch=NO_INDEX)) as reader:
             reader.read(limit=1)
     except PositionTrimmed:
         raise PositionTrimmed(
-            f"topic {fixed.topic} begins with ledger {fixed.origin.ledger}: {start} is gone; start at the "
+            f"topic {pinned.topic} begins with ledger {pinned.origin.ledger}: {start} is gone; start at the "
             f"beginning, or say fail_on_data_loss=false to go on without what is gone"
         ) from None
 
 
-def stop_of(broker: Broker, fixed: PinnedTopic, end: Place) -> Position:
+def stop_of(broker: Broker, pinned: PinnedTopic, end: Place) -> Position:
     """The position of the first record that is not wanted any more."""
     if end == BEGINNING:
-        return fixed.origin
-    return min(end if isinstance(end, Position) else _place(broker, fixed, end), fixed.stop)
+        return pinned.origin
+    return min(end if isinstance(end, Position) else _place(broker, pinned, end), pinned.stop)
 
 
-def _place(broker: Broker, fixed: PinnedTopic, place: Place) -> Position:
+def _place(broker: Broker, pinned: PinnedTopic, place: Place) -> Position:
     if place == END:
-        return fixed.stop
+        return pinned.stop
     if not isinstance(place, datetime):
         raise TypeError(f"{place!r} is no place in a log")
-    found = broker.position_at(fixed.topic, milliseconds(place))
-    return fixed.stop if found is None else found
+    found = broker.position_at(pinned.topic, milliseconds(place))
+    return pinned.stop if found is None else found
 
 
 def milliseconds(time: datetime) -> int:

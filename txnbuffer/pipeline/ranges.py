@@ -1,8 +1,8 @@
-"""How the log of a topic is cut into ranges that tasks read side by side: pure.
+"""Ranges: how the log of a topic is cut for tasks that read it in parallel; pure
 
-All positions stand between messages: `Position(ledger, entry)` is right before the message of that entry,
-and a range is half-open. A record has its seqno only where the number of visible records before it is
-known: at an `RangeAnchor`. Where seqnos are wanted a log is cut at anchors alone, elsewhere wherever it suits.
+All positions are between messages: `Position(ledger, entry)` is before the message of that entry, and ranges are
+half-open. The seqno of a record is known only where the number of visible records before it is known: at a
+`RangeAnchor`. If seqnos are requested, a log is cut at anchors only, else at any message.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from broker_io.position import EARLIEST, NO_INDEX, Position
 
 
 class Extent(NamedTuple):
-    """A ledger of a log: its number, how many entries it has, and its bytes in storage.
+    """A ledger of a log: its number, its entries and its bytes in storage.
 
-    One that is not `lasting` is empty, and may give place to another.
+    A ledger that is not `lasting` is empty, and may be replaced by another one.
     """
 
     ledger: int
@@ -30,7 +30,7 @@ class Extent(NamedTuple):
 
 
 class RangeAnchor(NamedTuple):
-    """The first visible record at or behind a position has this seqno."""
+    """The first visible record at or after a position has this seqno."""
 
     position: Position
     seqno: int
@@ -38,10 +38,10 @@ class RangeAnchor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """The records of a topic from `first` on, below `stop`; about `bytes` in the log.
+    """The records of a topic from `first` to `stop` (exclusive), about `bytes` in the log.
 
-    Reading begins at `begin`, at or before `first`; the first visible record there is numbered `seqno`, None
-    where that is not known. `last` is the last record of all if that is known: nothing below `stop` follows.
+    Reading starts at `begin`, at or before `first`; the first visible record there has `seqno`, or None if it is
+    unknown. `last` is the last record below `stop`, if it is known.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class RecordRange:
 
 
 def behind(position: Position | None) -> Position:
-    """Right behind the message that a record stands in; EARLIEST behind nothing."""
+    """The position after the message of a record; EARLIEST for None."""
     return EARLIEST if position is None else Position(position.ledger, position.entry + 1)
 
 
@@ -74,17 +74,17 @@ class Cut:
         stop: Position,
         last: Position | None = None,
     ) -> list[RecordRange]:
-        """The ranges that make up what stands from `first` on and below `stop`; none if that is nothing.
+        """The ranges between `first` and `stop` (exclusive); none if there are no messages.
 
         `extents` and `anchors` are ascending; `last` is the last record below `stop`, if it is known.
         """
         log = _Log.of(extents, first, stop)
-        if not log.pieces:
+        if not log.slices:
             return []
         known = [anchor for anchor in anchors if anchor.position < stop] if self.numbered else []
-        borders = self._borders(log, [anchor.position for anchor in known] or self._anywhere(log), first)
+        cuts = self._cuts(log, [anchor.position for anchor in known] or self._anywhere(log), first)
         ranges = []
-        for low, high in pairwise([first, *borders, stop]):
+        for low, high in pairwise([first, *cuts, stop]):
             anchor = next((found for found in reversed(known) if found.position <= low), None)
             begin, seqno = (low._replace(batch=NO_INDEX), None) if anchor is None else anchor
             size = log.bytes_below(high) - log.bytes_below(low)
@@ -92,27 +92,27 @@ class Cut:
             ranges.append(RecordRange(topic, begin, low, log.end_before(high), seqno, known_last, size))
         return ranges
 
-    def _borders(self, log: _Log, allowed: Iterable[Position], first: Position) -> list[Position]:
-        """Where one range ends and the next begins: as few as the size of a range allows."""
-        borders: list[Position] = []
+    def _cuts(self, log: _Log, allowed: Iterable[Position], first: Position) -> list[Position]:
+        """The positions between two ranges, as few as the size of a range allows."""
+        cuts: list[Position] = []
         low, candidate = first, None
-        for position in [*(place for place in allowed if place > first), log.pieces[-1].end]:
+        for position in [*(place for place in allowed if place > first), log.slices[-1].end]:
             if log.bytes_below(position) - log.bytes_below(low) > self.target_bytes and candidate is not None:
-                borders.append(candidate)
+                cuts.append(candidate)
                 low = candidate
             candidate = position
-        return borders
+        return cuts
 
     def _anywhere(self, log: _Log) -> Iterator[Position]:
-        """The beginning of each piece, and places within those that are larger than a range should be."""
-        for piece in log.pieces:
-            parts = max(min(ceil(piece.bytes / self.target_bytes), piece.entries), 1)
+        """The start of each ledger slice, and positions inside slices that are larger than a range."""
+        for ledger_slice in log.slices:
+            parts = max(min(ceil(ledger_slice.bytes / self.target_bytes), ledger_slice.entries), 1)
             for part in range(parts):
-                yield Position(piece.ledger, piece.low + piece.entries * part // parts)
+                yield Position(ledger_slice.ledger, ledger_slice.low + ledger_slice.entries * part // parts)
 
 
-class _Piece(NamedTuple):
-    """The entries `low` to `high` (exclusive) of a ledger, which take `bytes`; all pieces before it take `before`."""
+class _LedgerSlice(NamedTuple):
+    """The entries `low` to `high` (exclusive) of a ledger, which take `bytes`; all slices before it take `before`."""
 
     ledger: int
     low: int
@@ -130,47 +130,51 @@ class _Piece(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """What of a log is to be read: one piece of each ledger that has any of it, ascending."""
+    """The part of a log that is read: one slice of each ledger, ascending."""
 
-    pieces: list[_Piece]
+    slices: list[_LedgerSlice]
 
     @classmethod
     def of(cls, extents: Iterable[Extent], first: Position, stop: Position) -> _Log:
-        pieces: list[_Piece] = []
+        slices: list[_LedgerSlice] = []
         before = 0
         top = stop.entry + (stop.batch > NO_INDEX)
         for ledger, entries, size, _ in extents:
             if not first.ledger <= ledger <= stop.ledger:
                 continue
-            # The extent of a ledger that still grows may be older than what is known of its records.
+            # The extent of a growing ledger may be older than the positions of its records.
             high = top if ledger == stop.ledger else entries
             low = max(first.entry, 0) if ledger == first.ledger else 0
             if high > low:
-                pieces.append(_Piece(ledger, low, high, size * (high - low) // max(entries, high), before))
-                before += pieces[-1].bytes
-        return cls(pieces)
+                slices.append(_LedgerSlice(ledger, low, high, size * (high - low) // max(entries, high), before))
+                before += slices[-1].bytes
+        return cls(slices)
 
     def bytes_below(self, position: Position) -> int:
-        """About how many bytes stand below a position."""
-        index = bisect_right(self.pieces, position.ledger, key=lambda piece: piece.ledger) - 1
+        """About the number of bytes before a position."""
+        index = bisect_right(self.slices, position.ledger, key=lambda ledger_slice: ledger_slice.ledger) - 1
         if index < 0:
             return 0
-        piece = self.pieces[index]
-        inside = piece.entries if position.ledger > piece.ledger else min(position.entry, piece.high) - piece.low
-        return piece.before + piece.bytes * max(inside, 0) // piece.entries
+        ledger_slice = self.slices[index]
+        inside = (
+            ledger_slice.entries
+            if position.ledger > ledger_slice.ledger
+            else min(position.entry, ledger_slice.high) - ledger_slice.low
+        )
+        return ledger_slice.before + ledger_slice.bytes * max(inside, 0) // ledger_slice.entries
 
-    def end_before(self, border: Position) -> Position:
-        """The border, or if a ledger begins there the end of the one before: who read that knows to be through."""
-        if border.entry > 0 or border.batch > NO_INDEX:
-            return border
-        index = bisect_left(self.pieces, border.ledger, key=lambda piece: piece.ledger) - 1
-        return self.pieces[index].end if index >= 0 else border
+    def end_before(self, cut: Position) -> Position:
+        """The cut; at the start of a ledger the end of the one before, so that a reader there has finished."""
+        if cut.entry > 0 or cut.batch > NO_INDEX:
+            return cut
+        index = bisect_left(self.slices, cut.ledger, key=lambda ledger_slice: ledger_slice.ledger) - 1
+        return self.slices[index].end if index >= 0 else cut
 
 
 def carried(extents: Sequence[Extent], at: Position) -> Position:
-    """The same place, at the beginning of the next ledger if that of its own is read to its end and another one grows.
+    """A position, moved to the start of the next ledger if its own ledger was read to its end.
 
-    So a ledger that is read is not asked for again, and may go.
+    A ledger that was read is then not needed again and may be trimmed.
     """
     for extent, following in pairwise(extents):
         if extent.ledger == at.ledger and extent.entries <= at.entry:
@@ -179,16 +183,16 @@ def carried(extents: Sequence[Extent], at: Position) -> Position:
 
 
 def advanced(extents: Sequence[Extent], first: Position, stop: Position, messages: int) -> tuple[Position, int]:
-    """The place at most so many messages behind `first`, not above `stop`, and how many messages those are."""
+    """The position at most `messages` messages after `first`, not above `stop`, and how many messages that is."""
     counted = [extent._replace(bytes=max(extent.entries, _top(stop, extent.ledger))) for extent in extents]
     log = _Log.of(counted, first, stop)
     left = messages
-    for piece in log.pieces:
-        if left < piece.entries:
-            return (Position(piece.ledger, piece.low + left) if left else first), messages
-        left -= piece.entries
-        first = piece.end
-    return (stop if log.pieces else first), messages - left
+    for ledger_slice in log.slices:
+        if left < ledger_slice.entries:
+            return (Position(ledger_slice.ledger, ledger_slice.low + left) if left else first), messages
+        left -= ledger_slice.entries
+        first = ledger_slice.end
+    return (stop if log.slices else first), messages - left
 
 
 def _top(stop: Position, ledger: int) -> int:
@@ -196,7 +200,7 @@ def _top(stop: Position, ledger: int) -> int:
 
 
 def packed(ranges: Sequence[RecordRange], target_bytes: int) -> list[tuple[RecordRange, ...]]:
-    """Ranges put together for tasks of about the target size, in their order."""
+    """Ranges grouped into tasks of about the target size, in order."""
     tasks: list[list[RecordRange]] = []
     size = 0
     for one in ranges:

@@ -1,4 +1,4 @@
-"""What a task reads: the records of a range, judged by verdicts that were fixed before."""
+"""Reading of a range by a task: its records, filtered by the pinned visibility of their topic"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from snapshots.records import reaches
 from txnbuffer.buffer.visibility import PinnedVisibility, visible_counts
 from txnbuffer.columns import any_transactional, present, transaction_codes
 from txnbuffer.errors import LogTruncated, ReplayStalled
-from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_as_long, check_same
+from txnbuffer.pipeline.pinned import MESSAGE_TIMEOUT, check_log_end, check_same
 from txnbuffer.pipeline.ranges import RecordRange, behind
 from txnbuffer.protocol import MARKER, RECORDS, TXN
 from txnbuffer.recordset import expand, pieces
@@ -28,14 +28,14 @@ from txnbuffer.recovery.restore import LOST
 Number = TypeVar("Number", np.bool_, np.int64, np.int8)
 
 BATCH_ROWS = 16_384
-"""Messages that are read at a time, and about the records that are handed on at a time."""
+"""Messages of one read, and about the records of one result."""
 
 DOUBT = 5.0
-"""Seconds without a message after which is looked whether the log has become shorter."""
+"""Seconds without a message after which the reader checks whether the log became shorter."""
 
 
 class RecordOutcome(enum.IntEnum):
-    """What became of a record; suppressed are late, duplicate and undecodable ones."""
+    """The outcome of a record; late, duplicate and undecodable records are suppressed."""
 
     COMMITTED = 0
     ABORTED = 1
@@ -44,14 +44,14 @@ class RecordOutcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """How records of an incarnation of a topic are judged: by `verdicts`, or not at all if `isolated` is False.
+    """Filters the records of a topic by `visibility`, or not at all if `isolated` is False.
 
-    `registered` says whether the topic may have transactions; `keep_hidden` hands on what is not visible too.
+    `registered`: the topic may have transactions; `keep_hidden` also passes records that are not visible.
     """
 
     topic: str
     incarnation: str
-    verdicts: PinnedVisibility
+    visibility: PinnedVisibility
     registered: bool
     isolated: bool = True
     keep_hidden: bool = False
@@ -59,7 +59,7 @@ class RecordFilter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordRows:
-    """n records of a topic, of which those chosen by `mask` (None: all) are wanted.
+    """n records of a topic, of which `mask` (None: all) chooses the result.
 
     `seqnos` int64[n] is 0 where a record has none, None where no record has; `outcomes` int8[n].
     """
@@ -75,16 +75,16 @@ class RecordRows:
 
 
 def read_range(
-    broker: Broker, one: RecordRange, judge: RecordFilter, *, fail_on_data_loss: bool = True
+    broker: Broker, one: RecordRange, record_filter: RecordFilter, *, fail_on_data_loss: bool = True
 ) -> Iterator[RecordRows]:
     """The records of a range in log order.
 
-    Raises PositionTrimmed or LogTruncated if some of them are gone, TopicNotFound if the topic is, unless that is
-    not to fail: then what is left follows, without seqnos. Raises ReplayStalled, Damaged, UndecodableRecordSet,
+    Raises PositionTrimmed or LogTruncated if some of them are lost, and TopicNotFound if the topic is; without
+    `fail_on_data_loss` the rest follows without seqnos. Raises ReplayStalled, Damaged, UndecodableRecordSet,
     SnapshotMissing.
     """
     seqno, at = one.seqno, one.begin
-    messages = _messages(broker, one, judge, at)
+    messages = _messages(broker, one, record_filter, at)
     while True:
         try:
             placed = next(messages, None)
@@ -94,20 +94,20 @@ def read_range(
             return
         except PositionTrimmed:
             if fail_on_data_loss:
-                check_same(broker, one.topic, judge.incarnation)
+                check_same(broker, one.topic, record_filter.incarnation)
                 raise
             left = _left(broker, one.topic)
             if left is None or left >= one.stop:
                 return
             if left <= at:  # the hole is not at the front of the log
                 raise
-            messages, seqno, at = _messages(broker, one, judge, left), None, left
+            messages, seqno, at = _messages(broker, one, record_filter, left), None, left
             continue
         if placed is None:
             return
         at = placed.positions.last
         for piece in pieces(placed, BATCH_ROWS):
-            rows, visible = _judged(piece, judge, seqno)
+            rows, visible = _filtered(piece, record_filter, seqno)
             seqno = None if seqno is None else seqno + visible
             rows = _between(rows, one.first, one.stop)
             if len(rows) and (rows.mask is None or rows.mask.any()):
@@ -115,25 +115,25 @@ def read_range(
 
 
 def _left(broker: Broker, topic: str) -> Position | None:
-    """The first message that a log still has; None if there is none."""
+    """The first message of a log; None if there is none."""
     try:
         return broker.first_position(topic)
     except TopicNotFound:
         return None
 
 
-def _messages(broker: Broker, one: RecordRange, judge: RecordFilter, begin: Position) -> Iterator[PlacedBatch]:
-    """The messages of a range from a position on, those of its last message's set among them whole."""
+def _messages(broker: Broker, one: RecordRange, record_filter: RecordFilter, begin: Position) -> Iterator[PlacedBatch]:
+    """The messages of a range from a position on; the last record set is complete."""
     with broker.reader(one.topic, begin) as reader:
-        check_same(broker, one.topic, judge.incarnation)
+        check_same(broker, one.topic, record_filter.incarnation)
         at = begin
         while at < one.stop:
             placed = _next(broker, reader, one, at)
             last = placed.positions.last
-            # Of a message that a broker made of several others more may follow.
+            # More messages of the same broker batch may follow.
             at = last if last.batch > NO_INDEX else behind(last)
             if last.ledger > one.stop.ledger:
-                check_same(broker, one.topic, judge.incarnation)
+                check_same(broker, one.topic, record_filter.incarnation)
             if last >= one.stop:
                 placed, at = placed.take(slice(placed.positions.search(one.stop))), one.stop
             if reaches(last, one.last) and one.last is not None:
@@ -148,31 +148,33 @@ def _next(broker: Broker, reader: Reader, one: RecordRange, at: Position) -> Pla
         placed = reader.read(limit=max(min(left, BATCH_ROWS), 1), timeout=max_unavailable)
         if placed is not None:
             return placed
-        check_as_long(broker, one.topic, one.stop)
-    raise ReplayStalled(f"topic {one.topic}: no message from {at} on came, up to {one.stop} they exist; try again")
+        check_log_end(broker, one.topic, one.stop)
+    raise ReplayStalled(
+        f"topic {one.topic}: no message arrived from {at} on, although the log goes up to {one.stop}; try again"
+    )
 
 
-def _judged(placed: PlacedBatch, judge: RecordFilter, seqno: int | None) -> tuple[RecordRows, int]:
-    """Records of messages with what became of them, and how many are visible; markers are none."""
-    if not judge.isolated:
+def _filtered(placed: PlacedBatch, record_filter: RecordFilter, seqno: int | None) -> tuple[RecordRows, int]:
+    """The records of messages, without markers, and how many of them are visible."""
+    if not record_filter.isolated:
         records = expand(_without_markers(placed))
-        return RecordRows(judge.topic, records, None, None, None), len(records)
-    if not judge.registered and any_transactional(placed.messages):
-        raise SnapshotMissing(judge.topic, LOST)
+        return RecordRows(record_filter.topic, records, None, None, None), len(records)
+    if not record_filter.registered and any_transactional(placed.messages):
+        raise SnapshotMissing(record_filter.topic, LOST)
     outcomes = None
-    if judge.keep_hidden:
+    if record_filter.keep_hidden:
         records = expand(_without_markers(placed))
-        outcomes = _outcomes(records, judge.verdicts)
+        outcomes = _outcomes(records, record_filter.visibility)
         visible = outcomes == RecordOutcome.COMMITTED
     elif RECORDS in placed.messages.properties:
-        records = expand(placed.take(visible_counts(placed, judge.verdicts) > 0))
-        visible = ~judge.verdicts.suppressed.mask(records.positions)
+        records = expand(placed.take(visible_counts(placed, record_filter.visibility) > 0))
+        visible = ~record_filter.visibility.suppressed.mask(records.positions)
     else:
-        records, visible = placed, visible_counts(placed, judge.verdicts) > 0
+        records, visible = placed, visible_counts(placed, record_filter.visibility) > 0
     count = int(np.count_nonzero(visible))
     seqnos = None if seqno is None else np.where(visible, seqno - 1 + np.cumsum(visible), 0)
-    mask = None if judge.keep_hidden or count == len(records) else visible
-    return RecordRows(judge.topic, records, mask, seqnos, outcomes), count
+    mask = None if record_filter.keep_hidden or count == len(records) else visible
+    return RecordRows(record_filter.topic, records, mask, seqnos, outcomes), count
 
 
 def _without_markers(placed: PlacedBatch) -> PlacedBatch:
@@ -180,17 +182,17 @@ def _without_markers(placed: PlacedBatch) -> PlacedBatch:
     return placed.take(~markers) if markers.any() else placed
 
 
-def _outcomes(records: PlacedBatch, verdicts: PinnedVisibility) -> NDArray[np.int8]:
+def _outcomes(records: PlacedBatch, visibility: PinnedVisibility) -> NDArray[np.int8]:
     outcomes = np.full(len(records), RecordOutcome.COMMITTED, np.int8)
     if TXN in records.messages.properties:
         codes, table = transaction_codes(records.messages.properties[TXN], len(records))
-        outcomes[verdicts.aborted.mask(table.most, table.least)[codes]] = RecordOutcome.ABORTED
-    outcomes[verdicts.suppressed.mask(records.positions)] = RecordOutcome.SUPPRESSED
+        outcomes[visibility.aborted.mask(table.most, table.least)[codes]] = RecordOutcome.ABORTED
+    outcomes[visibility.suppressed.mask(records.positions)] = RecordOutcome.SUPPRESSED
     return outcomes
 
 
 def _between(rows: RecordRows, first: Position, stop: Position) -> RecordRows:
-    """The records from one position on and below another."""
+    """The records between two positions."""
     positions = rows.placed.positions
     low = positions.search(first) if len(positions) and positions.first < first else 0
     high = positions.search(stop) if len(positions) and positions.last >= stop else len(positions)

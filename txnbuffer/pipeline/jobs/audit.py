@@ -113,7 +113,7 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Audit:
     """`unproven`: keys of the export that the log holds nothing of any more, so that nothing tells. `gone`: topics
-    that were deleted since, or made anew.
+    that were deleted since, or created again.
     """
 
     run: ExportRun
@@ -288,7 +288,7 @@ def _check_unchanged(
     changed = [topic for topic, origin in origins.items() if topic not in now or (trimmed and now[topic] != origin)]
     if changed:
         raise JobFailed(
-            f"topic {', '.join(sorted(changed))} was trimmed, deleted or made anew while it was audited: audit again",
+            f"topic {', '.join(sorted(changed))} was trimmed, deleted or created again during the audit: audit again",
             retryable=True,
         )
 

@@ -34,7 +34,15 @@ from txnbuffer.pipeline.jobs.running import SETTINGS, OnProgress, places, report
 from txnbuffer.pipeline.offsets import Offset, ReadProgress, UnreadRange, limited
 from txnbuffer.pipeline.options import COLUMNS as KNOWN
 from txnbuffer.pipeline.options import PARTITION_BYTES, READ_COMMITTED, ReadOptions
-from txnbuffer.pipeline.pinned import PinnedTopic, check_mark, check_same, end_below, fix_all, gone, mark_below
+from txnbuffer.pipeline.pinned import (
+    PinnedTopic,
+    check_mark,
+    check_same,
+    deleted_topics,
+    end_below,
+    mark_below,
+    pin_topics,
+)
 from txnbuffer.pipeline.planning import first_wanted, names
 from txnbuffer.pipeline.spark.tasks import open_for_reading
 
@@ -214,13 +222,13 @@ class Export:
         stretches, looked = [], {}
         self._anew = {}
         topics = names(broker, self._wanted, all_there=careful)
-        gone(self._wanted, begun, topics)
+        deleted_topics(self._wanted, begun, topics)
         isolated = self._wanted.isolation == READ_COMMITTED
-        for topic, one in fix_all(broker, topics, isolated=isolated, numbered=False).items():
+        for topic, one in pin_topics(broker, topics, isolated=isolated, numbered=False).items():
             before = begun.get(topic)
             if before is not None and before.incarnation != one.incarnation:
                 raise TopicNotFound(
-                    f"topic {topic} was deleted and made anew since it was exported: export it to another directory"
+                    f"topic {topic} was deleted and created again since it was exported: export it to another directory"
                 )
             start = self._wanted.start_of(topic) if before is None else before.at
             lost = None if before is None else self._lost(broker, one, before)

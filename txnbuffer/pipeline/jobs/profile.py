@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from txnbuffer.pipeline.jobs.running import OnProgress, report_progress, source
 from txnbuffer.pipeline.options import ReadOptions
-from txnbuffer.pipeline.pinned import fix_all
+from txnbuffer.pipeline.pinned import pin_topics
 from txnbuffer.pipeline.planning import names
 from txnbuffer.pipeline.report import Section, bars, page, shown, stacked, table, text
 from txnbuffer.pipeline.spark.tasks import open_for_reading
@@ -161,7 +161,7 @@ def _ledgers(options: Mapping[str, str]) -> list[Row]:
     wanted = ReadOptions.of(options)
     rows = []
     with open_for_reading(wanted) as broker:
-        for topic, one in fix_all(broker, names(broker, wanted), numbered=False).items():
+        for topic, one in pin_topics(broker, names(broker, wanted), numbered=False).items():
             for extent in one.extents:
                 below = extent.entries
                 if extent.ledger >= one.stop.ledger:

@@ -1,17 +1,14 @@
-"""The data source `txnbuffer`: committed records of topics as rows.
+"""The Spark data source `txnbuffer`: committed records of topics as rows, in batch and streaming queries
 
     from txnbuffer.pipeline.spark.source import register
 
     register(spark)
     spark.read.format("txnbuffer").option("broker", "file:DIR").option("topics", "orders").load()
 
-What is read is fixed when Spark plans a data frame, at its first action; one that is loaded anew sees what is decided
-by then.
-
-The data source `txnbuffer` in streaming queries: one process plans all micro-batches, tasks read them.
-
-A micro-batch ends where everything is decided, and its tasks judge by what the planner knows by then. A query
-that starts again reads exactly what it had planned: what is decided once is decided for ever.
+Topics are pinned when Spark plans a data frame, at its first action; a data frame that is loaded again sees what is
+decided by then. In streaming queries one process plans all micro-batches, and tasks read them. A micro-batch ends where
+everything is decided, and its tasks filter by the visibility that the planner pinned. A restarted query reads exactly
+what it had planned, as decisions never change.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import EARLIEST, Position
 from txnbuffer.pipeline.offsets import Json, Offset, ReadProgress, UnreadRange, limited
 from txnbuffer.pipeline.options import END, READ_COMMITTED, ReadOptions, WriteOptions
-from txnbuffer.pipeline.pinned import EVERY, Marks, PinnedTopic, TopicView, end_below, gone
+from txnbuffer.pipeline.pinned import CHECK_INTERVAL, Marks, PinnedTopic, TopicView, deleted_topics, end_below
 from txnbuffer.pipeline.planning import (
     ReadPlan,
     begun_at,
@@ -54,7 +51,7 @@ from txnbuffer.pipeline.planning import (
 from txnbuffer.pipeline.ranges import RangeAnchor, RecordRange, packed
 from txnbuffer.pipeline.reading import RecordFilter
 from txnbuffer.pipeline.spark.sink import BatchWriter, StreamWriter
-from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, judge_of, open_for_reading, read_task
+from txnbuffer.pipeline.spark.tasks import ReadTask, anywhere, filter_of, open_for_reading, read_task
 from txnbuffer.recovery.load import SnapshotLoader
 
 if TYPE_CHECKING:
@@ -74,9 +71,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cut = cut_of(options)
         self._broker: Broker | None = None
         self._views: dict[str, TopicView] = {}
-        self._fixed: dict[str, PinnedTopic] = {}
+        self._pinned: dict[str, PinnedTopic] = {}
         self._target: Offset | None = None
-        self._marks = Marks(EVERY if is_cluster(options.broker) else 0.0)
+        self._marks = Marks(CHECK_INTERVAL if is_cluster(options.broker) else 0.0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get options, and no connection of the planner."""
@@ -85,8 +82,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # What Spark asks of the planner
 
     def initialOffset(self) -> Json:  # noqa: N802  # named by Spark
-        fixed = self._look(all_there=True)
-        return Offset({topic: self._beginning(one) for topic, one in fixed.items()}).to_json()
+        pinned = self._look(all_there=True)
+        return Offset({topic: self._beginning(one) for topic, one in pinned.items()}).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         limit = self._options.max_messages
@@ -96,17 +93,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._end_of(self._look())
 
     def reportLatestOffset(self) -> Json:  # noqa: N802
-        return self._end_of(self._fixed or self._look()).to_json()
+        return self._end_of(self._pinned or self._look()).to_json()
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         begun = Offset.of_json(start)
-        fixed = self._look()
-        ends = self._end_of(fixed) if self._target is None else self._target
+        pinned = self._look()
+        ends = self._end_of(pinned) if self._target is None else self._target
         stretches, reached = [], {**begun.topics}
-        for topic in gone(self._options, begun.topics, fixed):
+        for topic in deleted_topics(self._options, begun.topics, pinned):
             if topic not in self._options.topics:
                 del reached[topic]
-        for topic, one in fixed.items():
+        for topic, one in pinned.items():
             before = begun.topics.get(topic)
             if before is not None and before.since is not None:
                 reached[topic] = self._awaited(one, before, before.since, begun)
@@ -120,9 +117,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         for topic, at in limited(stretches, messages).items():
             before = begun.topics.get(topic)
-            if before is None or before.at != at or before.incarnation != fixed[topic].incarnation:
-                mark = self._marks.of(self._open(), fixed[topic], before, at)
-                reached[topic] = ReadProgress(at, fixed[topic].incarnation, _seqno_at(fixed[topic], at), mark=mark)
+            if before is None or before.at != at or before.incarnation != pinned[topic].incarnation:
+                mark = self._marks.of(self._open(), pinned[topic], before, at)
+                reached[topic] = ReadProgress(at, pinned[topic].incarnation, _seqno_at(pinned[topic], at), mark=mark)
         return Offset(reached).to_json()
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
@@ -138,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if one is not None:
                 ranges += self._ranges(one, begun, reached.topics[topic])
         return [
-            ReadTask(task, {one.topic: judge_of(self._options, self._fixed[one.topic]) for one in task})
+            ReadTask(task, {one.topic: filter_of(self._options, self._pinned[one.topic]) for one in task})
             for task in packed(ranges, self._options.partition_bytes)
         ]
 
@@ -158,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadTask):
             raise TypeError("a task reads the ranges that were planned for it")
-        return read_task(self._options, partition.ranges, partition.judges)
+        return read_task(self._options, partition.ranges, partition.filters)
 
     def _open(self) -> Broker:
         if self._broker is None:
@@ -170,16 +167,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         it may be gone.
         """
         strict = self._options.fail_on_data_loss if all_there is None else all_there
-        self._fixed = {}
+        self._pinned = {}
         topics = names(self._open(), self._options, all_there=strict)
         with SnapshotLoader(self._open(), topics) as snapshots:
             for topic in topics:
                 try:
-                    self._fixed[topic] = self._view(topic).look(snapshots)
+                    self._pinned[topic] = self._view(topic).pin(snapshots)
                 except TopicNotFound:
                     if strict:
                         raise
-        return self._fixed
+        return self._pinned
 
     def _beginning(self, one: PinnedTopic) -> ReadProgress:
         """Where a query that begins now begins in a topic. Raises InvalidRequest, PositionTrimmed."""
@@ -205,9 +202,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._views[topic] = TopicView(self._open(), topic, isolated=isolated, numbered=self._cut.numbered)
         return self._views[topic]
 
-    def _end_of(self, fixed: dict[str, PinnedTopic]) -> Offset:
+    def _end_of(self, pinned: dict[str, PinnedTopic]) -> Offset:
         return Offset(
-            {topic: ReadProgress(one.stop, one.incarnation, _seqno_at(one, one.stop)) for topic, one in fixed.items()}
+            {topic: ReadProgress(one.stop, one.incarnation, _seqno_at(one, one.stop)) for topic, one in pinned.items()}
         )
 
     def _first(self, topic: str, one: PinnedTopic, begun: Offset) -> Position:
@@ -218,7 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if before.incarnation != one.incarnation:
             if self._options.fail_on_data_loss:
                 raise TopicNotFound(
-                    f"topic {topic} was deleted and made anew since it was read: begin with another checkpoint, or say "
+                    f"topic {topic} was deleted and created again since it was read: use another checkpoint, or set "
                     f"fail_on_data_loss=false to read the new one from its beginning"
                 )
             return begun_at(one, EARLIEST)
@@ -235,10 +232,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _fixed_for(self, topic: str, reached: ReadProgress) -> PinnedTopic | None:
         """A topic as it is known, looked at again if that ends below what was planned; None if it is gone."""
-        one = self._fixed.get(topic)
+        one = self._pinned.get(topic)
         if one is None or one.stop < reached.at or one.incarnation != reached.incarnation:
             try:
-                one = self._fixed[topic] = self._view(topic).look()
+                one = self._pinned[topic] = self._view(topic).pin()
             except TopicNotFound:
                 if self._options.fail_on_data_loss:
                     raise
@@ -246,7 +243,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if one.incarnation == reached.incarnation:
             return one
         if self._options.fail_on_data_loss:
-            raise TopicNotFound(f"topic {topic} was deleted and made anew since its records were to be read")
+            raise TopicNotFound(f"topic {topic} was deleted and created again since its records were to be read")
         return None
 
     def _ranges(self, one: PinnedTopic, begun: Offset, reached: ReadProgress) -> list[RecordRange]:
@@ -318,12 +315,12 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = anywhere(options)
         self._plan: ReadPlan | None = None
-        self._judges: dict[str, RecordFilter] = {}
+        self._filters: dict[str, RecordFilter] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get their judges with the reader, which Spark sends before it asks for the partitions."""
+        """Tasks get their filters with the reader, which Spark sends before it asks for the partitions."""
         self._planned()
-        return {"_options": self._options, "_judges": self._judges}
+        return {"_options": self._options, "_filters": self._filters}
 
     def partitions(self) -> list[InputPartition]:
         return [ReadTask(ranges) for ranges in self._planned().tasks] or [ReadTask(())]
@@ -331,11 +328,11 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadTask):
             raise TypeError("a task reads the ranges that were planned for it")
-        return read_task(self._options, partition.ranges, self._judges)
+        return read_task(self._options, partition.ranges, self._filters)
 
     def _planned(self) -> ReadPlan:
         if self._plan is None:
             with open_for_reading(self._options) as broker:
                 self._plan = plan(broker, self._options)
-            self._judges = {topic: judge_of(self._options, fixed) for topic, fixed in self._plan.topics.items()}
+            self._filters = {topic: filter_of(self._options, pinned) for topic, pinned in self._plan.topics.items()}
         return self._plan

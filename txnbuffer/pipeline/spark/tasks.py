@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 
 
 class ReadTask(InputPartition):
-    """Ranges that one task reads, one after the other; the judges of their topics, unless all tasks share them."""
+    """Ranges that one task reads, one after the other; the filters of their topics, unless all tasks share them."""
 
-    def __init__(self, ranges: tuple[RecordRange, ...], judges: Mapping[str, RecordFilter] | None = None) -> None:
+    def __init__(self, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter] | None = None) -> None:
         self.ranges = ranges
-        self.judges = judges or {}
+        self.filters = filters or {}
 
 
 def read_task(
-    options: ReadOptions, ranges: tuple[RecordRange, ...], judges: Mapping[str, RecordFilter]
+    options: ReadOptions, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter]
 ) -> Iterator[pa.RecordBatch]:
     """What stands in ranges, as Arrow record batches with the columns of the options."""
-    found = _read(options, ranges, judges)
+    found = _read(options, ranges, filters)
     return newest(map(with_key, found), HELD_BYTES) if options.latest else found
 
 
 def _read(
-    options: ReadOptions, ranges: tuple[RecordRange, ...], judges: Mapping[str, RecordFilter]
+    options: ReadOptions, ranges: tuple[RecordRange, ...], filters: Mapping[str, RecordFilter]
 ) -> Iterator[pa.RecordBatch]:
     if not ranges:
         return
     schema = schema_of(options.columns)
     with open_for_reading(options) as broker:
         for one in ranges:
-            for rows in read_range(broker, one, judges[one.topic], fail_on_data_loss=options.fail_on_data_loss):
+            for rows in read_range(broker, one, filters[one.topic], fail_on_data_loss=options.fail_on_data_loss):
                 yield record_batch(rows, schema)
 
 
-def judge_of(options: ReadOptions, fixed: PinnedTopic) -> RecordFilter:
+def filter_of(options: ReadOptions, pinned: PinnedTopic) -> RecordFilter:
     return RecordFilter(
-        fixed.topic,
-        fixed.incarnation,
-        fixed.verdicts,
-        fixed.registered,
+        pinned.topic,
+        pinned.incarnation,
+        pinned.visibility,
+        pinned.registered,
         isolated=options.isolation == READ_COMMITTED,
         keep_hidden=options.include_aborted,
     )
