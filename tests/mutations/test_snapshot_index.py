@@ -71,7 +71,7 @@ def test_what_is_no_next_entry_is_refused(bad: SnapshotIndexEntry) -> None:
     index.add(SnapshotIndexEntry(1, 3, position_of(1), position_of(3), 2))
     with pytest.raises(ValueError, match="snapshot"):
         index.add(bad)
-    with pytest.raises(ValueError, match="2 or more"):
+    with pytest.raises(ValueError, match="cap must be at least 2"):
         SnapshotIndex(1)
     with pytest.raises(ValueError, match="snapshot"):
         SnapshotIndex().add(SnapshotIndexEntry(0, 0, position_of(0), position_of(0), 1))

@@ -262,7 +262,7 @@ def test_take_minds_bytes_but_gives_one() -> None:
     reader = stage.reader("c", 0)
     assert [reader.take(9, 1), reader.take(9, 12), reader.take(9, 12)] == [1, 2, 0]
     assert Reader(stage.topic, stage.manager.register("d", 0)).take(9, 11) == 1
-    with pytest.raises(ValueError, match="takes nothing"):
+    with pytest.raises(ValueError, match="limit must be at least 1"):
         reader.cursor.take(0)
 
 
@@ -286,7 +286,7 @@ def test_a_hole_in_what_the_log_gives_stops_the_cursor_and_no_other() -> None:
     bad, good = stage.reader("bad", 0), stage.reader("good", 0)
     bad.take()
     (read,) = [effect for effect in stage.manager.take_effects() if isinstance(effect, ReadLog)]
-    with pytest.raises(SeqnoGap, match="1 to 3 the log gave 2 to 3"):
+    with pytest.raises(SeqnoGap, match=r"returned 2 to 3 .* instead of mutations 1 to 3"):
         stage.manager.backfilled(read.ticket, stage.topic.batch(2, 3))
     for _ in range(2):
         with pytest.raises(SeqnoGap):

@@ -278,7 +278,7 @@ def test_a_token_that_is_none_is_told(path: Path) -> None:
     with SQLiteFile(path) as file:
         begun(file).write([batch(token(1))])
         file._database.execute("UPDATE txnbuffer_topics SET token = 'x'")
-        with pytest.raises(Exception, match="no resume token"):
+        with pytest.raises(Exception, match="not a resume token"):
             begun(file)
 
 

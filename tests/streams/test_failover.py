@@ -92,7 +92,7 @@ def test_a_reader_goes_back_to_where_a_copy_was_taken(steps: list[int], data: st
     gone, high = owned(copy, copied, steps[at:])
     held = data.draw(st.integers(0, high))
     log, newest = owned(copy, copied, data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=20)))
-    point = rollback_point(held, held, held, gone.told.versions, log, newest)
+    point = rollback_point(held, held, held, gone.for_readers.versions, log, newest)
     if at < len(steps):
         assert point == (copied if held > copied else None)
     beginnings = [version.seqno for version in log.versions]

@@ -6,12 +6,12 @@ The rules of the log protocol that it applies, in log order; the code names them
    here if a marker said so, or if it is at or below the low-water mark and not ongoing.
 2. A record whose seq is not above the highest accepted of its transaction is a duplicate: suppressed
    and counted.
-3. A marker's item ends its transaction, unless that has ended here: then it is ignored. An ABORT that
-   finds no record is remembered as an end, not as an abort.
+3. An item of a marker ends its transaction, unless that has ended here: then it is ignored. An ABORT without
+   records is stored as an end, not as an abort.
 4. A one-phase item of an epoch older than the newest seen here from that coordinator is void. A decided
    one holds whatever its epoch.
 5. Of a marker the items count first, then its low-water mark and epoch. A message is applied whole.
-6. A COMMIT that ends a transaction of which another number of records was accepted than it says is damage.
+6. A COMMIT is damage if the number of accepted records differs from the number in the marker.
 7. A marker that can't be decoded and a message of another protocol version stop the topic; a record
    that can't be decoded is suppressed and counted.
 """
@@ -40,13 +40,13 @@ from txnbuffer.model import Marker, Outcome, RecordSlice, TxnId, Undecodable
 
 SEGMENT_SIZE = 8000
 DAMAGE_KEPT = 1000
-"""So many damaged commits are kept one by one; all are counted."""
+"""The first damaged commits are kept, up to this many; all are counted."""
 
 _COUNTER_OF = {Reason.LATE: "late", Reason.DUPLICATE: "duplicates", Reason.UNDECODABLE: "undecodable"}
 
 
 class TransactionBuffer:
-    """What of one topic is visible, as of the last message applied.
+    """What is visible in one topic, as of the last message applied.
 
     `segment_size` is the number of aborts and suppressed ranges in a sealed part.
     """
@@ -96,12 +96,12 @@ class TransactionBuffer:
         for segment in segments:
             if segment.summary != next(expected, None):
                 raise SegmentMismatch(
-                    f"part {segment.number} is not the one that the state names there; recover from another"
+                    f"part {segment.number} is not the one that the state names: recover from an older snapshot"
                 )
             buffer._load(segment.items)
         missing = next(expected, None)
         if missing is not None:
-            raise SegmentMismatch(f"part {missing.number} is missing; recover from another snapshot")
+            raise SegmentMismatch(f"part {missing.number} is missing: recover from an older snapshot")
         buffer._load(state.unsealed)
         return buffer
 
@@ -120,11 +120,11 @@ class TransactionBuffer:
             damage=tuple(self.damage),
         )
 
-    # What is asked
+    # Queries
 
     @property
     def applied(self) -> Position | None:
-        """Where the last applied message ends; None if there was none."""
+        """The end of the last applied message; None before the first."""
         return self._applied
 
     @property
@@ -140,7 +140,7 @@ class TransactionBuffer:
 
     @property
     def replaying(self) -> bool:
-        """Whether the end that `replay_until` named is still ahead."""
+        """Whether the end given to `replay_until` is not reached yet."""
         return self._until is not None and (self._applied is None or self._applied < self._until)
 
     @property
@@ -149,7 +149,7 @@ class TransactionBuffer:
 
     @property
     def transactional(self) -> bool:
-        """Whether any message applied says anything of transactions, be it one that can't be read."""
+        """Whether any applied message belongs to a transaction, even if it can't be decoded."""
         return bool(self.coordinators or len(self.ongoing) or self._counters.undecodable)
 
     def is_aborted(self, txn: TxnId) -> bool:
@@ -164,16 +164,16 @@ class TransactionBuffer:
         coordinator = self.coordinators.get(txn.most)
         return txn not in self.ongoing and coordinator is not None and coordinator.has_ended(txn.least)
 
-    # What is done
+    # Input
 
     def replay_until(self, end: Position | None) -> None:
         """Show nothing until the message at `end` is applied (None: the log is empty)."""
         self._until = end
 
     def apply_batch(self, placed: PlacedBatch) -> list[Effect]:
-        """Apply messages that follow the applied ones; what that had as effects, in log order.
+        """Apply the messages that follow the applied ones; returns the effects in log order.
 
-        Raises ProtocolStopped (rule 7) with the effects of what stands before; from then on each call does.
+        Raises ProtocolStopped (rule 7) with the effects of the messages before; from then on each call raises it.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -201,7 +201,7 @@ class TransactionBuffer:
         return self.segments.take_sealed()
 
     def trim(self, first_ledger: int) -> list[int]:
-        """All ledgers below one are gone: drop what only their records need.
+        """Drop what only records of ledgers below `first_ledger` need: these ledgers are deleted.
 
         Returns the numbers of the parts dropped, ascending; hand each to `forget`. Only whole parts go,
         from the front, and only those that were taken. Which transactions have ended stays known.

@@ -24,7 +24,7 @@ class BufferSegments:
 
     def __init__(self, segment_size: int) -> None:
         if segment_size < 1:
-            raise ValueError(f"a part can't hold {segment_size} items: at least 1")
+            raise ValueError(f"a part must hold at least 1 item, got {segment_size}")
         self.segment_size = segment_size
         self.next_number = 1
         self.summaries: deque[SegmentSummary] = deque()

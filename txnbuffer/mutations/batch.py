@@ -13,7 +13,7 @@ from broker_io.position import Int64s, Position, Positions
 from txnbuffer.columns import used
 
 BATCH_BYTES = 1600
-"""What the objects around the columns of one batch weigh."""
+"""Bytes of the objects around the columns of one batch."""
 
 PROPERTY_BYTES = 400
 TEXT_BYTES = 56
@@ -179,4 +179,4 @@ def _property_bytes(column: PropertyColumn) -> int:
         return PROPERTY_BYTES + column.codes.nbytes + sum(TEXT_BYTES + len(text) for text in column.values)
     if isinstance(column, Numbers):
         return PROPERTY_BYTES + column.values.nbytes + (0 if column.present is None else column.present.nbytes)
-    raise TypeError(f"{type(column).__name__} is no column of owned mutations")
+    raise TypeError(f"{type(column).__name__} is not a type of columns that mutations can own")

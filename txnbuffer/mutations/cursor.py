@@ -230,10 +230,10 @@ class Cursor:
         """The next mutations, at most `limit`, and with keys and values of at most `max_bytes`, but for one.
 
         Empty if there are none yet: a `Wake` follows when there are. What the call before gave may be reused.
-        Raises what `MutationManager.backfill_failed` was told, for ever.
+        Once `MutationManager.backfill_failed` was called, it always raises that error.
         """
         if limit < 1:
-            raise ValueError(f"a take of {limit} mutations takes nothing: ask for 1 or more")
+            raise ValueError(f"limit must be at least 1 mutation, got {limit}")
         self._give_back()
         slices: list[Slice] = []
         if self._pending is not None:

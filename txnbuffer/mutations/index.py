@@ -60,7 +60,7 @@ class SnapshotIndex:
 
     def __init__(self, cap: int = CAP) -> None:
         if cap < 2:
-            raise ValueError(f"an index of {cap} entries finds nothing: let it have 2 or more")
+            raise ValueError(f"cap must be at least 2 entries, got {cap}")
         self.cap = cap
         self._entries: list[SnapshotIndexEntry] = []
 
@@ -92,9 +92,13 @@ class SnapshotIndex:
     def add(self, entry: SnapshotIndexEntry) -> None:
         """Add an entry above all that are in. Raises ValueError if it is not, or makes no sense."""
         if self._entries and entry.start <= self._entries[-1].end:
-            raise ValueError(f"snapshot {entry.start} to {entry.end} is indexed behind {self._entries[-1].end}")
+            raise ValueError(
+                f"snapshot {entry.start} to {entry.end} does not follow {self._entries[-1].end}, the end of the index"
+            )
         if not (1 <= entry.start <= entry.end and 1 <= entry.rows <= entry.end - entry.start + 1):
-            raise ValueError(f"{entry} is no snapshot: 1 to {entry.end - entry.start + 1} mutations stand in one")
+            raise ValueError(
+                f"{entry} is not a valid snapshot: it must have 1 to {entry.end - entry.start + 1} mutations"
+            )
         self._entries.append(entry)
         if len(self._entries) > self.cap:
             old = self._entries[: self.cap // 4 * 2 or 2]

@@ -39,7 +39,7 @@ class ReadLog(NamedTuple):
 
 
 class StopReading(NamedTuple):
-    """Nobody wants the answer of this ticket any more."""
+    """The answer of this ticket is no longer needed."""
 
     ticket: int
 
@@ -102,13 +102,15 @@ class MutationManager:
         if not len(rows):
             return
         if rows.first != self.high + 1 or not rows.dense():
-            raise SeqnoGap(f"mutations {rows.first} to {rows.last} ({len(rows)}) were queued behind {self.high}")
+            raise SeqnoGap(
+                f"mutations {rows.first} to {rows.last} ({len(rows)}) do not follow {self.high} without a gap"
+            )
         for part in rows.parts(self.chain.limit):
             if self.chain.append(part.owned()):
                 self._wake_waiting()
 
     def register(self, name: str, after: int, *, end: int | None = None, snapshot_end: int = 0) -> Cursor:
-        """A cursor for whoever has all mutations up to `after`; it takes the place of another one of that name.
+        """A cursor for a reader that has all mutations up to `after`; it replaces a cursor of the same name.
 
         `end`: the last seqno wanted; the snapshot that holds it is given whole. `snapshot_end`: the end of the
         snapshot in the middle of which `after` stands, so that the first one given does not end before. Raises
@@ -117,9 +119,9 @@ class MutationManager:
         """
         if not 0 <= after <= self.high or snapshot_end > self.high:
             asked = max(after, snapshot_end)
-            raise InvalidRequest(f"cursor {name!r} is to start at {asked}, but the topic ends at {self.high}")
+            raise InvalidRequest(f"cursor {name!r} can't start at {asked}: the topic ends at {self.high}")
         if name == PERSISTENCE:
-            raise InvalidRequest(f"{name!r} is the name of the persistence cursor: choose another")
+            raise InvalidRequest(f"{name!r} is the name of the persistence cursor: choose another name")
         if after == 0:
             after = self.first_seqno - 1
         elif after + 1 < self.first_seqno:
@@ -158,7 +160,7 @@ class MutationManager:
             self.index.trim(first_seqno)
 
     def backfilled(self, ticket: int, rows: MutationBatch) -> None:
-        """The answer to a `ReadLog`; one that nobody waits for is passed over.
+        """The answer to a `ReadLog`; it is ignored if no cursor waits for it.
 
         Raises SeqnoGap, which the cursor then raises too, if the mutations are not those asked for.
         """
@@ -169,7 +171,7 @@ class MutationManager:
         backfill.ticket = None
         if not len(rows) or rows.first != backfill.next or rows.last > backfill.last or not rows.dense():
             got = f"{rows.first} to {rows.last} ({len(rows)})" if len(rows) else "none"
-            cursor.error = SeqnoGap(f"of mutations {backfill.next} to {backfill.last} the log gave {got}")
+            cursor.error = SeqnoGap(f"the log returned {got} instead of mutations {backfill.next} to {backfill.last}")
             self._wake(cursor)
             raise cursor.error
         backfill.feed(rows)
@@ -189,7 +191,7 @@ class MutationManager:
         effects, self._effects = self._effects, []
         return effects
 
-    # Winning back memory; each returns nothing, `account` tells what it won
+    # Freeing memory; `account` shows how much was freed
 
     def free_passed(self) -> None:
         """Let go of what all cursors have passed, and of indexes that only make collapsing faster."""
@@ -228,7 +230,7 @@ class MutationManager:
             self.cursors_dropped += 1
             self._wake(cursor)
 
-    # What cursors ask for
+    # Called by cursors
 
     def new_backfill(self, first: int, last: int, floor: int) -> Backfill:
         return Backfill(first, last, floor, self.backfill_bytes, self.backfills, self.leaving)
@@ -260,7 +262,7 @@ class MutationManager:
         if self.cursors.get(cursor.name) is cursor:
             del self.cursors[cursor.name]
 
-    # What is asked
+    # Queries
 
     def anchor(self, seqno: int) -> SnapshotAnchor | None:
         """The highest mutation known at or below a seqno, where a read that is to reach it can begin."""
@@ -300,7 +302,7 @@ class MutationManager:
         """Of each cursor, in the order of their registration, the persistence cursor first."""
         return [of_persistence(self.persistence), *(of_cursor(cursor, self.high) for cursor in self.cursors.values())]
 
-    # Word to those who wait
+    # Waking cursors
 
     def _wake_waiting(self) -> None:
         for cursor in self.cursors.values():

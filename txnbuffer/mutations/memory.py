@@ -46,7 +46,7 @@ class MemoryBudget:
 
     def __init__(self, budget: int, *, upper: float = UPPER_MARK, lower: float = LOWER_MARK) -> None:
         if not 0 < lower <= upper <= 1:
-            raise ValueError(f"marks {lower} and {upper}: the lower one is above 0, the upper one at most 1")
+            raise ValueError(f"the marks must satisfy 0 < lower <= upper <= 1, got {lower} and {upper}")
         self.account = MemoryAccount()
         self.managers: dict[str, MutationManager] = {}
         self.upper = upper

@@ -102,7 +102,7 @@ def exclusive_writer(broker: Broker, shard: Shard) -> Iterator[Writer | None]:
         yield None
         return
     except StillHeld:
-        text = f"a service has {decisions}: stop it, and those that stand by, before anything is written beside it"
+        text = f"a service has {decisions}: stop it, and its standbys, before another process writes to it"
         raise StillHeld(text) from None
     with writer:
         yield writer

@@ -40,10 +40,10 @@ from txnbuffer.streams.failover import FailoverLog
 OnSequenced = Callable[[PlacedBatch, Sequenced], None]
 
 HELD_BYTES = 8 * 1024 * 1024
-"""Undecided messages held in memory a topic, about; beyond it they are read from the log again."""
+"""About the bytes of undecided messages held in memory for a topic; more are read from the log again."""
 
 STEP_MESSAGES = 4096
-"""Messages that one step reads again at most, about."""
+"""About the most messages that one step reads again."""
 
 
 class TopicSequencer:

@@ -87,7 +87,9 @@ def fold_log(broker: Broker, topic: str) -> FoldedLog:
         while end is not None and (buffer.applied is None or buffer.applied < end):
             placed = reader.read(timeout=MAX_WAIT)
             if placed is None:
-                raise StorageError(f"topic {topic}: its log ends at {end}, but nothing came behind {buffer.applied}")
+                raise StorageError(
+                    f"topic {topic}: its log ends at {end}, but no message after {buffer.applied} arrived"
+                )
             buffer.apply_batch(placed.take(slice(placed.positions.search(end, right=True))))
             parts += buffer.take_sealed()
         while (placed := second.read()) is not None:
@@ -166,7 +168,7 @@ def write(broker: Broker, ownership: SnapshotOwnership, table: SnapshotTable, fo
     """
     topic, ledgers = found.topic, broker.ledgers(found.topic)
     if broker.incarnation(topic) != found.incarnation:
-        raise TopicNotFound(f"topic {topic} was deleted and made anew while its log was read: try again")
+        raise TopicNotFound(f"topic {topic} was deleted and re-created while its log was read: try again")
     entries = table.topics.get(topic, TopicEntries())
     state = decode_state(found.state)
     branch = f"{ownership.epoch}-{now_ms}"  # seqnos begin anew: nobody goes on from older ones

@@ -103,10 +103,10 @@ def _table(broker: Broker, snapshot_topic: str, topic: str | None) -> SnapshotTa
 def _of_table(shard: Shard, table: SnapshotTable) -> Iterator[Finding]:
     name = shard.topic(SNAPSHOT_TOPIC)
     if table.zombies:
-        what = f"{table.zombies} entries of owners that had lost the topic count for nothing"
+        what = f"{table.zombies} entries of fenced owners are ignored"
         yield Finding(Level.WARNING, name, what)
     if table.foreign:
-        yield Finding(Level.WARNING, name, f"{len(table.foreign)} keys are those of no entry")
+        yield Finding(Level.WARNING, name, f"{len(table.foreign)} keys are not those of an entry")
     for topic in restored_topics(table):
         if not shard.owns(topic):
             yield Finding(Level.WARNING, topic, f"{name} has a snapshot of it, which belongs to another shard")

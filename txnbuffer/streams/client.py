@@ -56,11 +56,14 @@ from txnbuffer.streams.token import ResumeToken
 StreamMessage = Ok | RollbackRequired | Refused | SnapshotBegin | StreamMutations | SnapshotEnd | StreamEnd
 
 _ONCE = RequestFlag.FROM_NOW | RequestFlag.FROM_OLDEST | RequestFlag.TO_NOW
-"""What a request says only until it was answered once."""
+"""Flags that a request has only until its first answer."""
 
 
 class Consumer:
-    """`handle` is the user's number for it, `stream` the one on the connection, 0 while it has none there."""
+    """One stream over all its connections.
+
+    `handle` is the user's number for it, `stream` the one on the connection, 0 while it has none there.
+    """
 
     __slots__ = (
         "caught_up", "delay", "end", "flags", "handle", "high", "reopen", "retry_at", "rollback_to", "state", "stream",
@@ -146,10 +149,14 @@ class Consumer:
         self.state = consumed(self.state, Event.OK)
         before, token = self.token, self.token
         if token.cluster not in ("", ok.cluster):
-            raise ForeignToken(f"topic {token.topic} is of cluster {ok.cluster}, its resume token of {token.cluster}")
-        anew = self.flags & (RequestFlag.FROM_NOW | RequestFlag.FROM_OLDEST)
-        if not anew and (ok.start != token.seqno or (token.seqno and token.incarnation not in ("", ok.incarnation))):
-            raise StreamViolation(f"a stream of topic {token.topic} starts elsewhere than was asked; report it")
+            raise ForeignToken(
+                f"topic {token.topic} belongs to cluster {ok.cluster}, its resume token to {token.cluster}"
+            )
+        repositioned = self.flags & (RequestFlag.FROM_NOW | RequestFlag.FROM_OLDEST)
+        if not repositioned and (
+            ok.start != token.seqno or (token.seqno and token.incarnation not in ("", ok.incarnation))
+        ):
+            raise StreamViolation(f"a stream of topic {token.topic} starts at another seqno than requested; report it")
         self.token = token = ResumeToken(
             *(token.topic, ok.cluster, ok.incarnation, ok.log.versions),
             *(ok.start, ok.snapshot_start, ok.snapshot_end, ok.purge_seqno),
@@ -159,7 +166,7 @@ class Consumer:
         self.high = ok.high_seqno
         self.caught_up = False
         events: list[ClientEvent] = [StreamOpened(self.handle, token, self.high)]
-        if before.seqno > before.snapshot_start and token.complete and not anew:
+        if before.seqno > before.snapshot_start and token.complete and not repositioned:
             events.append(Completed(self.handle, token, self.high))
         return events + self._perhaps_caught_up()
 
@@ -270,7 +277,7 @@ class StreamClient:
         It ends with the snapshot that holds `end`. Without `reopen` its first interruption ends it.
         """
         if not 0 <= end <= NO_END:
-            raise InvalidRequest(f"a stream of topic {start.topic} can't end at seqno {end}")
+            raise InvalidRequest(f"end must be a seqno from 0 to {NO_END}, got {end} for topic {start.topic}")
         window = Window(self._config.window_items, self._config.window_bytes)
         self._handles += 1
         self._consumers[self._handles] = Consumer(self._handles, start, window, end, flags, reopen=reopen)
@@ -296,7 +303,7 @@ class StreamClient:
         """The answer to RollBack. Raises InvalidRequest where that was not asked for, or is not far enough."""
         consumer = self._consumers.get(handle)
         if consumer is None:
-            raise InvalidRequest(f"there is no stream {handle}; it was closed or has ended")
+            raise InvalidRequest(f"stream {handle} does not exist: it was closed or has ended")
         consumer.rolled_back(seqno)
         self._request_due(now)
 
@@ -336,12 +343,12 @@ class StreamClient:
             elif (consumer := self._streams.get(message.stream)) is not None:
                 self._receive(consumer, message, now)
             elif not 0 < message.stream <= self._last_stream:
-                self._hang_up(StreamViolation(f"a message for stream {message.stream}, which was never asked for"))
+                self._hang_up(StreamViolation(f"a message for stream {message.stream}, which was never requested"))
 
     def tick(self, now: float) -> None:
         """Give up a silent connection, ask again for interrupted streams whose time has come."""
         if self._pulse is not None and self._pulse.silent(now):
-            self._hang_up(ConnectionSilent("nothing was heard from the service for too long; connect again"))
+            self._hang_up(ConnectionSilent("the service was silent for too long; connect again"))
         self._request_due(now)
 
     def next_tick(self) -> float | None:

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_VERSIONS = 25
-"""So many a reader is told, and holds."""
+"""The most versions that a reader gets and holds."""
 MAX_KEPT = 1000
-"""So many the owner of a topic keeps."""
+"""The most versions that the owner of a topic keeps."""
 MAX_UUID = 2**48 - 1
 MAX_SEQNO = 2**63 - 1
 
@@ -60,15 +60,15 @@ class FailoverLog:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.versions) <= MAX_KEPT:
-            raise ValueError(f"a failover log of {len(self.versions)} versions: it has 1 to {MAX_KEPT}")
+            raise ValueError(f"a failover log must have 1 to {MAX_KEPT} versions, got {len(self.versions)}")
         for version in self.versions:
             if not is_sound(version):
-                raise ValueError(f"{version.uuid}@{version.seqno} is no version of a failover log")
+                raise ValueError(f"{version.uuid}@{version.seqno} is not a valid version of a failover log")
         for newer, older in itertools.pairwise(self.versions):
             if older.seqno > newer.seqno:
                 raise ValueError(f"version {older.uuid}@{older.seqno} is newer than {newer.uuid}@{newer.seqno}")
         if len({version.uuid for version in self.versions}) < len(self.versions):
-            raise ValueError("a version stands twice in a failover log")
+            raise ValueError("a version occurs twice in a failover log")
 
     @classmethod
     def initial(cls, uuid: int) -> FailoverLog:
@@ -108,8 +108,8 @@ class FailoverLog:
         return FailoverLog((Version(uuid, seqno), *rest, oldest))
 
     @property
-    def told(self) -> FailoverLog:
-        """The versions that readers are told."""
+    def for_readers(self) -> FailoverLog:
+        """The versions that readers get."""
         return FailoverLog(self.versions[:MAX_VERSIONS])
 
     def pruned(self, seqno: int) -> FailoverLog:

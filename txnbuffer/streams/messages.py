@@ -222,12 +222,12 @@ ERROR_OF: dict[EndReason, type[Error]] = {
 }
 _ADVICE = {
     EndReason.CLOSED: "the service closed it; open it again",
-    EndReason.STATE_CHANGED: "the service no longer owns the topic; open it again where that is",
+    EndReason.STATE_CHANGED: "the service no longer owns the topic; open it again at the new owner",
     EndReason.DISCONNECTED: "the connection is lost; open it again",
     EndReason.TOO_SLOW: "its reader did not keep up; open it again, and read faster or with a larger window",
-    EndReason.BACKFILL_FAILED: "the log could not be read; look at the service's log, and open it again",
-    EndReason.ROLLBACK: "the topic's history branched; open it again to learn how far to go back",
-    EndReason.TRIMMED: "what it needs next is trimmed; start from the oldest mutation there is",
+    EndReason.BACKFILL_FAILED: "the log could not be read; check the service's log output, then open it again",
+    EndReason.ROLLBACK: "the topic's history branched; open it again to get the rollback seqno",
+    EndReason.TRIMMED: "its next mutations were trimmed; start from the oldest mutation",
     EndReason.DELETED: "the topic was deleted; a new one of its name is read from the beginning",
 }
 

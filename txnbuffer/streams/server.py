@@ -80,13 +80,18 @@ def answer(request: StreamRequest, info: TopicInfo) -> Answer:
     stream, topic, start, end = request[:4]
     snapshot_start, snapshot_end, flags = request.snapshot_start, request.snapshot_end, request.flags
     if request.cluster not in ("", info.cluster):
-        return Refused(stream, ForeignToken(f"topic {topic} is of cluster {info.cluster}, not {request.cluster}"))
+        return Refused(
+            stream,
+            ForeignToken(
+                f"topic {topic} belongs to cluster {info.cluster}, not {request.cluster}: use a token of this cluster"
+            ),
+        )
     anew = RequestFlag.FROM_NOW in flags or RequestFlag.FROM_OLDEST in flags
     if anew:
         start = info.high_seqno if RequestFlag.FROM_NOW in flags else info.trimmed_seqno
         snapshot_start = snapshot_end = start
     if not 0 <= start <= end:
-        return _out_of_range(stream, topic, f"start {start} lies behind end {end}")
+        return _out_of_range(stream, topic, f"start {start} is after end {end}")
     if not 0 <= snapshot_start <= start <= snapshot_end:
         return _out_of_range(stream, topic, f"start {start} is not within [{snapshot_start}, {snapshot_end}]")
     point = None if anew else _rollback(request, info)
@@ -95,21 +100,21 @@ def answer(request: StreamRequest, info: TopicInfo) -> Answer:
     if RequestFlag.TO_NOW in flags:
         end = info.high_seqno
     if not start <= min(end, info.high_seqno):
-        return _out_of_range(stream, topic, f"start {start} lies behind its last mutation, {info.high_seqno}")
+        return _out_of_range(stream, topic, f"start {start} is after its last mutation, {info.high_seqno}")
     if start < info.trimmed_seqno:
         return Refused(
             stream,
             StreamTrimmed(
-                f"topic {topic} is trimmed up to seqno {info.trimmed_seqno}, a stream behind {start} would have a "
+                f"topic {topic} is trimmed up to seqno {info.trimmed_seqno}, a stream from {start} would have a "
                 f"hole; start from the oldest mutation there is"
             ),
         )
     if start in (snapshot_start, snapshot_end):
         snapshot_start = snapshot_end = start
     if not info.has_memory:
-        return Refused(stream, StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again"))
+        return Refused(stream, StreamMemoryExhausted(f"no memory for a stream of topic {topic} now; try again later"))
     return Ok(
-        *(stream, info.log.told, start, snapshot_start, snapshot_end, end, info.high_seqno, info.purge_seqno),
+        *(stream, info.log.for_readers, start, snapshot_start, snapshot_end, end, info.high_seqno, info.purge_seqno),
         *(info.cluster, info.incarnation),
     )
 
@@ -131,7 +136,7 @@ def _rollback(request: StreamRequest, info: TopicInfo) -> int | None:
 
 
 def _out_of_range(stream: int, topic: str, what: str) -> Refused:
-    return Refused(stream, SeqnoOutOfRange(f"no stream of topic {topic}: {what}; go on from a resume token"))
+    return Refused(stream, SeqnoOutOfRange(f"can't stream topic {topic}: {what}; start from a resume token"))
 
 
 MAX_NAME = 200
@@ -183,7 +188,7 @@ class StreamServer:
             self._hello(message, now)
             return
         if self._pulse is None:
-            raise StreamViolation("a connection begins with hello; use a client of this release")
+            raise StreamViolation("a connection must begin with hello; use a client of this release")
         self._pulse.heard(now)
         match message:
             case StreamRequest():
@@ -199,14 +204,14 @@ class StreamServer:
     def _hello(self, hello: StreamHello, now: float) -> None:
         low, high = self._config.min_noop_interval, self._config.max_noop_interval
         if self._pulse is not None:
-            raise StreamViolation("a connection has one hello; open another connection")
+            raise StreamViolation("a connection must have one hello only; open another connection")
         if hello.version != STREAM_VERSION:
             raise StreamViolation(
-                f"the client speaks version {hello.version} of the stream protocol, this release {STREAM_VERSION}"
+                f"the client uses version {hello.version} of the stream protocol, this release {STREAM_VERSION}"
             )
         if len(hello.name.encode()) > MAX_NAME or not low <= hello.noop_interval <= high:
             raise StreamViolation(
-                f"a connection's name has up to {MAX_NAME} bytes, its noop interval is {low} to {high} s"
+                f"a connection's name must have up to {MAX_NAME} bytes, its noop interval must be {low} to {high} s"
             )
         self.name = hello.name
         self._pulse = ServerPulse(hello.noop_interval, now)
@@ -214,13 +219,17 @@ class StreamServer:
     def _request(self, request: StreamRequest) -> None:
         stream = request.stream
         if stream in self._streams:
-            self._say(Refused(stream, StreamExists(f"stream {stream} of this connection is open already")))
+            self._say(
+                Refused(stream, StreamExists(f"stream {stream} of this connection is already open: use another number"))
+            )
         elif stream <= self._last_stream:
-            raise StreamViolation(f"stream {stream} is asked for after stream {self._last_stream}")
+            raise StreamViolation(f"stream {stream} is requested after stream {self._last_stream}: numbers must ascend")
         elif len(self._streams) >= self._config.max_streams:
             self._last_stream = stream
             limit = self._config.max_streams
-            self._say(Refused(stream, TooManyStreams(f"a connection has up to {limit} streams; close some")))
+            self._say(
+                Refused(stream, TooManyStreams(f"the connection has its limit of {limit} streams open; close some"))
+            )
         else:
             self._last_stream = stream
             self._streams[stream] = Producer(request)
@@ -328,7 +337,7 @@ class StreamServer:
             return
         late = now - self._opened_at >= self._config.hello_timeout
         if self._pulse.silent(now) if self._pulse else late:
-            self.hang_up(ConnectionSilent("the client has not been heard for too long; open another connection"))
+            self.hang_up(ConnectionSilent("the client was silent for too long; open another connection"))
             return
         if self._pulse and self._pulse.should_ask(now):
             self._say(Noop())
@@ -441,7 +450,9 @@ class Connections:
 def check_cursor_name(name: object) -> str:
     """Raises InvalidRequest."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name.encode()) <= MAX_NAME:
-        raise InvalidRequest(f"a cursor is named by 1 to {MAX_NAME} bytes of printable text, not {repr(name)[:80]}")
+        raise InvalidRequest(
+            f"the name of a cursor must be 1 to {MAX_NAME} bytes of printable text, got {repr(name)[:80]}"
+        )
     return name
 
 
@@ -452,13 +463,15 @@ def acknowledged(at: int | ResumeToken, topic: str, info: TopicInfo) -> int:
     """
     if isinstance(at, ResumeToken):
         if (at.topic, at.cluster, at.incarnation) != (topic, info.cluster, info.incarnation):
-            raise ForeignToken(f"the resume token is of another topic than {topic!r}, or of one that had its name")
+            raise ForeignToken(
+                f"the resume token belongs to another topic than {topic!r}, or to a deleted one of this name"
+            )
         common = common_seqno(at.versions, info.log, info.high_seqno)
         if at.seqno and (common is None or at.seqno > common):
-            raise StreamBranched(f"the history of topic {topic!r} branched behind seqno {common or 0}: roll back first")
+            raise StreamBranched(f"the history of topic {topic!r} branched after seqno {common or 0}: roll back first")
         at = at.seqno
     if not 0 <= at <= info.high_seqno:
-        raise SeqnoOutOfRange(f"topic {topic!r} has mutations 1 to {info.high_seqno}: a cursor can't stand at {at}")
+        raise SeqnoOutOfRange(f"a cursor can't be at seqno {at}: topic {topic!r} has mutations 1 to {info.high_seqno}")
     return at
 
 

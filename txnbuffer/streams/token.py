@@ -1,4 +1,4 @@
-"""Where a reader of a change stream stands: a value that it stores beside its data, and goes on from.
+"""The resume token of a change stream: a reader stores it with its data and continues from it.
 
 Its text is one JSON object, in this order, without spaces, all members present:
 
@@ -48,7 +48,7 @@ class ResumeToken:
         if not 0 <= self.snapshot_start <= self.seqno <= self.snapshot_end <= MAX_SEQNO:
             raise ValueError(f"seqno {self.seqno} is not within [{self.snapshot_start}, {self.snapshot_end}]")
         if not 0 <= self.purge_seqno <= MAX_SEQNO:
-            raise ValueError(f"{self.purge_seqno} is no purge seqno")
+            raise ValueError(f"{self.purge_seqno} is not a purge seqno, 0 to 2^63 - 1")
         if len(self.versions) > MAX_VERSIONS or not all(map(is_sound, self.versions)):
             raise ValueError("its versions are not up to 25 versions of a failover log")
 
@@ -98,19 +98,19 @@ class ResumeToken:
         try:
             return _read(json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
-            raise UnreadableToken(f"no resume token ({error}); start the stream from its beginning") from None
+            raise UnreadableToken(f"not a resume token ({error}); start the stream from its beginning") from None
 
 
 def _read(members: Any) -> ResumeToken:
     if not isinstance(members, dict) or "v" not in members:
-        raise ValueError("it is no object of one")
+        raise ValueError("it is not a JSON object with a version")
     if members["v"] != FORMAT:
-        raise ValueError(f"it is of version {members['v']!r}, this release reads {FORMAT}")
+        raise ValueError(f"it has version {members['v']!r}, this release reads {FORMAT}")
     if set(members) != set(_MEMBERS):
         raise ValueError(f"its members are not {', '.join(_MEMBERS)}")
     texts = members["topic"], members["cluster"], members["incarnation"]
     if not all(isinstance(text, str) for text in texts) or not isinstance(members["versions"], list):
-        raise ValueError("a member is of another type")
+        raise ValueError("a member has the wrong type")
     for text in texts:
         text.encode()  # JSON can name surrogates, which nothing that carries a token can write
     versions = tuple(Version(*map(_number, pair)) for pair in members["versions"])
@@ -120,5 +120,5 @@ def _read(members: Any) -> ResumeToken:
 
 def _number(value: object) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not an integer")
     return value
