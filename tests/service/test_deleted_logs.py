@@ -121,7 +121,7 @@ async def test_a_standby_whose_log_is_deleted_ends(cluster):
         while standby._log is None:
             await asyncio.sleep(0.01)
         delete_all(cluster)
-        with pytest.raises(LogDeleted, match="start it again"):
+        with pytest.raises(LogDeleted, match="restart the service"):
             await waiting
 
 
