@@ -41,9 +41,9 @@ async def delivered(address: str, *, in_memory: bool, records: int) -> dict[str,
     async with connect(address) as holding, connect(address) as client:
         if in_memory:
             await holding.send("a", b"first")
-            if holding.dial_streams is None:
+            if holding.stream_connector is None:
                 raise RuntimeError("a client of a service can stream")
-            holding._streaming = StreamSession(holding.dial_streams, 60.0, ClientConfig(window_items=1))
+            holding._streaming = StreamSession(holding.stream_connector, 60.0, ClientConfig(window_items=1))
             token = (await anext(holding.stream("a", from_="now"))).token
             await filled(address, records)
             stream = client.stream("a", from_=token)

@@ -19,9 +19,9 @@ def taken(core: SessionCore) -> ClientFrame:
     return frame
 
 
-def welcomed(ids: int = 64, *, apart: bool = False) -> SessionCore:
+def welcomed(ids: int = 64, *, pipelined: bool = False) -> SessionCore:
     """A core that is connected and has leased ids."""
-    core = SessionCore(apart=apart)
+    core = SessionCore(pipelined=pipelined)
     core.hello()
     core.receive(ServerFrame(welcome=Welcome("s", 0, 1, 1000), credits=10_000))
     core.receive(ServerFrame(answers=((taken(core).leases[0].request, Leased(1, ids)),)))

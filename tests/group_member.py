@@ -31,7 +31,7 @@ def connected(address: str, options: dict[str, str]) -> SyncClient:
     give_up = time.monotonic() + MAX_WAIT
     while True:
         try:
-            return connect(address, broker_options=options or None).open_plain()
+            return connect(address, broker_options=options or None).open_sync()
         except ServiceUnavailable:
             if time.monotonic() > give_up:
                 raise

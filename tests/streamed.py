@@ -28,7 +28,7 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     async def dial() -> Link:
         return EngineLink(engine)
 
-    async def dial_streams() -> StreamLink:
+    async def stream_connector() -> StreamLink:
         return EngineStreamLink(engine)
 
     session = ClientSession(dial, 10.0)
@@ -38,7 +38,8 @@ async def client_of(engine: Engine, broker: Any) -> AsyncIterator[Client]:
     async def dial_admin() -> AdminLink:
         return EngineAdminLink(engine)
 
-    client.dial_streams, client.questions = dial_streams, AdminClients([dial_admin], client.session.max_unavailable)
+    client.stream_connector = stream_connector
+    client.admin = AdminClients([dial_admin], client.session.max_unavailable)
     try:
         yield client
     finally:

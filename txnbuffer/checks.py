@@ -86,7 +86,7 @@ def check_sync_function(function: object) -> None:
     """Raises InvalidHandler as `check_callable`, and for a coroutine function, which a sync client can't await."""
     check_callable(function)
     if inspect.iscoroutinefunction(function):
-        raise InvalidHandler(_not_plain(function))
+        raise InvalidHandler(_not_sync(function))
 
 
 def check_sync_result(result: T) -> T:
@@ -96,7 +96,7 @@ def check_sync_result(result: T) -> T:
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        raise InvalidHandler(_not_plain(result))
+        raise InvalidHandler(_not_sync(result))
     return result
 
 
@@ -113,7 +113,7 @@ def _is_generator(function: object) -> str:
     return f"{_short(function)} is a generator, so calling it runs nothing: give a function without `yield`"
 
 
-def _not_plain(function: object) -> str:
+def _not_sync(function: object) -> str:
     return f"a sync client can't await {_short(function)}: give a sync function, or use `async with connect(…)`"
 
 

@@ -16,7 +16,7 @@ from broker_io.batch import Batch, Message
 from broker_io.memory import MemoryBroker
 from snapshots.shards import Shard, shard_of
 from txnbuffer.client import session
-from txnbuffer.client.branches import Participant, abort_shares
+from txnbuffer.client.branches import Participant, abort_branches
 from txnbuffer.client.client import Client
 from txnbuffer.client.links import Link
 from txnbuffer.client.records import Record
@@ -141,7 +141,7 @@ async def test_who_waits_for_the_owner_of_a_topic_is_told_its_shard(monkeypatch:
         txn = await client.transaction().begin()
         await txn.send(THERE, b"never")
         client.session.max_unavailable = 0.3
-        with pytest.raises(TransactionAborted, match="the service of shard 1, which owns it, does not answer"):
+        with pytest.raises(TransactionAborted, match="its owner, the service of shard 1, does not answer"):
             await txn.commit()
         await client.close()
 
@@ -154,13 +154,13 @@ async def test_the_first_attempt_to_connect_counts_as_time_without_a_service() -
         await failing.wait()
         raise ServiceUnavailable("nobody answers")
 
-    apart = session.ClientSession(dial, max_unavailable=3600.0, apart=True)
-    apart.begin()
-    apart._lost_at -= 3600.0
+    pipelined = session.ClientSession(dial, max_unavailable=3600.0, pipelined=True)
+    pipelined.begin()
+    pipelined._lost_at -= 3600.0
     failing.set()
     with pytest.raises(ServiceUnavailable, match="nobody answers"):
-        await apart.result(apart.core.wait_to_begin)
-    await apart.close()
+        await pipelined.result(pipelined.core.wait_to_begin)
+    await pipelined.close()
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ async def test_shares_of_a_name_are_begun_and_aborted_at_its_shard() -> None:
         await share.send_batch(THERE, Batch.of([Message(None, b"never")]))
         branch = await share.finish()
         assert branch.txn.most == 1
-        await abort_shares(client, [branch])
+        await abort_branches(client, [branch])
         assert await client.outcome(branch.txn) is Outcome.ABORT
         await client.close()
 

@@ -53,7 +53,7 @@ def test_what_a_client_is_made_with_is_looked_at_before_anything_is_opened(optio
 
 def test_an_option_that_a_cluster_has_not_is_named() -> None:
     with (
-        pytest.raises(UnknownOption, match=r"has no option 'hash': admin_url, .*hashing"),
+        pytest.raises(UnknownOption, match=r"has no option 'hash': use admin_url, .*hashing"),
         connect("pulsar://127.0.0.1:9", broker_options={"hash": "java"}),
     ):
         pass

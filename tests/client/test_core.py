@@ -195,11 +195,11 @@ def test_a_transaction_is_announced_once_it_is_open_for_a_while() -> None:
 
 def test_a_name_and_a_timeout_are_announced_at_once() -> None:
     core = welcomed()
-    naming = ProducerSequence("n", 1, 1)
-    core.begin(timeout=2.0, naming=naming)
+    sequence = ProducerSequence("n", 1, 1)
+    core.begin(timeout=2.0, sequence=sequence)
     frame = core.take_frame()
     assert frame is not None
-    assert [(begin.timeout, begin.sequence) for begin in frame.begins] == [(2.0, naming)]
+    assert [(begin.timeout, begin.sequence) for begin in frame.begins] == [(2.0, sequence)]
 
 
 def test_credits_stop_and_start_again() -> None:
@@ -341,7 +341,7 @@ def test_only_ordinary_records_go_out_before_their_topic_is_registered() -> None
 def test_a_fenced_producer_is_told_so_though_its_sends_failed_too() -> None:
     core = welcomed()
     registered(core)
-    transaction = core.begin(naming=ProducerSequence("n", 1, 1))
+    transaction = core.begin(sequence=ProducerSequence("n", 1, 1))
     core.send("a", rows(b"v"), transaction)
     core.end(transaction, EndPlan(True, "w"))
     frame = core.take_frame()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txnbuffer import dead_letter
-from txnbuffer.client.handling import KEPT_PROPERTIES, MAX_PROPERTIES, PACKED, letter_of
+from txnbuffer.client.handling import KEPT_PROPERTIES, MAX_PROPERTIES, PACKED, dead_letter_columns
 from txnbuffer.client.records import Record
 from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.transaction import Transaction
@@ -32,7 +32,7 @@ def unpacked(properties: Mapping[str, str]) -> dict[str, str]:
 
 def letter_with(properties: Mapping[str, str]) -> Mapping[str, str]:
     record = Record("t", Position(1, 2), None, b"k", b"v", properties, 0, 0, None)
-    rows = letter_of(record, "g", 3, ValueError("no"))
+    rows = dead_letter_columns(record, "g", 3, ValueError("no"))
     assert rows.properties is not None
     return rows.properties[0] or {}
 

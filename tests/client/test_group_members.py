@@ -93,9 +93,9 @@ def test_one_that_is_lost_is_given_up_and_the_other_has_all_before_it_is_idle() 
         # A member that never says another word, whose connection breaks.
         member = Membership(lost, "g", TOPICS, from_end=False)
         await member.join()
-        assert len(member.shares) == 4
-        assert member._beats is not None
-        member._beats.cancel()
+        assert len(member.assignments) == 4
+        assert member._heartbeats is not None
+        member._heartbeats.cancel()
         session = lost.session.core.session.partition("x")[0]  # what is behind that says whom it was with
         world.engine.coordinator.session_disconnected(session, world.engine.now())
         done = await other.process(TOPICS, "g", copy, idle_timeout=0.05)
@@ -109,23 +109,23 @@ def test_a_member_that_was_given_up_while_it_joined_is_not_idle(monkeypatch: pyt
     async def test(world: World) -> None:
         client = await world.client()
         await client.send("source", "1")
-        take_part, asked = client.take_part, 0
+        heartbeat, asked = client.heartbeat, 0
 
         async def given_up(part: GroupHeartbeat) -> MemberAssignments:
             nonlocal asked
             asked += 1
-            told = await take_part(part)
+            told = await heartbeat(part)
             return told if asked > 1 else told._replace(assignments=(), unsettled=True)
 
-        monkeypatch.setattr(client, "take_part", given_up)
+        monkeypatch.setattr(client, "heartbeat", given_up)
         assert (await client.process("source", "g", copy, idle_timeout=0.02)).records == 1
 
     in_world(test)
 
 
 def test_a_member_is_there_while_it_looks_for_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "BEAT", 0.01)
-    monkeypatch.setattr(membership, "LOOK", 0.0)
+    monkeypatch.setattr(membership, "HEARTBEAT_INTERVAL", 0.01)
+    monkeypatch.setattr(membership, "PARTITION_CHECK_INTERVAL", 0.0)
     away, looks = threading.Event(), 0
 
     async def test(world: World) -> None:
@@ -153,7 +153,7 @@ def test_a_member_is_there_while_it_looks_for_partitions(monkeypatch: pytest.Mon
         away.set()
         await until(lambda: looks > 3)
         assert member.failure is None
-        assert [*member.shares] == ["source"]
+        assert [*member.assignments] == ["source"]
         await member.leave()
 
     try:
@@ -195,15 +195,15 @@ def test_a_member_in_doubt_goes_on_from_where_its_group_is() -> None:
         await client.send("source", "1")
         member = Membership(client, "g", ["source"], from_end=False)
         await member.join()
-        share = member.shares["source"]
+        assignment = member.assignments["source"]
         async with client.transaction() as txn:
-            generation = member.generation_of(share)
-            txn.consumed(ConsumerPosition("g", "source", generation, share.end, Position(1, 0)))
-        member.doubt(share)
+            generation = member.generation_of(assignment)
+            txn.consumed(ConsumerPosition("g", "source", generation, assignment.end, Position(1, 0)))
+        member.rejected(assignment)
         with pytest.raises(StaleGeneration):
-            member.generation_of(share)
-        await until(lambda: "source" in member.shares)
-        assert member.shares["source"] == share._replace(end=Position(1, 0))
+            member.generation_of(assignment)
+        await until(lambda: "source" in member.assignments)
+        assert member.assignments["source"] == assignment._replace(end=Position(1, 0))
         await member.leave()
 
     in_world(test)

@@ -130,7 +130,7 @@ def test_what_a_handler_awaits_may_be_cancelled(caplog: pytest.LogCaptureFixture
         assert "the handler has been running for 0 s on records from" in caplog.text
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(handling, "LONG", 0.0)
+        patch.setattr(handling, "SLOW_CALL", 0.0)
         in_world(test)
 
 

@@ -52,7 +52,7 @@ def test_what_is_done_commits_once_its_time_is_up(monkeypatch: pytest.MonkeyPatc
         assert (done.records, done.transactions) == (30, 30)
         await until(lambda: values(world.broker, "target") == NUMBERS)
 
-    monkeypatch.setattr(membership, "LONGEST", 0.0)
+    monkeypatch.setattr(membership, "COMMIT_INTERVAL", 0.0)
     in_world(test)
 
 
@@ -143,7 +143,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_that_takes_longer_than_a_transaction_may_is_told_and_put_aside(
     retries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls, most = 0, max(retries + 1, membership.LEAST_CALLS)
+    calls, most = 0, max(retries + 1, membership.MIN_CALLS)
 
     async def test(world: World) -> None:
         client = await world.client()
@@ -245,5 +245,5 @@ def test_a_plain_client_bounds_what_takes_too_long_as_well(caplog: pytest.LogCap
         client.send_many("source", NUMBERS)
         done = client.process("source", "g", slow, on_error="skip", idle_timeout=0.05)
     assert (done.records, done.skipped) == (29, 1)
-    assert calls > membership.LEAST_CALLS
+    assert calls > membership.MIN_CALLS
     assert "transactions.timeout" in caplog.text

@@ -135,7 +135,7 @@ def test_a_transaction_that_ended_while_partitions_were_asked_for_takes_nothing_
 
 
 def test_a_reader_of_a_topic_reads_its_partitions_and_those_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "LOOK", 0.0)
+    monkeypatch.setattr(reader_module, "PARTITION_CHECK_INTERVAL", 0.0)
     with MemoryBroker() as broker:
         broker.partition("wide", 2)
         write(broker, WIDE[0], b"a")
@@ -165,7 +165,7 @@ def test_a_reader_of_a_topic_reads_its_partitions_and_those_that_come(monkeypatc
 
 
 def test_a_reader_waits_for_partitions_that_are_all_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "LOOK", 0.0)
+    monkeypatch.setattr(reader_module, "PARTITION_CHECK_INTERVAL", 0.0)
     with MemoryBroker() as broker:
         broker.log.partitions["wide"] = 1
         with CommittedReader(broker, "wide") as reader:

@@ -64,7 +64,7 @@ async def test_a_stream_whose_token_could_not_be_kept_goes_on_once_it_can(tmp_pa
     broker, store = MemoryBroker(), FileTokens(tmp_path / "in" / "tokens")
     (tmp_path / "in").mkdir()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(window_items=2))
+        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(window_items=2))
         await write(client, "t", {str(number): "x" for number in range(6)})
         stream, seqnos = client.stream("t", to="now", store=store), []
         place, away = tmp_path / "in", tmp_path / "away"

@@ -74,7 +74,7 @@ def test_a_partitioned_topic_grows_while_it_is_written_and_consumed(
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routing, "REFRESH", 0.0)
-    monkeypatch.setattr(reader_module, "LOOK", 0.2)
+    monkeypatch.setattr(reader_module, "PARTITION_CHECK_INTERVAL", 0.2)
 
     def copy(txn: SyncTransaction, record: Record) -> None:
         txn.send("copied", record.topic)

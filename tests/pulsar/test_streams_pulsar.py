@@ -27,9 +27,9 @@ async def test_a_stream_outlives_its_service_on_a_real_broker(cluster: Cluster, 
 
         service = await serve()
         async with connect(address, broker_options={"admin_url": cluster.admin}) as client:
-            assert client.dial_streams is not None
+            assert client.stream_connector is not None
             config = ClientConfig(window_items=16, first_retry=0.05, last_retry=1.0)
-            client._streaming = StreamSession(client.dial_streams, 200.0, config)
+            client._streaming = StreamSession(client.stream_connector, 200.0, config)
             truth: dict[bytes, bytes] = {}
             for number in range(4):
                 rows = {str((number * 7 + at) % 60): f"{number}" for at in range(40)}

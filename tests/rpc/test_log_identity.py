@@ -11,8 +11,8 @@ from client_world import run, until, values
 from broker_io.memory import MemoryBroker
 from txnbuffer import Error, ServiceUnavailable
 from txnbuffer.client.client import Client
-from txnbuffer.client.connection import client_on, dial_at, dial_owner
-from txnbuffer.client.links import Dial, GrpcAdminLink, GrpcLink, GrpcStreamLink, Link, StreamLink
+from txnbuffer.client.connection import client_on, connector_at, owner_connector
+from txnbuffer.client.links import Connector, GrpcAdminLink, GrpcLink, GrpcStreamLink, Link, StreamLink
 from txnbuffer.client.session import ClientSession
 from txnbuffer.coordinator.decisions import TOPIC
 from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of
@@ -69,7 +69,7 @@ def dialling(log: LogIdentity) -> Callable[[str], Awaitable[Link]]:
 
 
 @asynccontextmanager
-async def client_of(log: Served, dial: Dial, max_unavailable: float) -> AsyncIterator[Client]:
+async def client_of(log: Served, dial: Connector, max_unavailable: float) -> AsyncIterator[Client]:
     async with AsyncExitStack() as resources:
         client = await client_on(log.broker.connect(), [dial], None, max_unavailable, resources)
         resources.push_async_callback(client.session.close)
@@ -90,7 +90,7 @@ def test_a_service_that_was_given_is_of_another_log() -> None:
     async def test() -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
-            dial = dial_at(other.address, dialling(ours.log))
+            dial = connector_at(other.address, dialling(ours.log))
             async with client_of(ours, dial, SHORT) as client:
                 with pytest.raises(ServiceUnavailable, match="this service serves another log"):
                     await commit(client, b"lost")
@@ -113,7 +113,7 @@ def test_the_next_owner_is_found_while_another_logs_service_answers_at_the_addre
                 refused += target == other.address
                 return await GrpcLink.open(target, None, CONNECTING, log)
 
-            async with client_of(ours, dial_owner(ServiceDiscovery(ours.broker, "n"), dial), 60.0) as client:
+            async with client_of(ours, owner_connector(ServiceDiscovery(ours.broker, "n"), dial), 60.0) as client:
                 await until(lambda: refused == 2)
                 assert other.untouched
                 await owner.aclose()
@@ -168,10 +168,10 @@ def test_what_a_service_says_of_its_log_is_looked_at_too() -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
             silent = Silent(lambda: ours.engine.log)
-            async with client_of(ours, dial_at(other.address, dialling(silent)), SHORT) as client:
+            async with client_of(ours, connector_at(other.address, dialling(silent)), SHORT) as client:
                 with pytest.raises(ServiceUnavailable, match="serves another log than this client's"):
                     await commit(client, b"lost")
-            async with client_of(ours, dial_at(ours.address, dialling(silent)), 60.0) as client:
+            async with client_of(ours, connector_at(ours.address, dialling(silent)), 60.0) as client:
                 await commit(client, b"kept")
             assert not seen(other)
 
@@ -184,17 +184,17 @@ def test_streams_are_not_of_another_log(kind: type[LogIdentity]) -> None:
         ours, other = Served(), Served()
         async with ours.running(), other.running():
             log = kind(lambda: ours.engine.log)
-            way = dial_at(ours.address, dialling(ours.log))
+            way = connector_at(ours.address, dialling(ours.log))
             async with (
                 client_of(ours, way, SHORT) as client,
-                client_of(other, dial_at(other.address, dialling(other.log)), 60.0) as writer,
+                client_of(other, connector_at(other.address, dialling(other.log)), 60.0) as writer,
             ):
                 await commit(writer, b"theirs")
 
-                async def dial_streams() -> StreamLink:
+                async def stream_connector() -> StreamLink:
                     return await GrpcStreamLink.open(other.address, None, CONNECTING, log)
 
-                client.dial_streams = dial_streams
+                client.stream_connector = stream_connector
                 async with client.stream("d") as stream:
                     with pytest.raises(ServiceUnavailable, match="another log"):
                         await stream.next()

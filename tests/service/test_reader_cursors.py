@@ -91,7 +91,7 @@ async def test_what_is_not_done_with_stays_and_the_rest_may_go() -> None:
 
 @on_a_loop
 async def test_it_follows_whoever_asks_for_more_and_a_last_time_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "REST", 0.0)
+    monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, broker, 1, 3)
@@ -100,7 +100,7 @@ async def test_it_follows_whoever_asks_for_more_and_a_last_time_at_the_end(monke
             await up_to(stream, 3)
             await ask_for_more(stream)
             await eventually(lambda: stands(engine) == 3)
-            monkeypatch.setattr(following, "REST", 3600.0)
+            monkeypatch.setattr(following, "MOVE_INTERVAL", 3600.0)
             await write(client, "t", {"4": "x"})
             await up_to(stream, 4)
             await ask_for_more(stream)
@@ -113,7 +113,7 @@ async def test_it_follows_whoever_asks_for_more_and_a_last_time_at_the_end(monke
 
 @on_a_loop
 async def test_a_cursor_that_is_gone_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "REST", 0.0)
+    monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     broker = MemoryBroker()
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await fill(client, broker, 1, 2)
@@ -122,7 +122,7 @@ async def test_a_cursor_that_is_gone_is_told_once(monkeypatch: pytest.MonkeyPatc
             await client.cursors.remove("t", "cache")
             with pytest.raises(UnknownCursor, match="no cursor 'cache'"):
                 await stream.done()
-            hold = stream._hold
+            hold = stream._lease
             assert hold is not None
             await eventually(lambda: hold._gone is not None)
             await write(client, "t", {"more": "x"})

@@ -61,7 +61,7 @@ async def test_a_stream_gives_what_was_there_and_what_comes(broker):
 @on_a_loop
 async def test_tasks_that_share_a_stream_are_given_each_mutation_once(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
-        client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(window_items=4))
+        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(window_items=4))
         await write(client, "t", {str(number): "x" for number in range(50)})
         seqnos, store = [], MemoryTokens()
         stream = client.stream("t", to="now", store=store)
@@ -225,7 +225,7 @@ async def test_readers_that_are_far_behind_get_everything_in_little_memory(monke
             await write(client, "t", rows)
             truth |= bytes_of(rows)
             if stalled is None:
-                client._streaming = StreamSession(client.dial_streams, 10.0, ClientConfig(window_items=16))
+                client._streaming = StreamSession(client.stream_connector, 10.0, ClientConfig(window_items=16))
                 stalled = Follower(client.stream("t"))
                 await stalled.read()
                 client._streaming = None

@@ -23,8 +23,8 @@ async def test_a_killed_service_goes_on_in_the_middle_of_a_snapshot(tmp_path):
     service = ServiceProcess(tmp_path, port=port).wait_serving()
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}") as client:
-            assert client.dial_streams is not None
-            client._streaming = StreamSession(client.dial_streams, 60.0, SMALL_WINDOW)
+            assert client.stream_connector is not None
+            client._streaming = StreamSession(client.stream_connector, 60.0, SMALL_WINDOW)
             truth: dict[bytes, bytes] = {}
             for number in range(10):
                 rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
@@ -59,8 +59,8 @@ async def test_whoever_waits_without_a_service_is_told_and_goes_on_later(tmp_pat
     try:
         async with connect(f"txnbuf://127.0.0.1:{port}", timeout=1.0, max_unavailable=120.0) as client:
             await write(client, "t", {"a": "1"})
-            assert client.dial_streams is not None
-            client._streaming = StreamSession(client.dial_streams, 0.0, SMALL_WINDOW)
+            assert client.stream_connector is not None
+            client._streaming = StreamSession(client.stream_connector, 0.0, SMALL_WINDOW)
             follower = Follower(client.stream("t"))
             await follower.until(1)
             service.kill()

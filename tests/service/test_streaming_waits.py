@@ -29,7 +29,7 @@ async def test_a_topic_of_the_service_itself_is_not_streamed(broker):
 async def test_a_stream_that_is_asked_to_end_before_its_beginning_ends_at_once(broker):
     async with engine_on(broker) as engine, client_of(engine, broker) as client:
         await write(client, "t", {"a": "1", "b": "2"})
-        client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(noop_interval=1e4))
+        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(noop_interval=1e4))
         token = ResumeToken("t", seqno=2, snapshot_start=2, snapshot_end=2)
         assert await client.stream("t", from_=token, to=1).next() is None
         assert await client.stream("t", from_=token, to=1).next() is None, "nor on a connection that stands"

@@ -69,7 +69,7 @@ async def test_a_large_snapshot_is_held_in_part_and_completed_by_the_next_owner(
             rows = {str((number * 7 + at) % 90): f"{number}" for at in range(50)}
             await write(client, "t", rows)
             truth |= rows
-        client._streaming = StreamSession(client.dial_streams, 60.0, ClientConfig(window_items=16))
+        client._streaming = StreamSession(client.stream_connector, 60.0, ClientConfig(window_items=16))
         (part,) = await materialize(client, "t", path, stop=stop, on_progress=lambda now: stop_inside(now, stop))
         assert standing(path) == [("t", part.token.seqno, 0)]
         assert 0 < len(table(path)) < len(truth)

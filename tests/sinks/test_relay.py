@@ -294,7 +294,7 @@ def test_a_branch_of_the_source_stops_it_and_can_be_sent_again(source: Source, f
 def test_a_branch_is_sent_again_to_a_service_too(source: Source) -> None:
     opening = connect("memory:relay-resend")
     source.commit("a", "b", "c")
-    source.relay(ServiceTarget(opening.open_plain, CLEAN)).run(follow=False)
+    source.relay(ServiceTarget(opening.open_sync, CLEAN)).run(follow=False)
     source.keeper.close()
     source.cluster.delete_topic(T)
     source.log = TopicWriter(source.cluster, T)
@@ -303,7 +303,7 @@ def test_a_branch_is_sent_again_to_a_service_too(source: Source) -> None:
     source.keeper.register(T)
     for value in ("other", "more"):
         source.commit(value)
-        source.relay(ServiceTarget(opening.open_plain, CLEAN), resend=value == "other").run(follow=False)
+        source.relay(ServiceTarget(opening.open_sync, CLEAN), resend=value == "other").run(follow=False)
     with opening as client, client.reader(CLEAN) as reader:
         found = [value for batch in iter(reader.read, None) for value in batch.messages.values]
     assert found == [b"a", b"b", b"c", b"other", b"more"]

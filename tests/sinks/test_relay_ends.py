@@ -93,13 +93,13 @@ def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubl
 ) -> None:
     monkeypatch.setattr(relaying, "LAST_WAIT", 0.0)
     monkeypatch.setattr(relaying, "RECORDS", 3)
-    monkeypatch.setattr(session, "GOODBYE", 0.1)
+    monkeypatch.setattr(session, "CLOSE_TIMEOUT", 0.1)
     with ServiceProcess(tmp_path / "clean") as service, connect(f"file:{tmp_path / 'log'}") as client:
         opening = connect(f"txnbuf://127.0.0.1:{service.port}")
         write(client, 0, 10)
 
         def relay() -> Relay:
-            target = ServiceTarget(opening.open_plain, CLEAN)
+            target = ServiceTarget(opening.open_sync, CLEAN)
             return Relay(
                 lambda: open_broker(f"file:{tmp_path / 'log'}", read_only=True), T, target, max_unavailable=ENDLESS
             )
@@ -127,7 +127,7 @@ def test_a_service_that_hangs_does_not_hold_the_end_and_nothing_is_lost_or_doubl
 
 def test_behind_an_append_that_failed_none_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = connect("memory:relay-chain")
-    target = ServiceTarget(opening.open_plain, CLEAN)
+    target = ServiceTarget(opening.open_sync, CLEAN)
     assert target.open() is None
     sent = Transaction.send_rows
 
@@ -148,7 +148,7 @@ def test_behind_an_append_that_failed_none_stands(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_call_that_was_started_ends_with_its_client() -> None:
-    client: SyncClient = connect("memory:started").open_plain()
+    client: SyncClient = connect("memory:started").open_sync()
     began, ended = threading.Event(), threading.Event()
 
     async def endless() -> None:

@@ -53,7 +53,7 @@ class Slow(ListSink):
 
 @on_a_loop
 async def test_a_sink_moves_its_cursor_behind_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "REST", 0.0)
+    monkeypatch.setattr(following, "MOVE_INTERVAL", 0.0)
     monkeypatch.setattr("txnbuffer.sinks.runner.MAX_ROWS", 1)
     items = [batch(token(number), row(number, "a", str(number))) for number in range(3, 8)]
     client, sink = Script(items), Slow(token(2))
@@ -208,10 +208,10 @@ async def test_a_reader_without_news_says_again_where_its_cursor_stands(monkeypa
     await hold.moved()
     await hold.moved()
     assert cursors.moves == [(4, 9)]
-    monkeypatch.setattr(following, "AGAIN", 0.0)
+    monkeypatch.setattr(following, "RESEND_INTERVAL", 0.0)
     await hold.moved()
     assert cursors.moves == [(4, 9)] * 2
-    monkeypatch.setattr(following, "AGAIN", 3600.0)
+    monkeypatch.setattr(following, "RESEND_INTERVAL", 3600.0)
     await hold.close()
     assert cursors.moves == [(4, 9)] * 2
 

@@ -19,7 +19,7 @@ from snapshots.shard_count import snapshot_topic_of, snapshot_topics
 from txnbuffer.cli.options import address_argument, open_for_reading, tls_option, with_config
 from txnbuffer.cli.output import Row, instant, output_option, show_record, show_rows
 from txnbuffer.cli.tail import parse_start
-from txnbuffer.client.reader import beginning_of
+from txnbuffer.client.reader import start_point
 from txnbuffer.config import Config
 from txnbuffer.errors import InvalidRequest
 from txnbuffer.model import Position, TxnId
@@ -51,7 +51,7 @@ def inspect_log(
         if topic is None:
             show_rows([_topic_row(broker, name) for name in broker.topics()], output, empty="no topics")
         else:
-            first = beginning_of(broker, topic, parse_start(start)).position
+            first = start_point(broker, topic, parse_start(start)).position
             show_rows(list(_message_rows(broker, topic, first, limit)), output, empty="no messages")
 
 

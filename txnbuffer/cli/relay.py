@@ -171,7 +171,7 @@ def _target(address: str, topic: str, config: Config, max_unavailable: float, tl
 
     if address.startswith("txnbuf://"):
         opening = connect(address, max_unavailable=max_unavailable, tls_ca=tls_ca)
-        return ServiceTarget(opening.open_plain, topic)
+        return ServiceTarget(opening.open_sync, topic)
     return OwnedTarget(lambda: open_for_writing(address, config), topic, release=is_cluster(address))
 
 

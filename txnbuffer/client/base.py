@@ -17,7 +17,7 @@ from txnbuffer.client.reader import AsyncReader
 from txnbuffer.client.routing import NoRoutes, Routes, Start
 from txnbuffer.client.serializers import Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
-from txnbuffer.client.writers import PlainSends
+from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import GroupHeartbeat, MemberAssignments, NameOpened, ProducerSequence
 from txnbuffer.errors import AlreadyCommitted, InvalidRequest
 from txnbuffer.model import Outcome, TxnId
@@ -31,7 +31,7 @@ class ProducerNames:
         self._held: dict[str, NameOpened] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def naming(self, name: str, number: int, opening: Callable[[str], Awaitable[object]]) -> ProducerSequence:
+    async def sequence(self, name: str, number: int, opening: Callable[[str], Awaitable[object]]) -> ProducerSequence:
         """Return the sequence of a held name; open the name with `opening` if it is not held. Raises
         AlreadyCommitted.
         """
@@ -49,17 +49,17 @@ class ProducerNames:
         """Hold a name from now on."""
         self._held[name] = opened
 
-    def committed(self, naming: ProducerSequence) -> None:
+    def committed(self, sequence: ProducerSequence) -> None:
         """A transaction of the name has committed."""
-        held = self._held.get(naming.name)
-        if held is not None and held.epoch == naming.epoch:
-            self._held[naming.name] = held._replace(committed=naming.number)
+        held = self._held.get(sequence.name)
+        if held is not None and held.epoch == sequence.epoch:
+            self._held[sequence.name] = held._replace(committed=sequence.number)
 
-    def lost(self, naming: ProducerSequence) -> None:
+    def lost(self, sequence: ProducerSequence) -> None:
         """Another producer has opened the name; the next use opens it again."""
-        held = self._held.get(naming.name)
-        if held is not None and held.epoch == naming.epoch:
-            del self._held[naming.name]
+        held = self._held.get(sequence.name)
+        if held is not None and held.epoch == sequence.epoch:
+            del self._held[sequence.name]
 
     def forget(self, name: str) -> None:
         """Release a name; the next use opens it again."""
@@ -74,7 +74,7 @@ class BaseClient:
         session: ClientSession,
         broker: Callable[[], Broker],
         serializers: Serializers | None,
-        ordinary: PlainSends | None = None,
+        ordinary: OrdinarySends | None = None,
     ) -> None:
         """`ordinary` sends the non-transactional records of a client that writes to a cluster itself."""
         self.session = session
@@ -113,9 +113,9 @@ class BaseClient:
         self.check()
         return await AsyncReader.open(self.open_broker, topics, start, isolation)
 
-    async def naming(self, name: str, number: int) -> ProducerSequence:
+    async def sequence(self, name: str, number: int) -> ProducerSequence:
         """Return the sequence of a producer name, opened at its first use. Raises AlreadyCommitted."""
-        return await self.names.naming(name, number, self.committed_number)
+        return await self.names.sequence(name, number, self.committed_number)
 
     def check(self) -> None:
         """Raise the error that makes every request fail, if there is one."""
@@ -166,12 +166,12 @@ class BaseClient:
         """As `parts`, for a Batch."""
         return await self.routes.split(topic, records, partition)
 
-    async def take_part(self, part: GroupHeartbeat) -> MemberAssignments:
+    async def heartbeat(self, heartbeat: GroupHeartbeat) -> MemberAssignments:
         """Send the heartbeat of a group member; return its assignments."""
-        shares: MemberAssignments = await self.sessions.ask(
-            part.group, lambda core, future: core.take_part(part, future)
+        assignments: MemberAssignments = await self.sessions.ask(
+            heartbeat.group, lambda core, future: core.heartbeat(heartbeat, future)
         )
-        return shares
+        return assignments
 
     async def ask(self, field: Field, name: str) -> Any:
         """Send a request about a producer or a group to its service. Raises the error in the answer."""

@@ -29,7 +29,7 @@ class Participant:
     def __init__(self, client: Client, name: str, number: int, timeout: float | None = None) -> None:
         self._client = client
         self._session: ClientSession  # set by `begin`, which opens it if necessary
-        self._naming = ProducerSequence(check_name(name, "a producer"), check_number(number), PARTICIPANT)
+        self._sequence = ProducerSequence(check_name(name, "a producer"), check_number(number), PARTICIPANT)
         self._timeout = check_timeout(timeout)
         self._open: OpenTransaction | None = None
 
@@ -42,8 +42,8 @@ class Participant:
         """Begin; return when the service knows the branch. Raises AlreadyCommitted if the number has committed,
         TransactionAborted.
         """
-        session = self._session = await self._client.sessions.ready(self._naming.name)
-        opened = self._open = session.core.begin(self._timeout, self._naming)
+        session = self._session = await self._client.sessions.ready(self._sequence.name)
+        opened = self._open = session.core.begin(self._timeout, self._sequence)
         await self._check(await session.result(lambda future: session.core.query(opened.txn, future)))
 
     async def send_batch(
@@ -107,14 +107,14 @@ class Participant:
         return self._open
 
 
-async def abort_shares(client: Client, shares: Sequence[Branch]) -> None:
+async def abort_branches(client: Client, branches: Sequence[Branch]) -> None:
     """Abort branches of other processes; branches that have ended do not change."""
-    for txn, topics, _ in shares:
+    for txn, topics, _ in branches:
         session = client.sessions.at(txn.most)
         await session.result(partial(session.core.abort_foreign, txn, topics))
 
 
-async def commit_shares(client: Client, name: str, number: int, shares: Sequence[Branch]) -> bool:
+async def commit_branches(client: Client, name: str, number: int, branches: Sequence[Branch]) -> bool:
     """Commit transaction `number` of producer `name` with these branches; False if it had already committed.
 
     Waits up to two minutes until it is visible on all topics. Raises TransactionAborted, after which nothing of it is
@@ -124,7 +124,7 @@ async def commit_shares(client: Client, name: str, number: int, shares: Sequence
     try:
         await txn.begin()
         with contextlib.suppress(NotVisible):  # it has committed
-            await txn.commit(wait_visible=True, winners=shares)
+            await txn.commit(wait_visible=True, winners=branches)
     except AlreadyCommitted as done:
         if done.last > number:
             raise

@@ -13,8 +13,8 @@ from txnbuffer.checks import check_name, check_number, check_timeout
 from txnbuffer.client.base import BaseClient
 from txnbuffer.client.cursors import CursorLease, DurableCursors
 from txnbuffer.client.handling import BatchHandler, Handler, HandlerTask, OnError, Processed
-from txnbuffer.client.lifecycle import close_all, to_the_end
-from txnbuffer.client.links import AdminClients, StreamDial
+from txnbuffer.client.lifecycle import close_all, run_to_completion
+from txnbuffer.client.links import AdminClients, StreamConnector
 from txnbuffer.client.outbox import (
     Batching,
     EventTime,
@@ -25,7 +25,7 @@ from txnbuffer.client.outbox import (
     deletion,
     many_rows,
     one_row,
-    pieces,
+    slices,
 )
 from txnbuffer.client.processing import GroupSource, process
 from txnbuffer.client.routing import Start
@@ -35,7 +35,7 @@ from txnbuffer.client.stream_connection import ShardStreams, StreamSession
 from txnbuffer.client.streams import ChangeStream
 from txnbuffer.client.tokens import TokenStore
 from txnbuffer.client.transaction import Transaction
-from txnbuffer.client.writers import PlainSends
+from txnbuffer.client.writers import OrdinarySends
 from txnbuffer.coordinator.messages import Joined
 from txnbuffer.errors import InvalidRequest, TransactionAborted
 from txnbuffer.streams.token import ResumeToken
@@ -57,13 +57,13 @@ class Client(BaseClient):
         session: ClientSession,
         broker: Callable[[], Broker],
         serializers: Serializers | None,
-        ordinary: PlainSends | None = None,
+        ordinary: OrdinarySends | None = None,
     ) -> None:
         """Take the arguments of BaseClient; `connect` sets the other attributes."""
         super().__init__(session, broker, serializers, ordinary)
         self.resources = AsyncExitStack()
-        self.dial_streams: StreamDial | None = None
-        self.questions = AdminClients((), 0.0)
+        self.stream_connector: StreamConnector | None = None
+        self.admin = AdminClients((), 0.0)
         self.shard_streams: ShardStreams | None = None  # set if there are several shards
         self._streaming: StreamSession | None = None
 
@@ -72,9 +72,9 @@ class Client(BaseClient):
 
         If the caller is cancelled, the exception is raised only after everything is closed.
         """
-        parts = (self._streaming, self.shard_streams, self.questions, self.sessions)
+        parts = (self._streaming, self.shard_streams, self.admin, self.sessions)
         closings = [part.close for part in parts if part is not None]
-        await to_the_end(close_all([*closings, self.resources.aclose]))
+        await run_to_completion(close_all([*closings, self.resources.aclose]))
 
     # Transactions
 
@@ -89,10 +89,10 @@ class Client(BaseClient):
         """
         if (name is None) != (number is None):
             raise InvalidRequest("a named transaction needs both name and number: give both or neither")
-        naming = None
+        sequence = None
         if name is not None:
-            naming = check_name(name, "a producer"), check_number(number)
-        return Transaction(self, naming, check_timeout(timeout))
+            sequence = check_name(name, "a producer"), check_number(number)
+        return Transaction(self, sequence, check_timeout(timeout))
 
     async def run(
         self,
@@ -247,13 +247,13 @@ class Client(BaseClient):
         `Rollback` where history branched. Raises UnreadableToken, ForeignToken, InvalidRequest.
         """
         self.check_topic(topic)
-        hold = None if cursor is None else CursorLease(self.cursors, topic, cursor)
-        return ChangeStream(self._streams(topic), topic, from_, to, store, hold)
+        lease = None if cursor is None else CursorLease(self.cursors, topic, cursor)
+        return ChangeStream(self._streams(topic), topic, from_, to, store, lease)
 
     @property
     def cursors(self) -> DurableCursors:
         """The durable cursors of topics: records after a cursor are kept in the topic's log."""
-        return DurableCursors(self.questions)
+        return DurableCursors(self.admin)
 
     async def forget_group(self, group: str, topic: str | None = None) -> None:
         """Delete the position of a consumer group on a topic and its partitions, or on all topics.
@@ -261,7 +261,7 @@ class Client(BaseClient):
         The group then starts there as a new group. Raises InvalidRequest if the group has members.
         """
         question = {"group": check_name(group, "a group"), "topic": topic}
-        await self.questions.ask(group, "ForgetGroup", question, self.questions.max_unavailable)
+        await self.admin.ask(group, "ForgetGroup", question, self.admin.max_unavailable)
 
     async def join(self, group: str) -> Joined:
         """Start a new generation of a consumer group without members; its former members must join again."""
@@ -283,7 +283,7 @@ class Client(BaseClient):
             return
         if not len(rows.values):
             return
-        for piece in pieces(rows):
+        for piece in slices(rows):
             await self.room(self.session)
             await self.parts(topic, piece, partition)
             await self.session.result(partial(core.send, topic, piece, None))
@@ -292,7 +292,7 @@ class Client(BaseClient):
         if self.shard_streams is not None:
             return self.shard_streams.of(topic)
         if self._streaming is None:
-            if self.dial_streams is None:
+            if self.stream_connector is None:
                 raise InvalidRequest("this client has no connector for change streams: create it with connect")
-            self._streaming = StreamSession(self.dial_streams, self.session.max_unavailable)
+            self._streaming = StreamSession(self.stream_connector, self.session.max_unavailable)
         return self._streaming

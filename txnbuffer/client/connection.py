@@ -23,11 +23,11 @@ from snapshots.shards import Shard
 from txnbuffer.checks import check_max_unavailable
 from txnbuffer.client.client import Client
 from txnbuffer.client.direct_link import SendRouter
-from txnbuffer.client.lifecycle import opened, to_the_end
+from txnbuffer.client.lifecycle import opened, run_to_completion
 from txnbuffer.client.links import (
     AdminClients,
     AdminLink,
-    Dial,
+    Connector,
     EngineAdminLink,
     EngineLink,
     EngineStreamLink,
@@ -42,7 +42,7 @@ from txnbuffer.client.routing import Routes
 from txnbuffer.client.serializers import Schema, Serializer, Serializers
 from txnbuffer.client.session import ClientSession, ShardSessions
 from txnbuffer.client.stream_connection import ShardStreams
-from txnbuffer.client.writers import PlainSends, Writers
+from txnbuffer.client.writers import OrdinarySends, Writers
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import Error, InvalidRequest, ServiceUnavailable
 from txnbuffer.rpc.discovery import LogIdentity, ServiceDiscovery, log_identity_of, read_ca_file
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from txnbuffer.client.sync_client import SyncClient
 
 
-LOOK = 0.5
+OWNER_CHECK_INTERVAL = 0.5
 """Seconds between checks for a new owner while the known one does not answer."""
 
 
@@ -60,13 +60,13 @@ class ClusterResource(Protocol):
 
 
 L = TypeVar("L", bound=ClusterResource)
-DialAddress: TypeAlias = Callable[[str], Awaitable[L]]
+AddressConnector: TypeAlias = Callable[[str], Awaitable[L]]
 """Opens a connection to HOST:PORT. Raises ServiceUnavailable."""
 
 
 async def client_on(
     broker: Broker,
-    dials: Sequence[Dial],
+    connectors: Sequence[Connector],
     serializers: Serializers,
     max_unavailable: float,
     resources: AsyncExitStack,
@@ -79,39 +79,39 @@ async def client_on(
     resources.push_async_callback(writers.close, ServiceUnavailable("the client was closed"))
 
     def session_of(number: int) -> ClientSession:
-        carrier = SendRouter(writers, broker.max_message_bytes)
+        router = SendRouter(writers, broker.max_message_bytes)
 
         async def direct() -> Link:
-            return carrier.over(await dials[number]())
+            return router.over(await connectors[number]())
 
-        session = ClientSession(direct, max_unavailable, apart=True, shard=Shard(number, len(dials)))
+        session = ClientSession(direct, max_unavailable, pipelined=True, shard=Shard(number, len(connectors)))
         session.begin()
         return session
 
-    home = random.randrange(len(dials))  # noqa: S311  spreads clients over the shards
+    home = random.randrange(len(connectors))  # noqa: S311  spreads clients over the shards
     session = session_of(home)
-    client = Client(session, lambda: broker, serializers, PlainSends(writers, broker))
-    client.sessions = ShardSessions(session, home, len(dials), session_of)
+    client = Client(session, lambda: broker, serializers, OrdinarySends(writers, broker))
+    client.sessions = ShardSessions(session, home, len(connectors), session_of)
     if isinstance(broker, PartitionedBroker):
         client.routes = Routes(broker)
     return client
 
 
-def dial_at(address: str, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
+def connector_at(address: str, connector: AddressConnector[L]) -> Callable[[], Awaitable[L]]:
     """Return a connector to the service at a fixed address."""
 
     async def given() -> L:
-        return await dial(address)
+        return await connector(address)
 
     return given
 
 
-def dial_owner(discovery: ServiceDiscovery, dial: DialAddress[L]) -> Callable[[], Awaitable[L]]:
+def owner_connector(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> Callable[[], Awaitable[L]]:
     """Return a connector to the owner of the namespace; it switches as soon as there is a new owner."""
 
     async def found() -> L:
         try:
-            return await _dial_newest(discovery, dial)
+            return await _connect_newest(discovery, connector)
         except Error:
             raise
         except Exception as error:  # anything else would end the session's reconnect loop
@@ -120,38 +120,38 @@ def dial_owner(discovery: ServiceDiscovery, dial: DialAddress[L]) -> Callable[[]
     return found
 
 
-async def _dial_newest(discovery: ServiceDiscovery, dial: DialAddress[L]) -> L:
+async def _connect_newest(discovery: ServiceDiscovery, connector: AddressConnector[L]) -> L:
     noted = await asyncio.to_thread(discovery.property_address)
     address = await asyncio.to_thread(discovery.newest_address) if noted is None else noted
-    dialling = asyncio.ensure_future(dial(address))
+    connecting = asyncio.ensure_future(connector(address))
     try:
         while True:
-            await asyncio.wait([dialling], timeout=LOOK)
-            if dialling.done() and dialling.exception() is None:
-                return dialling.result()
+            await asyncio.wait([connecting], timeout=OWNER_CHECK_INTERVAL)
+            if connecting.done() and connecting.exception() is None:
+                return connecting.result()
             if (newer := await asyncio.to_thread(discovery.newest_address)) != address:
-                await _abandon(dialling)
+                await _abandon(connecting)
                 address = newer
-                dialling = asyncio.ensure_future(dial(address))
-            elif dialling.done():
-                return dialling.result()
+                connecting = asyncio.ensure_future(connector(address))
+            elif connecting.done():
+                return connecting.result()
     except BaseException:
-        await _abandon(dialling)
+        await _abandon(connecting)
         raise
 
 
-async def _abandon(dialling: asyncio.Future[L]) -> None:
-    dialling.cancel()
-    (link,) = await asyncio.gather(dialling, return_exceptions=True)
+async def _abandon(connecting: asyncio.Future[L]) -> None:
+    connecting.cancel()
+    (link,) = await asyncio.gather(connecting, return_exceptions=True)
     if not isinstance(link, BaseException):
         await link.close()
 
 
 REMOTE = "txnbuf://"
-LEAST = 2.0
+MIN_ATTEMPT_SECONDS = 2.0
 """Least number of seconds for one attempt to reach a service, even if `max_unavailable` is shorter."""
 
-Way: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
+ConnectorFactory: TypeAlias = Callable[[Callable[..., Awaitable[Any]]], Callable[[], Awaitable[Any]]]
 
 
 class ClusterOptions(NamedTuple):
@@ -188,7 +188,7 @@ class PendingConnection:
         self._max_unavailable = max_unavailable
         self._tls_ca = tls_ca
         self._client: Client | None = None
-        self._plain: SyncClient | None = None
+        self._sync_client: SyncClient | None = None
 
     async def open(self) -> Client:
         """Open a Client. Raises InvalidAddress, ServiceUnavailable, and whatever opening the log raises.
@@ -210,7 +210,7 @@ class PendingConnection:
             client.resources = resources.pop_all()
         return client
 
-    def open_plain(self) -> SyncClient:
+    def open_sync(self) -> SyncClient:
         """Open a SyncClient, which runs its calls on a background thread."""
         from txnbuffer.client.sync_client import SyncClient
 
@@ -238,37 +238,43 @@ class PendingConnection:
         shards = await asyncio.to_thread(shards_of, broker)
         if service is not None and shards > 1:
             raise InvalidRequest(f"{self.address!r} has {shards} shards, each with its own service: remove service=")
-        ways = [self._way(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)]
+        factories = [
+            self._connector_factory(broker, Shard(number, shards).topic(DECISIONS), trusted) for number in range(shards)
+        ]
         client = await client_on(
-            broker, [way(GrpcLink.open) for way in ways], self._serializers, self._max_unavailable, resources
+            broker,
+            [factory(GrpcLink.open) for factory in factories],
+            self._serializers,
+            self._max_unavailable,
+            resources,
         )
-        streams = [way(GrpcStreamLink.open) for way in ways]
-        client.questions = AdminClients([way(GrpcAdminLink.open) for way in ways], self._max_unavailable)
+        streams = [factory(GrpcStreamLink.open) for factory in factories]
+        client.admin = AdminClients([factory(GrpcAdminLink.open) for factory in factories], self._max_unavailable)
         if shards == 1:
-            client.dial_streams = streams[0]
+            client.stream_connector = streams[0]
         else:
             client.shard_streams = ShardStreams(streams, self._max_unavailable)
         return client
 
-    def _way(self, broker: Broker, decisions: str, trusted: bytes | None) -> Way:
+    def _connector_factory(self, broker: Broker, decisions: str, trusted: bytes | None) -> ConnectorFactory:
         """Return a function that turns `open` of a link class into a connector to the owner of a decision log."""
         service, _ = self._cluster
         log = log_identity_of(broker, self.address, decisions)
 
         def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-            async def dial(target: str) -> Any:
+            async def connector(target: str) -> Any:
                 return await opening(target, trusted, self._attempt, log)
 
             if service is not None:
-                return dial_at(service, dial)
-            return dial_owner(ServiceDiscovery(broker, self.address, decisions), dial)
+                return connector_at(service, connector)
+            return owner_connector(ServiceDiscovery(broker, self.address, decisions), connector)
 
         return dial_of
 
     @property
     def _attempt(self) -> float:
         """Seconds for one attempt to reach a service."""
-        return min(self._timeout, max(self._max_unavailable, LEAST))
+        return min(self._timeout, max(self._max_unavailable, MIN_ATTEMPT_SECONDS))
 
     async def _certificates(self) -> bytes | None:
         return None if self._tls_ca is None else await asyncio.to_thread(read_ca_file, self._tls_ca)
@@ -281,7 +287,7 @@ class PendingConnection:
         brokers: list[Broker] = []
         log = LogIdentity()
 
-        async def dial() -> Link:
+        async def connector() -> Link:
             return await GrpcLink.open(target, trusted, self._attempt, log)
 
         def broker() -> Broker:
@@ -294,14 +300,14 @@ class PendingConnection:
             for one in brokers:
                 await asyncio.to_thread(one.close)
 
-        async def dial_streams() -> StreamLink:
+        async def stream_connector() -> StreamLink:
             return await GrpcStreamLink.open(target, trusted, self._attempt, log)
 
-        async def dial_admin() -> AdminLink:
+        async def connect_admin() -> AdminLink:
             return await GrpcAdminLink.open(target, trusted, self._attempt, log)
 
-        client = await self._client_of(dial, broker)
-        client.dial_streams, client.questions = dial_streams, AdminClients([dial_admin], self._max_unavailable)
+        client = await self._client_of(connector, broker)
+        client.stream_connector, client.admin = stream_connector, AdminClients([connect_admin], self._max_unavailable)
         resources.push_async_callback(close_broker)
         return client
 
@@ -310,26 +316,26 @@ class PendingConnection:
 
         loop = asyncio.get_running_loop()
         opening = loop.run_in_executor(None, open_broker, self.address)
-        broker = await to_the_end(opening, lambda broker: loop.run_in_executor(None, broker.close))
+        broker = await run_to_completion(opening, lambda broker: loop.run_in_executor(None, broker.close))
         resources.push_async_callback(asyncio.to_thread, broker.close)
-        engine = await to_the_end(Engine.start(broker), Engine.stop)
+        engine = await run_to_completion(Engine.start(broker), Engine.stop)
         resources.push_async_callback(engine.stop)
 
-        async def dial() -> Link:
+        async def connector() -> Link:
             return EngineLink(engine)
 
-        async def dial_streams() -> StreamLink:
+        async def stream_connector() -> StreamLink:
             return EngineStreamLink(engine)
 
-        async def dial_admin() -> AdminLink:
+        async def connect_admin() -> AdminLink:
             return EngineAdminLink(engine)
 
-        client = await self._client_of(dial, lambda: broker)
-        client.dial_streams, client.questions = dial_streams, AdminClients([dial_admin], self._max_unavailable)
+        client = await self._client_of(connector, lambda: broker)
+        client.stream_connector, client.admin = stream_connector, AdminClients([connect_admin], self._max_unavailable)
         return client
 
-    async def _client_of(self, dial: Dial, broker: Any) -> Client:
-        session = ClientSession(dial, self._max_unavailable)
+    async def _client_of(self, connector: Connector, broker: Any) -> Client:
+        session = ClientSession(connector, self._max_unavailable)
         await session.open()
         return Client(session, broker, self._serializers)
 
@@ -347,14 +353,14 @@ class PendingConnection:
             await self._client.close()
 
     def __enter__(self) -> SyncClient:
-        self._plain = self.open_plain()
-        return self._plain
+        self._sync_client = self.open_sync()
+        return self._sync_client
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._plain is not None and (error is None or not self._plain.inherited):
-            self._plain.close()
+        if self._sync_client is not None and (error is None or not self._sync_client.inherited):
+            self._sync_client.close()
 
 
 def connect(

@@ -10,11 +10,11 @@ from txnbuffer.client.links import AdminClients
 from txnbuffer.errors import Error, ForeignToken, SeqnoOutOfRange, StreamBranched, UnknownCursor
 from txnbuffer.streams.token import ResumeToken
 
-REST = 1.0
+MOVE_INTERVAL = 1.0
 """Seconds between two moves of a cursor that follows a stream; each move is a request to the service."""
-AGAIN = 60.0
+RESEND_INTERVAL = 60.0
 """Seconds after which an unchanged position is sent again: a service that crashed may have lost the last moves."""
-LAST_MOVE = 5.0
+LAST_MOVE_TIMEOUT = 5.0
 """Seconds to wait for the last move when the stream closes."""
 
 At = int | str | ResumeToken
@@ -23,8 +23,8 @@ At = int | str | ResumeToken
 class DurableCursors:
     """The durable cursors of topics, by name; see `Client.cursors`."""
 
-    def __init__(self, questions: AdminClients) -> None:
-        self._questions = questions
+    def __init__(self, admin: AdminClients) -> None:
+        self._admin = admin
 
     async def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
         """Create a cursor at a seqno, a resume token, "beginning" or "now"; durable when this returns.
@@ -44,12 +44,12 @@ class DurableCursors:
 
     async def remove(self, topic: str, cursor: str) -> None:
         """Remove a cursor; durable when this returns. Raises UnknownCursor, ServiceUnavailable."""
-        await self._questions.ask(topic, "RemoveCursor", {"topic": topic, "cursor": cursor})
+        await self._admin.ask(topic, "RemoveCursor", {"topic": topic, "cursor": cursor})
 
     async def _place(self, method: str, topic: str, cursor: str, at: At) -> int:
         place = at if isinstance(at, int) else str(at)
         question = {"topic": topic, "cursor": cursor, "at": place}
-        answer = await self._questions.ask(topic, method, question, self._questions.max_unavailable)
+        answer = await self._admin.ask(topic, method, question, self._admin.max_unavailable)
         return int(answer["seqno"])
 
 
@@ -62,8 +62,8 @@ class CursorLease:
         self._name = name
         self._made = False
         self._done: ResumeToken | None = None
-        self._told: ResumeToken | None = None
-        self._told_at = 0.0
+        self._reported: ResumeToken | None = None
+        self._reported_at = 0.0
         self._gone: UnknownCursor | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -91,12 +91,12 @@ class CursorLease:
     async def moved(self) -> None:
         """Move the cursor to the last acknowledged token now. Raises UnknownCursor, ServiceUnavailable."""
         token, now = self._done, time.monotonic()
-        if token is not None and (token is not self._told or now - self._told_at >= AGAIN):
+        if token is not None and (token is not self._reported or now - self._reported_at >= RESEND_INTERVAL):
             with contextlib.suppress(StreamBranched, ForeignToken, SeqnoOutOfRange):  # the stream reports these
                 move = self._cursors.advance if self._made else self._cursors.add
                 await move(self._topic, self._name, token)
                 self._made = True
-            self._told, self._told_at = token, now
+            self._reported, self._reported_at = token, now
 
     async def close(self) -> None:
         """Move the cursor a last time, if the service answers; otherwise it only keeps more than necessary."""
@@ -104,7 +104,7 @@ class CursorLease:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         with contextlib.suppress(Error, TimeoutError):
-            async with asyncio.timeout(LAST_MOVE):
+            async with asyncio.timeout(LAST_MOVE_TIMEOUT):
                 await self.moved()
 
     async def _follow(self) -> None:
@@ -116,4 +116,4 @@ class CursorLease:
                 return
             except Error:
                 pass  # the next move retries
-            await asyncio.sleep(REST)
+            await asyncio.sleep(MOVE_INTERVAL)

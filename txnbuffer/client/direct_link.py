@@ -43,57 +43,57 @@ class SendRouter:
     def __init__(self, writers: Writers, max_message_bytes: int) -> None:
         self.max_message_bytes = max_message_bytes
         self._writers = writers
-        self._carried: dict[int, RoutedSend] = {}
+        self._routed: dict[int, RoutedSend] = {}
 
     def over(self, link: Link) -> DirectLink:
         """Wrap a link of this session to its service."""
         return DirectLink(link, self)
 
-    def carry(self, link: DirectLink, number: int, send: Send) -> None:
+    def route(self, link: DirectLink, number: int, send: Send) -> None:
         """Append a send, unless it was appended over an earlier link."""
-        carried = self._carried.get(id(send))
-        if carried is None:
+        routed = self._routed.get(id(send))
+        if routed is None:
             if link.resumes:
                 # A session repeats its unacknowledged sends first; it dropped those that have not been repeated by now.
                 link.resumes = False
-                self._carried = {key: known for key, known in self._carried.items() if known.link is link}
-            carried = self._carried[id(send)] = RoutedSend(send, link, number)
-            self._writers.append(send.topic, send.batch, partial(self._settled, carried))
+                self._routed = {key: known for key, known in self._routed.items() if known.link is link}
+            routed = self._routed[id(send)] = RoutedSend(send, link, number)
+            self._writers.append(send.topic, send.batch, partial(self._settled, routed))
             return
-        carried.link, carried.number = link, number
-        if carried.done:
-            link.settled(carried)
+        routed.link, routed.number = link, number
+        if routed.done:
+            link.settled(routed)
 
-    def forget(self, carried: RoutedSend) -> None:
+    def forget(self, routed: RoutedSend) -> None:
         """Forget a send whose result the session has."""
-        if self._carried.get(id(carried.send)) is carried:
-            del self._carried[id(carried.send)]
+        if self._routed.get(id(routed.send)) is routed:
+            del self._routed[id(routed.send)]
 
-    def _settled(self, carried: RoutedSend, error: Error | None) -> None:
-        carried.done, carried.error = True, error
-        carried.link.settled(carried)
+    def _settled(self, routed: RoutedSend, error: Error | None) -> None:
+        routed.done, routed.error = True, error
+        routed.link.settled(routed)
 
 
 class DirectLink:
     """The wrapped link; `resumes` while only repeated sends have passed."""
 
-    def __init__(self, link: Link, carrier: SendRouter) -> None:
+    def __init__(self, link: Link, router: SendRouter) -> None:
         self.resumes = True
         self._link = link
-        self._carrier = carrier
+        self._router = router
         self._number = 0
         self._settled: list[RoutedSend] = []
         self._frames: deque[ServerFrame] = deque()
         self._ended = False
         self._gone: Exception | None = None
-        self._something = asyncio.Event()
+        self._ready = asyncio.Event()
         self._pump = asyncio.ensure_future(self._receive_all())
 
     async def send(self, frame: ClientFrame) -> None:
         if frame.sends:
             for send in frame.sends:
                 self._number += 1
-                self._carrier.carry(self, self._number, send)
+                self._router.route(self, self._number, send)
             frame = replace(frame, sends=())
             if frame == NOTHING:
                 return
@@ -102,15 +102,15 @@ class DirectLink:
     async def receive(self) -> ServerFrame | None:
         while True:
             if self._settled:
-                return self._told_of_sends()
+                return self._send_results()
             if self._frames:
                 return self._frames.popleft()
             if self._gone is not None:
                 raise self._gone
             if self._ended:
                 return None
-            self._something.clear()
-            await self._something.wait()
+            self._ready.clear()
+            await self._ready.wait()
 
     async def end(self) -> None:
         await self._link.end()
@@ -120,35 +120,35 @@ class DirectLink:
         await asyncio.wait([self._pump])
         await self._link.close()
 
-    def settled(self, carried: RoutedSend) -> None:
+    def settled(self, routed: RoutedSend) -> None:
         """Report a send that is durable or failed."""
-        self._settled.append(carried)
-        self._something.set()
+        self._settled.append(routed)
+        self._ready.set()
 
-    def _told_of_sends(self) -> ServerFrame:
+    def _send_results(self) -> ServerFrame:
         settled, self._settled = self._settled, []
         failures = []
-        for carried in settled:
-            self._carrier.forget(carried)
-            if carried.error is not None:
-                failures.append(Failure(carried.number, carried.error))
-        return ServerFrame(settled=tuple([carried.number for carried in settled]), failures=tuple(failures))
+        for routed in settled:
+            self._router.forget(routed)
+            if routed.error is not None:
+                failures.append(Failure(routed.number, routed.error))
+        return ServerFrame(settled=tuple([routed.number for routed in settled]), failures=tuple(failures))
 
     async def _receive_all(self) -> None:
         try:
             while (frame := await self._link.receive()) is not None:
-                self._frames.append(self._ours(frame))
-                self._something.set()
+                self._frames.append(self._with_client_limits(frame))
+                self._ready.set()
         except Exception as error:  # `receive` raises it
             self._gone = error
         finally:
             self._ended = True
-            self._something.set()
+            self._ready.set()
 
-    def _ours(self, frame: ServerFrame) -> ServerFrame:
+    def _with_client_limits(self, frame: ServerFrame) -> ServerFrame:
         """Return the service's frame with the limits of direct sends."""
         welcome = frame.welcome
         if welcome is None:
             return frame if frame.credits is None else replace(frame, credits=None)
-        limit = min(welcome.max_message_bytes or self._carrier.max_message_bytes, self._carrier.max_message_bytes)
+        limit = min(welcome.max_message_bytes or self._router.max_message_bytes, self._router.max_message_bytes)
         return replace(frame, welcome=welcome._replace(max_message_bytes=limit), credits=CREDITS)

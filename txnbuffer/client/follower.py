@@ -99,7 +99,7 @@ class CommittedFollower:
         self._blocked = False
         self._rest: tuple[PlacedBatch, Int64s | None] | None = None
         self._unapplied: PlacedBatch | None = None
-        self._trail: Reader | None = None
+        self._delivery: Reader | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -169,7 +169,7 @@ class CommittedFollower:
         try:
             placed = None if self._stopped is not None else self._unapplied or self._fold.read(timeout=timeout)
         except PositionTrimmed as error:
-            self._begin_anew(error)
+            self._restart(error)
             return True
         if placed is None:
             return False
@@ -198,16 +198,16 @@ class CommittedFollower:
 
     def close(self) -> None:
         self._fold.close()
-        if self._trail is not None:
-            self._trail.close()
+        if self._delivery is not None:
+            self._delivery.close()
 
-    def _begin_anew(self, error: PositionTrimmed) -> None:
+    def _restart(self, error: PositionTrimmed) -> None:
         """Restart where the log begins now, if no record has been returned yet that this would leave a gap after."""
         if self._taken or not self._attempts:
             raise error
         self._attempts -= 1
         self.close()
-        self._trail, self._begun = None, False  # if this fails, the next read retries it
+        self._delivery, self._begun = None, False  # if this fails, the next read retries it
         self._begin()
 
     def _take(self, decided: PlacedBatch) -> None:
@@ -262,10 +262,10 @@ class CommittedFollower:
         """Return the next messages that are all decided, including markers and invisible records."""
         while not self._held and not self._joined:
             try:
-                self._read_trail(limit)
+                self._read_for_delivery(limit)
                 break
             except PositionTrimmed as error:
-                self._begin_anew(error)
+                self._restart(error)
         if not self._held or self._buffer.max_read_position is None:
             return None
         head = self._held[0]
@@ -279,15 +279,15 @@ class CommittedFollower:
         self._held_bytes -= _weight(head)
         return head
 
-    def _read_trail(self, limit: int) -> None:
+    def _read_for_delivery(self, limit: int) -> None:
         """Read the log between delivery and fold; join the fold when it is reached."""
         applied = self._buffer.applied
         if applied is None or reaches(self._at, applied):
             self._join()
             return
-        if self._trail is None:
-            self._trail = self._broker.reader(self.topic, self._at, inclusive=False)
-        placed = self._trail.read(limit=limit)
+        if self._delivery is None:
+            self._delivery = self._broker.reader(self.topic, self._at, inclusive=False)
+        placed = self._delivery.read(limit=limit)
         if placed is None:
             return
         count = placed.positions.search(applied, right=True)
@@ -324,9 +324,9 @@ class CommittedFollower:
 
     def _join(self) -> None:
         self._joined = True
-        if self._trail is not None:
-            self._trail.close()
-            self._trail = None
+        if self._delivery is not None:
+            self._delivery.close()
+            self._delivery = None
 
 
 def unpacked(messages: PlacedBatch) -> tuple[PlacedBatch, Error | None]:

@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 
 from txnbuffer.checks import check_awaitable
 from txnbuffer.client.base import BaseClient
-from txnbuffer.client.membership import BLOCKED, LEAST_CALLS, AdaptiveBatch, LoopStalls, Membership
+from txnbuffer.client.membership import BLOCKED, MIN_CALLS, AdaptiveBatch, LoopStalls, Membership
 from txnbuffer.client.outbox import SendColumns, many_rows
 from txnbuffer.client.records import Record, RecordBatch
 from txnbuffer.client.transaction import Transaction
@@ -64,7 +64,7 @@ def dead_letter(topic: str) -> DeadLetter:
     return DeadLetter(topic)
 
 
-def letter_of(record: Record, group: str, attempts: int, error: Exception) -> SendColumns:
+def dead_letter_columns(record: Record, group: str, attempts: int, error: Exception) -> SendColumns:
     """Return the dead letter of a record after `attempts` calls of the handler, the last of which raised `error`."""
     row = {
         **_bounded(record.properties),
@@ -72,7 +72,7 @@ def letter_of(record: Record, group: str, attempts: int, error: Exception) -> Se
         "dead_letter_position": str(record.position),
         "dead_letter_group": group,
         "dead_letter_attempts": str(attempts),
-        "dead_letter_error": _told(error),
+        "dead_letter_error": _error_text(error),
     }
     rows = many_rows([record.value or b""], [record.key], [record.event_time], [row], None)
     return rows._replace(values=(None,)) if record.value is None else rows
@@ -86,7 +86,7 @@ def _bounded(properties: Mapping[str, str]) -> Mapping[str, str]:
     return kept | {PACKED: json.dumps(packed, separators=(",", ":"), ensure_ascii=False)}
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:
@@ -105,14 +105,16 @@ PAUSE = 0.05
 FIRST_RETRY = 0.1
 """Seconds before a failed handler is called again; doubles each time, up to LONGEST_RETRY."""
 LONGEST_RETRY = 10.0
-AWAY = 1.0
+COMMIT_TIME = 1.0
 """Seconds that a commit may take: if it takes longer than this and than its handler, the transaction had to wait."""
 ABORTS_LOGGED, MAX_ABORTS = 3, 20
 """Consecutive aborts after which a warning is logged, and after which the last one is raised: about two minutes."""
-LONG = 60.0
+SLOW_CALL = 60.0
 """Seconds of one call of the handler after which a warning is logged."""
-UP = "the transaction timed out; handle records faster, or raise the service's transactions.timeout"
-STILL = "the event loop was blocked, and a member without heartbeats for 8 s is removed; run blocking calls in a thread"
+TIMED_OUT = "the transaction timed out; handle records faster, or raise the service's transactions.timeout"
+LOOP_BLOCKED = (
+    "the event loop was blocked, and a member without heartbeats for 8 s is removed; run blocking calls in a thread"
+)
 
 
 OnError: TypeAlias = Literal["stop", "skip"] | DeadLetter
@@ -159,21 +161,21 @@ class HandlerRunner:
         self,
         client: BaseClient,
         member: Membership,
-        share: PartitionAssignment,
+        assignment: PartitionAssignment,
         task: HandlerTask,
         done: Processed,
         turn: asyncio.Lock,
-        pace: AdaptiveBatch,
+        batch_size: AdaptiveBatch,
     ) -> None:
-        self.end = share.end
+        self.end = assignment.end
         """The last position that the group has consumed."""
         self._client = client
         self._member = member
-        self._share = share
+        self._assignment = assignment
         self._task = task
         self._done = done
         self._turn = turn
-        self._pace = pace
+        self._batch_size = batch_size
         self._aborts = 0
         self._tried = 0
         self._last_at = 0.0
@@ -184,8 +186,8 @@ class HandlerRunner:
         while len(records):
             at: int | None
             error: Exception
-            calls = self._pace.calls(records.positions.first)
-            if calls >= self._calls_of_slow:
+            calls = self._batch_size.calls(records.positions.first)
+            if calls >= self._max_slow_calls:
                 at, error, count = 0, self._too_slow(records.positions.first), calls
             else:
                 try:
@@ -211,7 +213,7 @@ class HandlerRunner:
                 at = at or 0
                 # Handle the records before it again, so that they commit.
                 await self.handle(records.take(slice(at)))
-                await self._put_aside(records.take(slice(at, at + 1)), error, count)
+                await self._set_aside(records.take(slice(at, at + 1)), error, count)
                 records, failures = records.take(slice(at + 1, None)), {}
 
     async def _commit(self, records: RecordBatch, work: Work) -> int:
@@ -220,8 +222,8 @@ class HandlerRunner:
         0 if the transaction aborted: handling all of them may take longer than its timeout, so the next attempt takes
         fewer.
         """
-        group, topic = self._member.group, self._share.partition
-        records = records.take(slice(self._pace.records))
+        group, topic = self._member.group, self._assignment.partition
+        records = records.take(slice(self._batch_size.records))
         clock = asyncio.get_running_loop().time
         txn = Transaction(self._client, group=group)
         began = self._last_at = done = clock()
@@ -230,11 +232,11 @@ class HandlerRunner:
         try:
             async with AsyncExitStack() as turn:
                 await turn.enter_async_context(self._turn)
-                generation = self._member.generation_of(self._share)
+                generation = self._member.generation_of(self._assignment)
                 async with txn:
                     began = self._last_at = clock()
                     try:
-                        with txn.lent(), turns:
+                        with txn.handler_scope(), turns:
                             count = await work(txn, records)
                     finally:
                         done = clock()
@@ -243,15 +245,15 @@ class HandlerRunner:
                     txn.consumed(ConsumerPosition(group, topic, generation, self.end, end))
                     await txn.commit()
         except TransactionAborted as aborted:
-            if aborted.timed_out and clock() - done <= max(done - began, AWAY):
-                self._took_too_long(records, done - began, done - self._last_at, UP)
+            if aborted.timed_out and clock() - done <= max(done - began, COMMIT_TIME):
+                self._took_too_long(records, done - began, done - self._last_at, TIMED_OUT)
                 await asyncio.sleep(PAUSE)
             else:
                 await self._pause(aborted)
             return 0
         except StaleGeneration:
             if turns.longest >= BLOCKED:
-                self._took_too_long(records, turns.longest, done - self._last_at, STILL)
+                self._took_too_long(records, turns.longest, done - self._last_at, LOOP_BLOCKED)
             raise
         except OutcomeUnknown as unknown:
             if unknown.txn != txn.id:
@@ -260,7 +262,7 @@ class HandlerRunner:
                 return 0  # if it commits later, the group has moved and the retry is rejected
         self.end = end
         self._done.transactions += 1
-        self._pace.well()
+        self._batch_size.committed()
         self._aborts = 0
         return count
 
@@ -268,8 +270,8 @@ class HandlerRunner:
         """Call the handler; return how many records it handled."""
         at: int | None = None
         clock = asyncio.get_running_loop().time
-        until = clock() + self._pace.seconds
-        long = self._told_if_long(records)
+        until = clock() + self._batch_size.seconds
+        slow_warning = self._warn_if_slow(records)
         try:
             if self._task.batch_handler is not None:
                 await check_awaitable(self._task.batch_handler(txn, records))
@@ -294,19 +296,19 @@ class HandlerRunner:
                 raise
             raise _Failed(at, error) from error
         finally:
-            long.cancel()
+            slow_warning.cancel()
         return len(records)
 
-    def _told_if_long(self, records: RecordBatch) -> asyncio.TimerHandle:
+    def _warn_if_slow(self, records: RecordBatch) -> asyncio.TimerHandle:
         """Log a warning if the handler does not return: meanwhile no other member gets its partitions."""
         return asyncio.get_running_loop().call_later(
-            LONG,
+            SLOW_CALL,
             LOG.warning,
             "group %r: the handler has been running for %.0f s on records from %s of %r; no other member gets them",
-            self._member.group, LONG, records.positions.first, self._share.partition,
+            self._member.group, SLOW_CALL, records.positions.first, self._assignment.partition,
         )  # fmt: skip
 
-    async def _put_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
+    async def _set_aside(self, records: RecordBatch, error: Exception, attempts: int) -> None:
         """Move the group past one record, and send it to the dead-letter topic if there is one."""
         (record,) = records
         aside = self._task.on_error
@@ -314,7 +316,7 @@ class HandlerRunner:
             await self._commit_all(records, _nothing)
             self._done.skipped += 1
             return
-        topic, rows = aside.topic, letter_of(record, self._member.group, attempts, error)
+        topic, rows = aside.topic, dead_letter_columns(record, self._member.group, attempts, error)
 
         async def send(txn: Transaction, records: RecordBatch) -> int:
             await txn.send_rows(topic, rows, "messages")  # a single message can match the schema of its topic
@@ -335,28 +337,30 @@ class HandlerRunner:
         if self._aborts >= MAX_ABORTS:
             raise aborted
         if self._aborts >= ABORTS_LOGGED:
-            LOG.warning("group %r retries a transaction on %r: %s", self._member.group, self._share.partition, aborted)
+            LOG.warning(
+                "group %r retries a transaction on %r: %s", self._member.group, self._assignment.partition, aborted
+            )
         await asyncio.sleep(min(PAUSE * 2 ** (self._aborts - 1), LONGEST_RETRY))
 
     def _took_too_long(self, records: RecordBatch, seconds: float, last: float, why: str) -> None:
         """Take fewer records next time, because handling these took too long; `last`: seconds of the last record."""
         first = records.positions.first
-        self._pace.too_long(first, self._tried, seconds, last)
+        self._batch_size.too_long(first, self._tried, seconds, last)
         what = "the record at" if self._tried == 1 else f"{self._tried} records from"
         LOG.warning(
             "group %r handled %s %s of %r for %.1f s, and has to repeat it: %s",
-            self._member.group, what, first, self._share.partition, seconds, why,
+            self._member.group, what, first, self._assignment.partition, seconds, why,
         )  # fmt: skip
 
     @property
-    def _calls_of_slow(self) -> int:
+    def _max_slow_calls(self) -> int:
         """How many times a slow record is handled before it has failed."""
-        return max(self._task.retries + 1, LEAST_CALLS)
+        return max(self._task.retries + 1, MIN_CALLS)
 
     def _too_slow(self, position: Position) -> HandlerTooSlow:
         return HandlerTooSlow(
-            f"the handler took too long {self._pace.calls(position)} times for the record at {position} of "
-            f"{self._share.partition!r}; handle it faster, run blocking calls in a thread, or raise the service's "
+            f"the handler took too long {self._batch_size.calls(position)} times for the record at {position} of "
+            f"{self._assignment.partition!r}; handle it faster, run blocking calls in a thread, or raise the service's "
             "transactions.timeout"
         )
 

@@ -58,7 +58,9 @@ async def opened(thread: Executor, opening: Callable[[], C]) -> C:
         raise
 
 
-async def to_the_end(work: Awaitable[Result], undo: Callable[[Result], Awaitable[object]] | None = None) -> Result:
+async def run_to_completion(
+    work: Awaitable[Result], undo: Callable[[Result], Awaitable[object]] | None = None
+) -> Result:
     """Complete work that must not be left half done: a cancellation is raised after the work and `undo` are
     complete.
     """
@@ -115,7 +117,7 @@ def check(remembered: int) -> None:
         raise UsedAfterFork(f"this client belongs to the parent process: {ADVICE}")
 
 
-def about_to_use_grpc() -> None:
+def check_grpc_fork() -> None:
     """Raises UsedAfterFork in a child of a process that used gRPC, where no gRPC connection would become ready."""
     if _ForkGeneration.grpc is None:
         _ForkGeneration.grpc = _ForkGeneration.generation

@@ -58,7 +58,7 @@ class Link(Protocol):
         """Close the connection."""
 
 
-Dial: TypeAlias = Callable[[], Awaitable[Link]]
+Connector: TypeAlias = Callable[[], Awaitable[Link]]
 """Opens a connection. Raises ServiceUnavailable."""
 
 
@@ -187,7 +187,7 @@ async def open_channel(target: str, root_certificates: bytes | None, timeout: fl
     """Return a channel to HOST:PORT that is ready within `timeout` seconds. Raises ServiceUnavailable,
     UsedAfterFork.
     """
-    lifecycle.about_to_use_grpc()
+    lifecycle.check_grpc_fork()
     import asyncio
 
     import grpc
@@ -225,19 +225,19 @@ class AdminLink(Protocol):
         """Close the connection."""
 
 
-AdminDial: TypeAlias = Callable[[], Awaitable[AdminLink]]
+AdminConnector: TypeAlias = Callable[[], Awaitable[AdminLink]]
 """Opens a connection. Raises ServiceUnavailable."""
 
 
 class AdminClients:
     """Sends admin requests to the service of the right shard, over connections that are kept.
 
-    `dials` connect to the service of each shard. A request that may wait does so for `max_unavailable` seconds.
+    `connectors` connect to the service of each shard. A request that may wait does so for `max_unavailable` seconds.
     """
 
-    def __init__(self, dials: Sequence[AdminDial], max_unavailable: float) -> None:
+    def __init__(self, connectors: Sequence[AdminConnector], max_unavailable: float) -> None:
         self.max_unavailable = max_unavailable
-        self._dials = dials
+        self._connectors = connectors
         self._links: dict[int, AdminLink] = {}
         self._asking = asyncio.Lock()
 
@@ -247,15 +247,15 @@ class AdminClients:
         Retries for `max_unavailable` seconds while the service is unavailable. Raises the error in the answer, and
         ServiceUnavailable.
         """
-        if not self._dials:
+        if not self._connectors:
             raise InvalidRequest("this client has no connector for admin requests: create it with connect")
         give_up, pause = time.monotonic() + max_unavailable, FIRST_PAUSE
-        number = shard_of(owned, len(self._dials))
+        number = shard_of(owned, len(self._connectors))
         while True:
             async with self._asking:  # a failed request must not close the link of another one
                 try:
                     if number not in self._links:
-                        self._links[number] = await self._dials[number]()
+                        self._links[number] = await self._connectors[number]()
                     return await self._links[number].ask(method, question)
                 except ServiceUnavailable:
                     await self._hang_up(number)
@@ -343,7 +343,7 @@ class StreamLink(Protocol):
         """Close the connection."""
 
 
-StreamDial: TypeAlias = Callable[[], Awaitable[StreamLink]]
+StreamConnector: TypeAlias = Callable[[], Awaitable[StreamLink]]
 """Opens a connection. Raises ServiceUnavailable."""
 
 

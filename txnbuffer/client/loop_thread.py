@@ -13,7 +13,7 @@ from txnbuffer.errors import InvalidRequest
 
 Result = TypeVar("Result")
 
-ENDING = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds to wait for cancelled work."""
 
 
@@ -103,7 +103,7 @@ class LoopThread:
                 done.set_result(_outcome(function))
         except BaseException:
             future.cancel()
-            ended.wait(ENDING)
+            ended.wait(STOP_TIMEOUT)
             raise
         return _result(future)
 
@@ -123,7 +123,7 @@ class LoopThread:
             for task in others:
                 task.cancel()
             if others:
-                await asyncio.wait(others, timeout=ENDING)
+                await asyncio.wait(others, timeout=STOP_TIMEOUT)
 
         with self._lock:  # work that started before is cancelled, too
             self._ending = True

@@ -24,24 +24,24 @@ from txnbuffer.client.routing import ReadTopics
 from txnbuffer.coordinator.messages import GroupHeartbeat, PartitionAssignment
 from txnbuffer.errors import Error, StaleGeneration
 
-BEAT = 1.0
+HEARTBEAT_INTERVAL = 1.0
 """Seconds between two heartbeats."""
-LOOK = 10.0
+PARTITION_CHECK_INTERVAL = 10.0
 """Seconds between checks for new partitions."""
-LEAVING = 5.0
+LEAVE_TIMEOUT = 5.0
 """Seconds to wait for the coordinator when leaving."""
 
 
 class Membership:
     """A member of a group.
 
-    `shares` are the current assignments by partition; `changed` is set when they, or `failure`, change. `from_end`: the
-    group starts at the end of topics that it has not consumed before.
+    `assignments` are the current assignments by partition; `changed` is set when they, or `failure`, change.
+    `from_end`: the group starts at the end of topics that it has not consumed before.
     """
 
     def __init__(self, client: BaseClient, group: str, topics: Sequence[str], *, from_end: bool) -> None:
         self.group = check_name(group, "a group")
-        self.shares: Mapping[str, PartitionAssignment] = {}
+        self.assignments: Mapping[str, PartitionAssignment] = {}
         self.generation = 0
         self.unsettled = True
         self.changed = asyncio.Event()
@@ -50,94 +50,96 @@ class Membership:
         self._client = client
         self._topics = topics
         self._from_end = from_end
-        self._part = GroupHeartbeat(0, self.group, self._name)
-        self._came = False
-        self._looking: asyncio.Future[GroupHeartbeat] | None = None
-        self._look_at = 0.0
-        self._hurry = asyncio.Event()
-        self._beats: asyncio.Task[None] | None = None
+        self._heartbeat = GroupHeartbeat(0, self.group, self._name)
+        self._joined = False
+        self._finding: asyncio.Future[GroupHeartbeat] | None = None
+        self._check_at = 0.0
+        self._send_now = asyncio.Event()
+        self._heartbeats: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
         """Join the group. Raises TopicNotFound, and the error if the service rejects the member."""
         loop = asyncio.get_running_loop()
-        self._part = await loop.run_in_executor(None, self._look)
-        self._look_at = loop.time() + LOOK
-        self._came = True
-        await self._say()
-        self._beats = asyncio.create_task(self._go_on())
+        self._heartbeat = await loop.run_in_executor(None, self._find_topics)
+        self._check_at = loop.time() + PARTITION_CHECK_INTERVAL
+        self._joined = True
+        await self._send_heartbeat()
+        self._heartbeats = asyncio.create_task(self._heartbeat_loop())
 
     async def leave(self) -> None:
         """Leave the group and release its assignments; without an answer the coordinator detects it later."""
-        if self._beats is not None:
-            self._beats.cancel()
-            await asyncio.gather(self._beats, return_exceptions=True)
-        if self._looking is not None:
-            self._looking.cancel()
-        if not self._came:
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            await asyncio.gather(self._heartbeats, return_exceptions=True)
+        if self._finding is not None:
+            self._finding.cancel()
+        if not self._joined:
             return
         try:
-            async with asyncio.timeout(LEAVING):
-                await self._client.take_part(GroupHeartbeat(0, self.group, self._name, leaves=True))
+            async with asyncio.timeout(LEAVE_TIMEOUT):
+                await self._client.heartbeat(GroupHeartbeat(0, self.group, self._name, leaves=True))
         except (Error, TimeoutError):
             return
 
-    def holds(self, share: PartitionAssignment) -> bool:
+    def holds(self, assignment: PartitionAssignment) -> bool:
         """Return whether the assignment is still valid, as far as this member knows."""
-        held = self.shares.get(share.partition)
-        return held is not None and held.since == share.since
+        held = self.assignments.get(assignment.partition)
+        return held is not None and held.since == assignment.since
 
-    def generation_of(self, share: PartitionAssignment) -> int:
+    def generation_of(self, assignment: PartitionAssignment) -> int:
         """Return the generation for commits on this assignment. Raises StaleGeneration."""
-        if not self.holds(share):
-            raise StaleGeneration(f"group {self.group!r} assigned {share.partition!r} to another member")
+        if not self.holds(assignment):
+            raise StaleGeneration(f"group {self.group!r} assigned {assignment.partition!r} to another member")
         return self.generation
 
-    def doubt(self, share: PartitionAssignment) -> None:
+    def rejected(self, assignment: PartitionAssignment) -> None:
         """Drop an assignment whose commit was rejected, and request the current ones at once."""
-        if self.holds(share):
-            self.shares = {name: held for name, held in self.shares.items() if name != share.partition}
+        if self.holds(assignment):
+            self.assignments = {name: held for name, held in self.assignments.items() if name != assignment.partition}
         self.unsettled = True
-        self._hurry.set()
+        self._send_now.set()
 
-    async def _go_on(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(BEAT):
-                    await self._hurry.wait()
+                async with asyncio.timeout(HEARTBEAT_INTERVAL):
+                    await self._send_now.wait()
             except TimeoutError:
                 pass
-            self._hurry.clear()
+            self._send_now.clear()
             try:
-                await self._say()
+                await self._send_heartbeat()
             except Exception as error:
                 if not isinstance(error, Error) or not error.retryable:
                     self.failure = error
                     self.changed.set()
                     return
 
-    async def _say(self) -> None:
-        answer = await self._client.take_part(self._what_there_is())
+    async def _send_heartbeat(self) -> None:
+        answer = await self._client.heartbeat(self._current_heartbeat())
         # If an assignment has the same generation as before, no other member has moved the group there.
-        shares = {share.partition: self._kept(share) for share in answer.assignments}
-        news = shares.keys() != self.shares.keys() or any(not self.holds(share) for share in shares.values())
-        self.shares, self.generation, self.unsettled = shares, answer.generation, answer.unsettled
+        assignments = {assignment.partition: self._kept(assignment) for assignment in answer.assignments}
+        news = assignments.keys() != self.assignments.keys() or any(
+            not self.holds(assignment) for assignment in assignments.values()
+        )
+        self.assignments, self.generation, self.unsettled = assignments, answer.generation, answer.unsettled
         if news:
             self.changed.set()
 
-    def _kept(self, share: PartitionAssignment) -> PartitionAssignment:
-        return self.shares[share.partition] if self.holds(share) else share
+    def _kept(self, assignment: PartitionAssignment) -> PartitionAssignment:
+        return self.assignments[assignment.partition] if self.holds(assignment) else assignment
 
-    def _what_there_is(self) -> GroupHeartbeat:
+    def _current_heartbeat(self) -> GroupHeartbeat:
         """Return the heartbeat with the topics found last; a slow check must not delay heartbeats."""
         loop = asyncio.get_running_loop()
-        if self._looking is None and loop.time() >= self._look_at:
-            self._looking = loop.run_in_executor(None, self._look)
-        if self._looking is not None and self._looking.done():
-            found, self._looking, self._look_at = self._looking, None, loop.time() + LOOK
-            self._part = found.result()
-        return self._part
+        if self._finding is None and loop.time() >= self._check_at:
+            self._finding = loop.run_in_executor(None, self._find_topics)
+        if self._finding is not None and self._finding.done():
+            found, self._finding, self._check_at = self._finding, None, loop.time() + PARTITION_CHECK_INTERVAL
+            self._heartbeat = found.result()
+        return self._heartbeat
 
-    def _look(self) -> GroupHeartbeat:
+    def _find_topics(self) -> GroupHeartbeat:
         """Return a heartbeat with the topics and partitions to read. Runs in another thread."""
         broker = self._client.open_broker()
         parts = ReadTopics(broker, self._topics, "beginning").parts()
@@ -148,19 +150,19 @@ class Membership:
         return GroupHeartbeat(0, self.group, self._name, topics, partitions, ends)
 
 
-LONGEST = 5.0
+COMMIT_INTERVAL = 5.0
 """Seconds of handling after which the finished records commit; shorter than the time after which a member is
 removed.
 """
-MANY = 1 << 30
+UNLIMITED = 1 << 30
 """More records than any batch has."""
-WELL = 16
+SUCCESSES_TO_GROW = 16
 """Consecutive successful transactions before the number of records doubles."""
-LEAST_CALLS = 3
+MIN_CALLS = 3
 """How many times a slow record is handled at least: a pause of the process is a single event."""
 BLOCKED = 4.0
 """Seconds of a blocked event loop after which the member may have been removed."""
-TURN = 0.5
+STALL_CHECK_INTERVAL = 0.5
 """Seconds between checks whether the event loop is blocked."""
 
 
@@ -168,11 +170,11 @@ class AdaptiveBatch:
     """The batch size of a partition: commit after `seconds`, with at most `records` in a transaction."""
 
     def __init__(self) -> None:
-        self.seconds = LONGEST
-        self.records = MANY
+        self.seconds = COMMIT_INTERVAL
+        self.records = UNLIMITED
         self._at: Position | None = None
         self._calls = 0
-        self._well = 0
+        self._successes = 0
 
     def calls(self, position: Position) -> int:
         """Return how many times the record at a position has taken too long alone."""
@@ -180,17 +182,17 @@ class AdaptiveBatch:
 
     def too_long(self, position: Position, count: int, seconds: float, last: float) -> None:
         """`count` records took too long, `seconds` in total and `last` for the last one; reduce the size."""
-        self.seconds, self._well = min(self.seconds, seconds / 2), 0
+        self.seconds, self._successes = min(self.seconds, seconds / 2), 0
         if count > 1:
             self.records = count - 1 if 2 * last >= seconds else (count + 1) // 2
         else:
             self._calls, self._at = self.calls(position) + 1, position
 
-    def well(self) -> None:
+    def committed(self) -> None:
         """A transaction has committed."""
-        self._well += 1
-        if self._well >= WELL:
-            self.records, self._well = min(2 * self.records, MANY), 0
+        self._successes += 1
+        if self._successes >= SUCCESSES_TO_GROW:
+            self.records, self._successes = min(2 * self.records, UNLIMITED), 0
 
 
 class LoopStalls:
@@ -202,7 +204,7 @@ class LoopStalls:
 
     def __enter__(self) -> Self:
         self._last = self._loop.time()
-        self._timer = self._loop.call_later(TURN, self._turned)
+        self._timer = self._loop.call_later(STALL_CHECK_INTERVAL, self._turned)
         return self
 
     def __exit__(
@@ -213,7 +215,7 @@ class LoopStalls:
 
     def _turned(self) -> None:
         self._look()
-        self._timer = self._loop.call_later(TURN, self._turned)
+        self._timer = self._loop.call_later(STALL_CHECK_INTERVAL, self._turned)
 
     def _look(self) -> None:
         now = self._loop.time()

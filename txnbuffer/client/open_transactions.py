@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from txnbuffer.client.outbox import OpenTransaction, TransactionRun, Waiter
+from txnbuffer.client.outbox import OpenTransaction, TransactionSlice, Waiter
 from txnbuffer.coordinator.messages import (
     FINISHED_PARTICIPANT,
     Begin,
@@ -154,10 +154,10 @@ class Transactions:
     def ids(self) -> tuple[TxnId, ...]:
         return tuple(transaction.txn for transaction in self._open.values())
 
-    def begin(self, txn: TxnId, timeout: float | None, naming: ProducerSequence | None) -> OpenTransaction:
-        transaction = OpenTransaction(txn, self._tick, timeout, naming)
+    def begin(self, txn: TxnId, timeout: float | None, sequence: ProducerSequence | None) -> OpenTransaction:
+        transaction = OpenTransaction(txn, self._tick, timeout, sequence)
         self._open[txn.least] = transaction
-        if timeout is not None or naming is not None:
+        if timeout is not None or sequence is not None:
             self._announce(transaction)
         return transaction
 
@@ -189,7 +189,7 @@ class Transactions:
         self.end(transaction, EndPlan(commit=False, waiter=None))
         return True
 
-    def settle(self, runs: Sequence[TransactionRun]) -> None:
+    def settle(self, runs: Sequence[TransactionSlice]) -> None:
         """Count records that are durable, or that failed."""
         for transaction, records in runs:
             transaction.pending -= records
@@ -255,14 +255,14 @@ class Transactions:
 
     def _announce(self, transaction: OpenTransaction) -> None:
         transaction.announced = self._requests.number()
-        begin = Begin(transaction.announced, transaction.txn, transaction.timeout, None, transaction.naming)
+        begin = Begin(transaction.announced, transaction.txn, transaction.timeout, None, transaction.sequence)
         self._requests.ask("begins", begin, subject=transaction)
 
     def _finish(self, transaction: OpenTransaction) -> None:
         """Mark a branch as complete, so that it survives its session."""
-        naming: ProducerSequence | None = transaction.naming
-        if naming is not None and naming.is_participant:
-            transaction.naming = naming._replace(epoch=FINISHED_PARTICIPANT)
+        sequence: ProducerSequence | None = transaction.sequence
+        if sequence is not None and sequence.is_participant:
+            transaction.sequence = sequence._replace(epoch=FINISHED_PARTICIPANT)
             self._requests.unanswered.pop(transaction.announced, None)
             self._announce(transaction)
 
@@ -273,8 +273,8 @@ class Transactions:
         number, waiter = self._requests.number(), plan.waiter
         topics = tuple(transaction.counts)
         if plan.commit and transaction.failure is None:
-            records, naming = tuple(transaction.counts.values()), transaction.naming
-            extras = (naming, plan.winners, (), plan.positions)
+            records, sequence = tuple(transaction.counts.values()), transaction.sequence
+            extras = (sequence, plan.winners, (), plan.positions)
             commit = Commit(number, transaction.txn, topics, records, plan.wait_visible, *extras)
             self._requests.ask("commits", commit, waiter, transaction)
             return

@@ -75,8 +75,8 @@ class OpenTransaction:
         "counts",
         "ending",
         "failure",
-        "naming",
         "pending",
+        "sequence",
         "start",
         "text",
         "then",
@@ -84,12 +84,12 @@ class OpenTransaction:
         "txn",
     )
 
-    def __init__(self, txn: TxnId, start: int, timeout: float | None, naming: Any) -> None:
+    def __init__(self, txn: TxnId, start: int, timeout: float | None, sequence: Any) -> None:
         self.txn = txn
         self.text = str(txn)
         self.start = start
         self.timeout = timeout
-        self.naming = naming
+        self.sequence = sequence
         self.counts: dict[str, int] = {}
         self.pending = 0
         self.failure: Error | None = None
@@ -98,7 +98,7 @@ class OpenTransaction:
         self.then: Any = None
 
 
-class TransactionRun(NamedTuple):
+class TransactionSlice(NamedTuple):
     """Consecutive records of one transaction."""
 
     transaction: OpenTransaction
@@ -109,7 +109,7 @@ class SendInFlight(NamedTuple):
     """A send, and its transactions, or the waiters of ordinary sends."""
 
     send: Send
-    runs: list[TransactionRun]
+    runs: list[TransactionSlice]
     waiters: list[Waiter]
     size: int
 
@@ -142,7 +142,7 @@ class Outbox:
         self._properties: list[Mapping[str, str] | None] | None = None
         self._times: list[int] | None = None
         self._names: set[str] = set()
-        self._runs: list[TransactionRun] = []
+        self._runs: list[TransactionSlice] = []
         self._seqs: list[int] = []
         self._waiters: list[Waiter] = []
         self._set_bytes = 0
@@ -162,7 +162,7 @@ class Outbox:
             seq = transaction.counts.get(self._topic, 0) + 1
             transaction.counts[self._topic] = seq + count - 1
             transaction.pending += count
-            self._runs.append(TransactionRun(transaction, count))
+            self._runs.append(TransactionSlice(transaction, count))
             if count == 1:
                 self._seqs.append(seq)
             else:
@@ -319,7 +319,7 @@ def _check_column(name: str, column: Any) -> int:
     return len(column)
 
 
-def pieces(rows: SendColumns, records: int = sys.maxsize) -> Iterator[SendColumns]:
+def slices(rows: SendColumns, records: int = sys.maxsize) -> Iterator[SendColumns]:
     """Cut the rows into slices that each fit into a send, of at most `records` records."""
     count = len(rows.values)
     names = set[str]().union(*filter(None, rows.properties or ()))
@@ -331,13 +331,13 @@ def pieces(rows: SendColumns, records: int = sys.maxsize) -> Iterator[SendColumn
         one, named = _bytes_of(rows, row) + ROW_BYTES, names.union(_row(rows, row))
         fits = size + one + width(len(named), row - start + 1) <= SEND_BYTES and len(named) <= MAX_PROPERTIES
         if row > start and (not fits or row - start == records):
-            yield _part(rows, start, row, size)
+            yield _slice(rows, start, row, size)
             start, size, named = row, 0, set(_row(rows, row))
         size, names = size + one, named
-    yield _part(rows, start, count, size)
+    yield _slice(rows, start, count, size)
 
 
-def _part(rows: SendColumns, start: int, end: int, size: int) -> SendColumns:
+def _slice(rows: SendColumns, start: int, end: int, size: int) -> SendColumns:
     which = slice(start, end)
     properties = None if rows.properties is None else rows.properties[which]
     times = None if rows.times is None else rows.times[which]
@@ -359,7 +359,7 @@ def _text_bytes(properties: Mapping[str, str]) -> int:
     return size
 
 
-def pick(rows: SendColumns, which: Sequence[int]) -> SendColumns:
+def take_rows(rows: SendColumns, which: Sequence[int]) -> SendColumns:
     """Return the rows with these indexes."""
     keys, values = [rows.keys[row] for row in which], [rows.values[row] for row in which]
     properties = None if rows.properties is None else [rows.properties[row] for row in which]
@@ -470,4 +470,4 @@ def flight_of(topic: str, records: Batch, transaction: OpenTransaction, set_byte
         messages = pack_all(records, [BatchSlice(transaction.txn, first, count)], set_bytes)
     else:
         messages = transactional(records, transaction.txn, first)
-    return SendInFlight(Send(topic, messages), [TransactionRun(transaction, count)], [], size)
+    return SendInFlight(Send(topic, messages), [TransactionSlice(transaction, count)], [], size)

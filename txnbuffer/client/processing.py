@@ -118,7 +118,7 @@ class _Process:
         self._turn = asyncio.Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, PartitionAssignment] = {}
-        self._paces: dict[str, AdaptiveBatch] = {}
+        self._batch_sizes: dict[str, AdaptiveBatch] = {}
         self._beginning: set[str] = set()
         self._busy = 0
         self._idle_since = math.inf
@@ -154,29 +154,29 @@ class _Process:
         if self._source.idle_timeout is None:
             return WAIT
         now = asyncio.get_running_loop().time()
-        ahead = any(self._followed.get(name) is not share for name, share in self._member.shares.items())
+        ahead = any(self._followed.get(name) is not assignment for name, assignment in self._member.assignments.items())
         if ahead or self._beginning or self._busy or self._member.unsettled:
             self._idle_since = now
         return min(WAIT, self._idle_since + self._source.idle_timeout - now)
 
     def _start_missing(self) -> None:
-        for name, share in self._member.shares.items():
+        for name, assignment in self._member.assignments.items():
             if name not in self._tasks:
-                self._followed[name] = share
+                self._followed[name] = assignment
                 self._beginning.add(name)  # until its task runs, which may take longer than `idle_timeout`
-                self._tasks[name] = asyncio.create_task(self._follow(share))
+                self._tasks[name] = asyncio.create_task(self._follow(assignment))
 
-    async def _follow(self, share: PartitionAssignment) -> None:
+    async def _follow(self, assignment: PartitionAssignment) -> None:
         """Handle a partition until it is assigned to another member."""
-        pace = self._paces.setdefault(share.partition, AdaptiveBatch())
-        handling = HandlerRunner(self._client, self._member, share, self._task, self.done, self._turn, pace)
+        batch_size = self._batch_sizes.setdefault(assignment.partition, AdaptiveBatch())
+        handling = HandlerRunner(self._client, self._member, assignment, self._task, self.done, self._turn, batch_size)
         try:
             with self._working():
-                self._beginning.discard(share.partition)
-                reader = await self._client.reader(share.partition, start=self._start(share))
+                self._beginning.discard(assignment.partition)
+                reader = await self._client.reader(assignment.partition, start=self._start(assignment))
             try:
                 wait = 0.0
-                while self._member.holds(share):
+                while self._member.holds(assignment):
                     with self._working() if wait == 0.0 else nullcontext():
                         records = await reader.read(limit=self._source.batch, timeout=wait)
                     if records is not None:
@@ -188,24 +188,24 @@ class _Process:
                 with self._working():  # the idle timeout must not hide an error
                     await reader.close()
         except PositionTrimmed as error:
-            if share.end == EARLIEST:
+            if assignment.end == EARLIEST:
                 raise
-            group, topic = self._source.group, share.partition
+            group, topic = self._source.group, assignment.partition
             raise PositionTrimmed(
-                f"group {group!r} has reached {share.end} of {topic!r}, which was trimmed: {error}. If the topic was "
-                f"re-created, or the lost records do not matter, run forget_group({group!r}, {topic!r}) or "
+                f"group {group!r} has reached {assignment.end} of {topic!r}, which was trimmed: {error}. If the topic "
+                f"was re-created, or the lost records do not matter, run forget_group({group!r}, {topic!r}) or "
                 f"`txnbuf groups {group} --forget --topic {topic}` to restart the group there"
             ) from error
         except (StaleGeneration, PositionConflict):
-            self._member.doubt(share)
+            self._member.rejected(assignment)
             await asyncio.sleep(PAUSE)
 
-    def _start(self, share: PartitionAssignment) -> Start:
+    def _start(self, assignment: PartitionAssignment) -> Start:
         """Return where to continue reading."""
         start = self._source.start
-        if share.end != EARLIEST:
-            return behind(share.end)
-        if isinstance(start, Position) and share.partition not in self._topics:
+        if assignment.end != EARLIEST:
+            return behind(assignment.end)
+        if isinstance(start, Position) and assignment.partition not in self._topics:
             raise InvalidRequest(f"start {start} is a position in one partition: use the partition's name as the topic")
         return "beginning" if start == "end" else start  # the topic was empty when the group started
 

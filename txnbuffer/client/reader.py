@@ -97,7 +97,7 @@ class UncommittedFollower:
 
 ISOLATIONS = ("read_committed", "read_uncommitted")
 
-LOOK = 10.0
+PARTITION_CHECK_INTERVAL = 10.0
 """Seconds between checks for new partitions of a topic."""
 SLICE = 0.01
 """Seconds that a reader of several topics waits on one before it checks the next."""
@@ -150,14 +150,14 @@ class CommittedReader:
         self._followers: list[TopicFollower] = []
         self._turn = 0
         self._kind = CommittedFollower if isolation == "read_committed" else UncommittedFollower
-        self._asked = ReadTopics(broker, topics, start)
+        self._read_topics = ReadTopics(broker, topics, start)
         try:
-            for topic, first in self._asked.first():
-                self._followers.append(self._kind(broker, topic, beginning_of(broker, topic, first)))
+            for topic, first in self._read_topics.first():
+                self._followers.append(self._kind(broker, topic, start_point(broker, topic, first)))
         except BaseException:
             self.close()
             raise
-        self._look_at = self._clock.monotonic() + LOOK
+        self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
 
     def read(self, *, limit: int = 10_000, timeout: float = 0.0) -> RecordBatch | None:
         """Return the next visible records of one topic, at most `limit`; None if there are none within `timeout`
@@ -167,7 +167,7 @@ class CommittedReader:
         lifecycle.check(self._forked_from)
         deadline = self._clock.monotonic() + timeout
         while True:
-            self._grow()
+            self._add_partitions()
             for _ in self._followers:
                 follower = self._followers[self._turn]
                 self._turn = (self._turn + 1) % len(self._followers)
@@ -184,15 +184,15 @@ class CommittedReader:
             self._followers[self._turn].advance(left if len(self._followers) == 1 else min(left, SLICE))
             self._turn = (self._turn + 1) % len(self._followers)
 
-    def _grow(self) -> None:
+    def _add_partitions(self) -> None:
         """Start reading partitions that were added; one that cannot be opened now is retried at the next check."""
-        if not self._asked.partitioned or self._clock.monotonic() < self._look_at:
+        if not self._read_topics.partitioned or self._clock.monotonic() < self._check_at:
             return
-        self._look_at = self._clock.monotonic() + LOOK
+        self._check_at = self._clock.monotonic() + PARTITION_CHECK_INTERVAL
         try:
-            for topic, first in self._asked.came():
-                self._followers.append(self._kind(self._broker, topic, beginning_of(self._broker, topic, first)))
-                self._asked.taken(topic)
+            for topic, first in self._read_topics.added():
+                self._followers.append(self._kind(self._broker, topic, start_point(self._broker, topic, first)))
+                self._read_topics.mark_read(topic)
         except Error as error:
             if not error.retryable:
                 raise
@@ -236,7 +236,7 @@ class CommittedReader:
         self.close()
 
 
-def beginning_of(broker: Broker, topic: str, start: Start) -> StartPoint:
+def start_point(broker: Broker, topic: str, start: Start) -> StartPoint:
     """Return the first record to read. Raises InvalidRequest, PositionTrimmed."""
     if isinstance(start, Position):
         if EARLIEST < start < Position(first := broker.ledgers(topic)[0].ledger, 0):

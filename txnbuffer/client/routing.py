@@ -22,7 +22,7 @@ from broker_io.partitions import choose, partition_name, partition_of
 from broker_io.port import Broker, PartitionedBroker
 from broker_io.position import Int64s
 from txnbuffer.checks import check_topics
-from txnbuffer.client.outbox import SendColumns, pick
+from txnbuffer.client.outbox import SendColumns, take_rows
 from txnbuffer.errors import Error, InvalidRequest
 from txnbuffer.model import Position
 
@@ -78,7 +78,7 @@ class Routes:
         Raises InvalidRequest for a `partition` that does not exist, and the errors of the cluster.
         """
         places = await self._places(topic, rows.keys, partition)
-        return [(name, rows if which is None else pick(rows, which.tolist())) for name, which in places]
+        return [(name, rows if which is None else take_rows(rows, which.tolist())) for name, which in places]
 
     async def split(self, topic: str, records: Batch, partition: int | None) -> Sequence[tuple[str, Batch]]:
         """As `parts`, for a Batch."""
@@ -94,7 +94,7 @@ class Routes:
             known = await self._ask(topic)
         elif self._loop.time() > known.until:
             known.until = self._loop.time() + REFRESH
-            self._ask_beside(topic, known)
+            self._ask_in_background(topic, known)
         if partition is not None:
             return ((await self._named(topic, known, partition), None),)
         if not known.count:
@@ -123,7 +123,7 @@ class Routes:
         known.count, known.until = count, self._loop.time() + REFRESH
         return known
 
-    def _ask_beside(self, topic: str, known: TopicRoute) -> None:
+    def _ask_in_background(self, topic: str, known: TopicRoute) -> None:
         """Request the number of partitions again in the background."""
         if known.asking is None or known.asking.done():
             known.asking = asyncio.ensure_future(self._ask_again(topic))
@@ -183,13 +183,13 @@ class ReadTopics:
         """Return each existing topic and partition, and the topic that it belongs to."""
         return list(self._read.items())
 
-    def came(self) -> list[tuple[str, Start]]:
-        """Return new partitions, and where to start with them; those already `taken` are left out."""
+    def added(self) -> list[tuple[str, Start]]:
+        """Return new partitions, and where to start with them; those already `mark_read` are left out."""
         self._add(set(self._broker.topics()))
         new = [(name, self._start_of(name, topic)) for name, topic in self._read.items() if name not in self._taken]
         return [(name, "beginning" if start == "end" else start) for name, start in new]
 
-    def taken(self, name: str) -> None:
+    def mark_read(self, name: str) -> None:
         """A new partition is being read."""
         self._taken.add(name)
 

@@ -40,15 +40,15 @@ class SendTopic:
 
 
 class Sending:
-    """The sends of a session. `unacknowledged` counts bytes, queued ones included. `apart`: topics do not wait for
+    """The sends of a session. `unacknowledged` counts bytes, queued ones included. `pipelined`: topics do not wait for
     one another.
     """
 
-    def __init__(self, *, apart: bool) -> None:
+    def __init__(self, *, pipelined: bool) -> None:
         self.topics: dict[str, SendTopic] = {}
         self.credits = FIRST_CREDITS
         self.unacknowledged = 0
-        self._apart = apart
+        self._pipelined = pipelined
         self._ready: dict[str, SendTopic] = {}
         self._again: deque[SendInFlight] = deque()
         self._under_way: dict[int, SendInFlight] = {}
@@ -112,7 +112,7 @@ class Sending:
             self.topics[flight.send.topic].under_way += 1
             taken.append(flight.send)
             size += flight.size
-        if taken and not self._apart:
+        if taken and not self._pipelined:
             self._frames.append(self._number)
         return tuple(taken)
 
@@ -174,7 +174,7 @@ class Sending:
             return self._again.popleft()
         while self._ready:
             topic = next(iter(self._ready.values()))
-            if self._apart and topic.under_way >= MAX_UNDER_WAY:
+            if self._pipelined and topic.under_way >= MAX_UNDER_WAY:
                 del self._ready[topic.name]  # `settled` adds it again
                 continue
             if topic.sealed and (topic.registered or not topic.sealed[0].runs):

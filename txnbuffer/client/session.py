@@ -17,7 +17,7 @@ from typing import Any
 
 from snapshots.shards import ONLY, Shard, shard_of
 from txnbuffer.client import lifecycle
-from txnbuffer.client.links import Dial, Link
+from txnbuffer.client.links import Connector, Link
 from txnbuffer.client.session_core import SessionCore
 from txnbuffer.errors import CallerError, ClientBroken, Error, ServiceUnavailable
 from txnbuffer.rpc.frames import ClientFrame
@@ -28,24 +28,27 @@ TICK = 1.0
 """Seconds between two ticks of the core."""
 VISIBLE = 120.0
 """Seconds for which the service waits until a commit is visible."""
-GOODBYE = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for the service to end the connection."""
 
 
 class ClientSession:
     """A session with the service of `shard`.
 
-    Requests fail after `max_unavailable` seconds without a connection. If records go directly to a cluster (`apart`),
-    the cluster may be down while the service is up, so seconds without any answer or acknowledgement count as well.
+    Requests fail after `max_unavailable` seconds without a connection. If records go directly to a cluster
+    (`pipelined`), the cluster may be down while the service is up, so seconds without any answer or acknowledgement
+    count as well.
     """
 
-    def __init__(self, dial: Dial, max_unavailable: float, *, apart: bool = False, shard: Shard = ONLY) -> None:
-        self.core = SessionCore(apart=apart)
-        self._apart = apart
+    def __init__(
+        self, connector: Connector, max_unavailable: float, *, pipelined: bool = False, shard: Shard = ONLY
+    ) -> None:
+        self.core = SessionCore(pipelined=pipelined)
+        self._pipelined = pipelined
         self._seen = 0
         self._still = 0.0
         self.forked_from = lifecycle.generation()
-        self._dial = dial
+        self._connector = connector
         self._shard = shard
         self.max_unavailable = max_unavailable
         self._news = asyncio.Event()
@@ -63,7 +66,7 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         began = self._loop.time()
         try:
-            link = await self._dial()
+            link = await self._connector()
         except ServiceUnavailable as away:
             link = None  # it may be starting: wait for it
             self._reason = away
@@ -120,7 +123,7 @@ class ClientSession:
         self._closing = True
         if self._link is not None and self.core.welcomed:
             self._news.set()
-            await asyncio.wait(self._tasks[:1], timeout=GOODBYE)
+            await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -139,7 +142,7 @@ class ClientSession:
         while True:
             error: Error | None = None
             try:
-                link = link or await self._dial()
+                link = link or await self._connector()
                 await self._talk(link)
             except Error as gone:
                 error = gone
@@ -204,7 +207,7 @@ class ClientSession:
         while True:
             await asyncio.sleep(TICK)
             self.core.tick()
-            if self._apart:
+            if self._pipelined:
                 self._watch_progress()
             self._news.set()
 

@@ -95,11 +95,11 @@ IDLE_TICKS = 5
 class SessionCore:
     """The state of a session.
 
-    `broken`: why this connection must be replaced by a new one. `apart`: topics do not wait for one another; otherwise
-    sends are acknowledged in order. `progress` grows with each answer and acknowledgement.
+    `broken`: why this connection must be replaced by a new one. `pipelined`: topics do not wait for one another;
+    otherwise sends are acknowledged in order. `progress` grows with each answer and acknowledgement.
     """
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, *, pipelined: bool = False) -> None:
         self.session = ""
         self.max_message_bytes = 0
         self.broken: Error | None = None
@@ -112,7 +112,7 @@ class SessionCore:
         self._requests = Requests()
         self._results: list[Answer] = []
         self._transactions = Transactions(self._requests, self._results)
-        self._sending = Sending(apart=apart)
+        self._sending = Sending(pipelined=pipelined)
         self._for_ids: list[Waiter] = []
         self._for_room: list[Waiter] = []
         self._idle = 0
@@ -222,13 +222,13 @@ class SessionCore:
         self._for_ids.append(waiter)
         self._lease()
 
-    def begin(self, timeout: float | None = None, naming: ProducerSequence | None = None) -> OpenTransaction:
+    def begin(self, timeout: float | None = None, sequence: ProducerSequence | None = None) -> OpenTransaction:
         """Begin a transaction; only while `can_begin`."""
         txn = TxnId(self._shard, self._ids.take())
         self._idle = 0
         if self._ids.low:
             self._lease()
-        return self._transactions.begin(txn, timeout, naming)
+        return self._transactions.begin(txn, timeout, sequence)
 
     @property
     def has_room(self) -> bool:
@@ -272,7 +272,7 @@ class SessionCore:
         """Delete a producer name; its numbers up to `over` count as used."""
         self._requests.ask("delete_names", Deletion(self._requests.number(), name, over), waiter)
 
-    def take_part(self, part: GroupHeartbeat, waiter: Waiter) -> None:
+    def heartbeat(self, part: GroupHeartbeat, waiter: Waiter) -> None:
         """Send the heartbeat of a group member, or leave the group."""
         self._requests.ask("members", part._replace(request=self._requests.number()), waiter)
 
@@ -314,7 +314,7 @@ class SessionCore:
         if flight is None:
             return
         if isinstance(failure.error, UnregisteredTopic) or (flight.runs and failure.txn is None):
-            self._register_anew(flight.send.topic)
+            self._register_again(flight.send.topic)
         for run in flight.runs:
             if failure.txn is None or run.transaction.txn == failure.txn:
                 self._transactions.fail(run.transaction, failure.error)
@@ -337,7 +337,7 @@ class SessionCore:
         if request.field == "commits":
             if isinstance(result, UnregisteredTopic):
                 for topic in request.subject.counts:
-                    self._register_anew(topic)
+                    self._register_again(topic)
             self._transactions.committed(request, result)
         elif request.field == "leases":
             self._leased(result)
@@ -369,7 +369,7 @@ class SessionCore:
             topic.asked = True
             self._requests.ask("registers", NamedRequest(self._requests.number(), topic.name), subject=topic)
 
-    def _register_anew(self, name: str) -> None:
+    def _register_again(self, name: str) -> None:
         """Register a topic again, because it may have been re-created; its records wait until then."""
         topic = self._sending.topic(name)
         topic.registered = False

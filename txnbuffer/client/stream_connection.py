@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self
 
 from snapshots.shards import shard_of
-from txnbuffer.client.links import StreamDial, StreamLink
+from txnbuffer.client.links import StreamConnector, StreamLink
 from txnbuffer.errors import CallerError, ClientBroken, Error, ForeignToken, InvalidRequest, ServiceUnavailable
 from txnbuffer.streams.client import ClientConfig, StreamClient
 from txnbuffer.streams.effects import ClientEvent, EndConnection
@@ -22,7 +22,7 @@ from txnbuffer.streams.token import ResumeToken
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""
 
-_BEGINNINGS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
+_STARTS = {"beginning": RequestFlag.FROM_OLDEST, "now": RequestFlag.FROM_NOW}
 
 
 class StreamParameters(NamedTuple):
@@ -35,7 +35,7 @@ class StreamParameters(NamedTuple):
     @classmethod
     def of(cls, topic: str, from_: str | ResumeToken, to: int | str | None) -> Self:
         """Return the parameters for the arguments of `Client.stream`. Raises as it does."""
-        start, flags = beginning(topic, from_)
+        start, flags = parse_start(topic, from_)
         end = NO_END
         if to == "now":
             flags |= RequestFlag.TO_NOW
@@ -47,7 +47,7 @@ class StreamParameters(NamedTuple):
 
     def resumed(self, token: str) -> Self:
         """Return the same parameters from a stored token. Raises UnreadableToken, ForeignToken."""
-        start, flags = beginning(self.start.topic, token)
+        start, flags = parse_start(self.start.topic, token)
         return self._replace(start=start, flags=flags | (self.flags & RequestFlag.TO_NOW))
 
 
@@ -68,9 +68,9 @@ class StreamSession:
     `max_unavailable` seconds.
     """
 
-    def __init__(self, dial: StreamDial, max_unavailable: float, config: ClientConfig | None = None) -> None:
+    def __init__(self, connector: StreamConnector, max_unavailable: float, config: ClientConfig | None = None) -> None:
         self.core = StreamClient(config or ClientConfig())
-        self._dial = dial
+        self._connector = connector
         self._max_unavailable = max_unavailable
         self._streams: dict[int, StreamListener] = {}
         self._news = asyncio.Event()
@@ -129,7 +129,7 @@ class StreamSession:
         while True:
             error: Error
             try:
-                link = await self._dial()
+                link = await self._connector()
                 pause = FIRST_PAUSE
                 error = await self._talk(link)
             except Error as refused:
@@ -205,10 +205,10 @@ class StreamSession:
                 stream.take(event)
 
 
-def beginning(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
+def parse_start(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, RequestFlag]:
     """Return the start of a request. Raises UnreadableToken, and ForeignToken for the token of another topic."""
-    if isinstance(from_, str) and from_ in _BEGINNINGS:
-        return ResumeToken(topic), _BEGINNINGS[from_]
+    if isinstance(from_, str) and from_ in _STARTS:
+        return ResumeToken(topic), _STARTS[from_]
     token = ResumeToken.parse(from_) if isinstance(from_, str) else from_
     if not isinstance(token, ResumeToken):
         raise InvalidRequest(f"from_ must be 'beginning', 'now' or a resume token, got {from_!r}")
@@ -218,19 +218,19 @@ def beginning(topic: str, from_: str | ResumeToken) -> tuple[ResumeToken, Reques
 
 
 class ShardStreams:
-    """The stream sessions of all shards; `dials` connect to the service of each."""
+    """The stream sessions of all shards; `connectors` connect to the service of each."""
 
-    def __init__(self, dials: Sequence[StreamDial], max_unavailable: float) -> None:
-        self._dials = dials
+    def __init__(self, connectors: Sequence[StreamConnector], max_unavailable: float) -> None:
+        self._connectors = connectors
         self._max_unavailable = max_unavailable
         self._open: dict[int, StreamSession] = {}
 
     def of(self, topic: str) -> StreamSession:
         """Return the session of the service that owns a topic."""
-        number = shard_of(topic, len(self._dials))
+        number = shard_of(topic, len(self._connectors))
         found = self._open.get(number)
         if found is None:
-            found = self._open[number] = StreamSession(self._dials[number], self._max_unavailable)
+            found = self._open[number] = StreamSession(self._connectors[number], self._max_unavailable)
         return found
 
     async def close(self) -> None:

@@ -103,9 +103,9 @@ class ChangeStream(ClosedOnExit):
         from_: str | ResumeToken,
         to: int | str | None,
         store: TokenStore | None,
-        hold: CursorLease | None = None,
+        lease: CursorLease | None = None,
     ) -> None:
-        """The stream opens when its first batch is requested. `hold` is the durable cursor that follows it."""
+        """The stream opens when its first batch is requested. `lease` is the durable cursor that follows it."""
         self.topic = topic
         self.caught_up = False
         self.problem: Error | None = None
@@ -113,7 +113,7 @@ class ChangeStream(ClosedOnExit):
         self._streaming = streaming
         self._store = store
         self._request = StreamParameters.of(topic, from_, to)
-        self._hold = hold
+        self._lease = lease
         self._from = from_
         self._counts: Counter[str] = Counter()
         self._high = 0
@@ -199,8 +199,8 @@ class ChangeStream(ClosedOnExit):
         if self._given is not None and not self._closed:
             async with self._settling:
                 await self._settle()
-        if self._hold is not None:
-            await self._hold.moved()
+        if self._lease is not None:
+            await self._lease.moved()
 
     async def close(self) -> None:
         """Close the stream. The last batch counts as not acknowledged, so its token is not stored."""
@@ -209,8 +209,8 @@ class ChangeStream(ClosedOnExit):
             self._waiting.clear()
             self._something.set()
             self._streaming.close_stream(self._handle)
-            if self._hold is not None:
-                await self._hold.close()
+            if self._lease is not None:
+                await self._lease.close()
 
     def statistics(self) -> ChangeStatistics:
         """Return the counters of the stream."""
@@ -226,8 +226,8 @@ class ChangeStream(ClosedOnExit):
         """Open the stream at the first request; if that request times out, the next one opens it."""
         self._check()
         stored = None if self._store is None else await asyncio.to_thread(self._store.load, self.topic)
-        if self._hold is not None:
-            await self._hold.begin(self._from if stored is None else stored)
+        if self._lease is not None:
+            await self._lease.begin(self._from if stored is None else stored)
         if not self._closed:
             request = self._request if stored is None else self._request.resumed(stored)
             self._handle = self._streaming.open(request)
@@ -249,8 +249,8 @@ class ChangeStream(ClosedOnExit):
             if self._store is not None:
                 await asyncio.to_thread(self._store.save, self.topic, str(token))
                 self._counts["stored"] = token.seqno
-            if self._hold is not None:
-                self._hold.move(token)
+            if self._lease is not None:
+                self._lease.move(token)
 
     # Events of the connection
 

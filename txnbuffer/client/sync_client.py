@@ -131,8 +131,8 @@ class SyncTransaction:
     either in it or rejected.
     """
 
-    def __init__(self, plain: Portal, transaction: Transaction, name: str | None) -> None:
-        self._plain = plain
+    def __init__(self, portal: Portal, transaction: Transaction, name: str | None) -> None:
+        self._portal = portal
         self._transaction = transaction
         self._named = name is not None
         self._aborted = False  # before it began
@@ -150,7 +150,7 @@ class SyncTransaction:
         """The id of the transaction."""
         self._check()
         if not self._transaction.begun:
-            self._plain.call(self._begin_missing)
+            self._portal.call(self._begin_missing)
         return self._transaction.id
 
     def send(
@@ -167,7 +167,7 @@ class SyncTransaction:
         partition: int | None = None,
     ) -> None:
         """As Transaction.send. An error of the service may be raised by a later send or by the commit."""
-        serializer = self._plain.client.serializers.of(topic, serializer)
+        serializer = self._portal.client.serializers.of(topic, serializer)
         rows = one_row(value, key, ordering_key, event_time, properties, serializer)
         self._hold(topic, rows, batching, partition)
 
@@ -184,7 +184,7 @@ class SyncTransaction:
         partition: int | None = None,
     ) -> None:
         """As Transaction.send_many."""
-        serializer = self._plain.client.serializers.of(topic, serializer)
+        serializer = self._portal.client.serializers.of(topic, serializer)
         self._hold(topic, many_rows(values, keys, event_times, properties, serializer), batching, partition)
 
     def delete(self, topic: str, key: Key) -> None:
@@ -193,18 +193,18 @@ class SyncTransaction:
 
     def commit(self, *, wait_visible: bool = False) -> None:
         """As Transaction.commit."""
-        self._transaction.check_own()
+        self._transaction.check_can_end()
         self._check()
-        self._plain.call(self._commit, wait_visible)
+        self._portal.call(self._commit, wait_visible)
 
     def abort(self) -> None:
         """Abort; return when that is durable."""
-        self._transaction.check_own()
-        self._plain.call(self._abort)
+        self._transaction.check_can_end()
+        self._portal.call(self._abort)
 
     def __enter__(self) -> Self:
         if self._named:
-            self._plain.call(self._transaction.begin)
+            self._portal.call(self._transaction.begin)
         else:
             self._start()
         return self
@@ -216,20 +216,20 @@ class SyncTransaction:
             return  # commit or abort was called in the block
         if error is None:
             self.commit()
-        elif not self._plain.inherited and not self._plain.closed:
-            self._plain.call(self._leave, error)
+        elif not self._portal.inherited and not self._portal.closed:
+            self._portal.call(self._leave, error)
 
     def _start(self) -> None:
         """Begin without waiting. If that fails, the hand-over of the records tries again and raises the error."""
         if not self._started:
             self._started = True
-            self._plain.start(self._begin_missing)
+            self._portal.start(self._begin_missing)
 
     def _hold(
         self, topic: str, rows: SendColumns, batching: Batching | None = None, partition: int | None = None
     ) -> None:
         self._check()
-        client = self._plain.client
+        client = self._portal.client
         lifecycle.check(client.session.forked_from)
         client.check_topic(topic)
         check_size(client.batched(topic, rows, batching), client.max_message_bytes, PROPERTY_BYTES)
@@ -247,7 +247,7 @@ class SyncTransaction:
             full = self._bytes > HELD_BYTES or self._count > HELD_RECORDS
         if full:
             try:
-                self._plain.call(self.hand_over)
+                self._portal.call(self.hand_over)
             except BaseException:
                 self._take_back(item)
                 raise
@@ -454,9 +454,9 @@ class SyncClient(Portal):
 
         def work(in_caller: Any) -> Coroutine[Any, Any, Processed]:
             async def handle(txn: Transaction, records: Record | RecordBatch) -> None:
-                plain = SyncTransaction(self, txn, None)
-                await in_caller(lambda: check_sync_result(handler(plain, records)))
-                await plain.hand_over(RETURNED)
+                sync_txn = SyncTransaction(self, txn, None)
+                await in_caller(lambda: check_sync_result(handler(sync_txn, records)))
+                await sync_txn.hand_over(RETURNED)
 
             return process(source, group, handle, **options)
 
@@ -466,8 +466,8 @@ class SyncClient(Portal):
 class SyncStream:
     """As ChangeStream, for `for`; made by `SyncClient.stream`."""
 
-    def __init__(self, plain: Portal, stream: ChangeStream) -> None:
-        self._plain = plain
+    def __init__(self, portal: Portal, stream: ChangeStream) -> None:
+        self._portal = portal
         self._stream = stream
 
     @property
@@ -481,19 +481,19 @@ class SyncStream:
 
     def next(self, timeout: float | None = None) -> ChangeBatch | Rollback | None:
         """As ChangeStream.next."""
-        return self._plain.call(self._stream.next, timeout)
+        return self._portal.call(self._stream.next, timeout)
 
     def rolled_back(self, seqno: int) -> None:
         """As ChangeStream.rolled_back."""
-        self._plain.call(self._stream.rolled_back, seqno)
+        self._portal.call(self._stream.rolled_back, seqno)
 
     def done(self) -> None:
         """As ChangeStream.done."""
-        self._plain.call(self._stream.done)
+        self._portal.call(self._stream.done)
 
     def close(self) -> None:
         """As ChangeStream.close."""
-        self._plain.call(self._stream.close)
+        self._portal.call(self._stream.close)
 
     def __iter__(self) -> Iterator[ChangeBatch | Rollback]:
         while (item := self.next()) is not None:
@@ -505,25 +505,25 @@ class SyncStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or not self._plain.inherited:
+        if error is None or not self._portal.inherited:
             self.close()
 
 
 class SyncCursors:
     """As DurableCursors."""
 
-    def __init__(self, plain: Portal) -> None:
-        self._plain = plain
-        self._cursors = plain.client.cursors
+    def __init__(self, portal: Portal) -> None:
+        self._portal = portal
+        self._cursors = portal.client.cursors
 
     def add(self, topic: str, cursor: str, at: At = "beginning") -> int:
         """As DurableCursors.add."""
-        return self._plain.call(self._cursors.add, topic, cursor, at)
+        return self._portal.call(self._cursors.add, topic, cursor, at)
 
     def advance(self, topic: str, cursor: str, at: At) -> int:
         """As DurableCursors.advance."""
-        return self._plain.call(self._cursors.advance, topic, cursor, at)
+        return self._portal.call(self._cursors.advance, topic, cursor, at)
 
     def remove(self, topic: str, cursor: str) -> None:
         """As DurableCursors.remove."""
-        self._plain.call(self._cursors.remove, topic, cursor)
+        self._portal.call(self._cursors.remove, topic, cursor)

@@ -22,7 +22,7 @@ from txnbuffer.client.outbox import (
     deletion,
     many_rows,
     one_row,
-    pieces,
+    slices,
 )
 from txnbuffer.client.serializers import Serializer
 from txnbuffer.client.session import ClientSession
@@ -46,24 +46,24 @@ class Transaction:
     the name, or another member the partition).
     """
 
-    __slots__ = ("_client", "_home", "_lent", "_naming", "_open", "_positions", "_session", "_timeout")
+    __slots__ = ("_client", "_home", "_lent", "_open", "_positions", "_sequence", "_session", "_timeout")
 
     def __init__(
         self,
         client: BaseClient,
-        naming: tuple[str, int] | None = None,
+        sequence: tuple[str, int] | None = None,
         timeout: float | None = None,
         group: str | None = None,
     ) -> None:
-        """`naming`: name and sequence number of a named producer; `group`: the consumer group whose position it
+        """`sequence`: name and sequence number of a named producer; `group`: the consumer group whose position it
         moves.
         """
         self._client = client
         self._session: (
             ClientSession  # set by `begin`: sessions open on the loop, but a transaction may be created anywhere
         )
-        self._home = naming[0] if naming is not None else group
-        self._naming = naming
+        self._home = sequence[0] if sequence is not None else group
+        self._sequence = sequence
         self._timeout = timeout
         self._open: OpenTransaction | None = None
         self._positions: tuple[ConsumerPosition, ...] = ()
@@ -101,11 +101,11 @@ class Transaction:
         client.check()
         if self._open is not None:
             raise InvalidRequest(f"transaction {self._open.txn} has already begun: create another one")
-        naming: ProducerSequence | None = None
-        if self._naming is not None:
-            naming = await client.naming(*self._naming)
+        sequence: ProducerSequence | None = None
+        if self._sequence is not None:
+            sequence = await client.sequence(*self._sequence)
         session = self._session = await client.sessions.ready(self._home)
-        self._open = session.core.begin(self._timeout, naming)
+        self._open = session.core.begin(self._timeout, sequence)
         session.poke()
         return self
 
@@ -170,7 +170,7 @@ class Transaction:
         check_size(rows, self._client.max_message_bytes, PROPERTY_BYTES)
         left = count = len(rows.values)
         try:
-            for chunk in pieces(rows, CHUNK) if count else ():
+            for chunk in slices(rows, CHUNK) if count else ():
                 for name, some in await self._client.parts(topic, chunk, partition):
                     opened = self._usable()
                     session.core.send(name, some, opened)
@@ -190,7 +190,7 @@ class Transaction:
         self._positions += (position,)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def handler_scope(self) -> Iterator[None]:
         """Reject commit and abort inside the block: a handler runs, and the group moves with its transaction."""
         self._lent = True
         try:
@@ -198,7 +198,7 @@ class Transaction:
         finally:
             self._lent = False
 
-    def check_own(self) -> None:
+    def check_can_end(self) -> None:
         """Raise InvalidRequest while a handler runs."""
         if self._lent:
             raise InvalidRequest(
@@ -215,7 +215,7 @@ class Transaction:
         OutcomeUnknown, Fenced, AlreadyCommitted, and NotVisible, which means that the transaction has committed but is
         not visible yet.
         """
-        self.check_own()
+        self.check_can_end()
         opened = self._begun()
         session = self._session
         session.check()
@@ -235,12 +235,12 @@ class Transaction:
         except Fenced:
             self._lost_name()
             raise
-        if opened.naming is not None:
-            self._client.names.committed(opened.naming)
+        if opened.sequence is not None:
+            self._client.names.committed(opened.sequence)
 
     async def abort(self) -> None:
         """Abort; return when that is durable. Does nothing after a commit or another abort."""
-        self.check_own()
+        self.check_can_end()
         opened = self._begun()
         session = self._session
         session.check()
@@ -253,7 +253,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.check_own()
+        self.check_can_end()
         opened = self._begun()
         if opened.ending:
             return  # commit or abort was called in the block
@@ -282,8 +282,8 @@ class Transaction:
 
     def _lost_name(self) -> None:
         """Release the producer name, so that its next transaction opens it again."""
-        if self._open is not None and self._open.naming is not None:
-            self._client.names.lost(self._open.naming)
+        if self._open is not None and self._open.sequence is not None:
+            self._client.names.lost(self._open.sequence)
 
     def _over(self, opened: OpenTransaction) -> InvalidRequest:
         return InvalidRequest(f"transaction {opened.txn} has ended: begin a new one")

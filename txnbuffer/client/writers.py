@@ -35,7 +35,7 @@ THREADS = 8
 """Number of writers that are opened or closed concurrently."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds before a writer is opened again after a failure."""
-GOODBYE = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that `close` waits for appends in flight."""
 
 Settled = Callable[[Error | None], None]
@@ -160,7 +160,7 @@ class Writers:
         if self._unsettled:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), GOODBYE)
+                await asyncio.wait_for(self._idle.wait(), CLOSE_TIMEOUT)
         self._closed = error
         for task in self._tasks:
             task.cancel()
@@ -211,13 +211,13 @@ class Writers:
             else:
                 append.slices += 1
                 topic.under_way += len(batch)
-                future.add_done_callback(partial(self._tell, topic, append, batch))
+                future.add_done_callback(partial(self._on_done, topic, append, batch))
             handed += len(batch)
             if append.handed_over:
                 topic.waiting.popleft()
                 append.settle()
 
-    def _tell(self, topic: TopicWriter, append: TopicAppend, batch: Batch, future: Future[Positions]) -> None:
+    def _on_done(self, topic: TopicWriter, append: TopicAppend, batch: Batch, future: Future[Positions]) -> None:
         """Queue a completed future; called in any thread."""
         self._done.append((topic, append, batch, future))
         if not self._woken:
@@ -319,7 +319,7 @@ ROOM = 8 * 1024 * 1024
 """Limit of unacknowledged bytes of ordinary records."""
 
 
-class PlainSends:
+class OrdinarySends:
     """Ordinary sends to a cluster: all records that tasks send to a topic in one iteration of the loop are appended
     together.
     """
@@ -379,14 +379,14 @@ class PlainSends:
             if error is None:
                 waiter.set_result(None)
             else:
-                waiter.set_exception(_told(flight.send.topic, error))
+                waiter.set_exception(_as_unknown(flight.send.topic, error))
         while self._for_room and self._unacknowledged < ROOM:
             waiter = self._for_room.popleft()
             if not waiter.done():
                 waiter.set_result(None)
 
 
-def _told(topic: str, error: Error) -> Error:
+def _as_unknown(topic: str, error: Error) -> Error:
     """Convert a retryable error to SendUnknown: sending again may duplicate the records."""
     if not error.retryable:
         return error

@@ -110,7 +110,7 @@ Seen: TypeAlias = "dict[str, list[RecordBatch]]"
 
 def follow(pipe: Connection, way: ConnectArguments, hours: list[Hour]) -> None:
     """Read live until the conductor tells how all transactions ended; then read all again, compare, and report."""
-    with contextlib.closing(way.open_plain()) as client:
+    with contextlib.closing(way.open_sync()) as client:
         live = read(client, pipe)
         again = read(client, None)
         pipe.send(("verdict", judge(hours, pipe.recv(), live, again)))

@@ -125,7 +125,7 @@ class ConnectArguments(NamedTuple):
                     raise
                 await asyncio.sleep(PAUSE)
 
-    def open_plain(self) -> SyncClient:
+    def open_sync(self) -> SyncClient:
         """The same without asyncio."""
         from txnbuffer.client.sync_client import SyncClient
 

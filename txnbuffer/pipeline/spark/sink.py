@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from broker_io.batch import NO_TIME, Batch, Blobs, Labels, PropertyColumn, as_numbers
 from broker_io.errors import Error, InvalidMessage
 from broker_io.position import Int64s
-from txnbuffer.client.branches import Participant, abort_shares, commit_shares
+from txnbuffer.client.branches import Participant, abort_branches, commit_branches
 from txnbuffer.client.connection import PendingConnection, connect
 from txnbuffer.client.outbox import MAX_PROPERTIES
 from txnbuffer.client.records import RESERVED
@@ -277,7 +277,7 @@ def commit_messages(
             _check_follows(name, number, client.committed_number(name))
         try:
             if not any(message.committed for message in written):
-                client.call(commit_shares, client.client, name, number, shares)
+                client.call(commit_branches, client.client, name, number, shares)
             elif client.committed_number(name) < number:
                 raise InvalidRequest(
                     f"the producer {name!r} was deleted while its number {number} was written: try again"
@@ -293,7 +293,7 @@ def abort_messages(options: WriteOptions, messages: Sequence[WriterCommitMessage
     shares = [message.share for message in messages if isinstance(message, TaskResult) and message.share is not None]
     if shares:
         with contextlib.suppress(Error), opening(options) as client:
-            client.call(abort_shares, client.client, shares)
+            client.call(abort_branches, client.client, shares)
 
 
 def opening(options: WriteOptions) -> PendingConnection:

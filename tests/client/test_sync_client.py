@@ -167,7 +167,7 @@ def test_a_closed_client_says_so(client: SyncClient) -> None:
 
 
 def test_a_log_has_one_owner(client: SyncClient, tmp_path: Path) -> None:
-    script = f"from txnbuffer import connect\nconnect('file:{tmp_path / 'log'}').open_plain()"
+    script = f"from txnbuffer import connect\nconnect('file:{tmp_path / 'log'}').open_sync()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert Locked.__name__ in done.stderr
     assert client.outcome  # still ours

@@ -11,7 +11,7 @@ from direct_world import DirectWorld, in_direct_world
 from broker_io.batch import Batch, Message
 from broker_io.errors import MessageTooLarge
 from txnbuffer import Outcome
-from txnbuffer.client.branches import Participant, commit_shares
+from txnbuffer.client.branches import Participant, commit_branches
 from txnbuffer.client.client import Client
 from txnbuffer.client.outbox import split
 from txnbuffer.coordinator.messages import Branch
@@ -41,9 +41,9 @@ async def a_number(world: World | DirectWorld, new_client: Callable[[], Awaitabl
     await unfinished.begin()
     await unfinished.send_batch("orders", records("never"))
     driver = await new_client()
-    assert await commit_shares(driver, "query", 1, winners)
+    assert await commit_branches(driver, "query", 1, winners)
     await until(lambda: values(world.broker, "orders") == [b"one", b"two", b"three"])
-    assert not await commit_shares(await new_client(), "query", 1, winners)
+    assert not await commit_branches(await new_client(), "query", 1, winners)
     with pytest.raises(TransactionAborted):
         await unfinished.send_batch("orders", records("late"))
         await unfinished.finish()
@@ -52,11 +52,11 @@ async def a_number(world: World | DirectWorld, new_client: Callable[[], Awaitabl
         await late.begin()
     assert await driver.outcome(late.id) is Outcome.ABORT
     second = await written(await new_client(), "four", number=2)
-    assert await commit_shares(await new_client(), "query", 2, [second])
+    assert await commit_branches(await new_client(), "query", 2, [second])
     await until(lambda: values(world.broker, "orders") == [b"one", b"two", b"three", b"four"])
 
 
-def test_only_the_shares_that_the_commit_names_are_visible() -> None:
+def test_only_the_branches_that_the_commit_names_are_visible() -> None:
     in_world(lambda world: a_number(world, world.client))
 
 
@@ -64,7 +64,7 @@ def test_so_beside_a_cluster() -> None:
     in_direct_world(lambda world: a_number(world, world.client))
 
 
-def test_a_share_keeps_all_that_a_record_has_and_can_be_packed() -> None:
+def test_a_branch_keeps_all_that_a_record_has_and_can_be_packed() -> None:
     async def test(world: DirectWorld) -> None:
         client = await world.client()
         for number, batching in enumerate(("messages", "records"), 1):
@@ -76,7 +76,7 @@ def test_a_share_keeps_all_that_a_record_has_and_can_be_packed() -> None:
             assert branch == Branch(share.id, ("log",), (3,))
             with pytest.raises(InvalidRequest, match="has ended"):
                 await share.send_batch("log", records("d"))
-            assert await commit_shares(await world.client(), "query", number, [branch])
+            assert await commit_branches(await world.client(), "query", number, [branch])
         await until(lambda: values(world.broker, "log") == [b"a", b"b", b"c"] * 2)
         with world.broker.reader("log") as reader:
             placed = reader.read()
@@ -88,7 +88,7 @@ def test_a_share_keeps_all_that_a_record_has_and_can_be_packed() -> None:
     in_direct_world(test)
 
 
-def test_a_share_that_is_not_finished_ends_with_its_client() -> None:
+def test_a_branch_that_is_not_finished_ends_with_its_client() -> None:
     async def test(world: World) -> None:
         kept = await written(await world.client(), "kept")
         going = await world.client()
@@ -100,16 +100,16 @@ def test_a_share_that_is_not_finished_ends_with_its_client() -> None:
         await until(lambda: world.engine.coordinator.has_ended(share.id.least))
         assert await driver.outcome(share.id) is Outcome.ABORT
         assert await driver.outcome(kept.txn) is None
-        assert await commit_shares(driver, "query", 1, [kept])
+        assert await commit_branches(driver, "query", 1, [kept])
         assert values(world.broker, "orders") == [b"kept"]
 
     in_world(test)
 
 
-def test_a_number_that_is_over_takes_no_share() -> None:
+def test_a_number_that_is_over_takes_no_branch() -> None:
     async def test(world: World) -> None:
         driver = await world.client()
-        await commit_shares(driver, "query", 1, [await written(await world.client(), "one")])
+        await commit_branches(driver, "query", 1, [await written(await world.client(), "one")])
         await driver.delete_name("query", over=1)
         with pytest.raises(ProducerFenced, match="is too late"):
             await Participant(driver, "query", 1).begin()
@@ -129,13 +129,13 @@ def test_a_broken_connection_loses_and_doubles_nothing() -> None:
         world.cut()
         branch = await share.finish()
         world.cut()
-        assert await commit_shares(await world.client(), "query", 1, [branch])
+        assert await commit_branches(await world.client(), "query", 1, [branch])
         assert values(world.broker, "orders") == [b"a", b"b", b"c"]
 
     in_world(test)
 
 
-def test_a_share_can_be_aborted_and_its_time_ends_it() -> None:
+def test_a_branch_can_be_aborted_and_its_time_ends_it() -> None:
     async def test(world: World) -> None:
         client = await world.client()
         share = Participant(client, "query", 1)
@@ -152,7 +152,7 @@ def test_a_share_can_be_aborted_and_its_time_ends_it() -> None:
         with pytest.raises(TransactionAborted):
             await short.finish()
         with pytest.raises(TransactionAborted):
-            await commit_shares(client, "query", 1, [Branch(short.id, (), ())])
+            await commit_branches(client, "query", 1, [Branch(short.id, (), ())])
         with pytest.raises(InvalidRequest, match="must be above 0 and at most"):
             await Participant(client, "query", 1, timeout=1e6).begin()
 

@@ -86,7 +86,7 @@ def test_a_cluster_that_comes_in_time_is_asked() -> None:
 
     def opens() -> None:
         try:
-            connect(address, max_unavailable=60.0, broker_options=options).open_plain()
+            connect(address, max_unavailable=60.0, broker_options=options).open_sync()
         except BaseException as error:
             failed.append(error)
 

@@ -32,11 +32,13 @@ class Opening:
 def test_who_uses_a_name_while_it_is_opened_waits_for_that() -> None:
     async def test() -> None:
         opening = Opening()
-        namings = await asyncio.gather(*(opening.names.naming("n", number, opening.open) for number in range(4, 24)))
-        assert {naming.epoch for naming in namings} == {1}
+        sequences = await asyncio.gather(
+            *(opening.names.sequence("n", number, opening.open) for number in range(4, 24))
+        )
+        assert {sequence.epoch for sequence in sequences} == {1}
         with pytest.raises(AlreadyCommitted):
-            await opening.names.naming("n", 3, opening.open)
-        await opening.names.naming("other", 4, opening.open)
+            await opening.names.sequence("n", 3, opening.open)
+        await opening.names.sequence("other", 4, opening.open)
         assert opening.count == 2
 
     asyncio.run(test())
@@ -45,10 +47,10 @@ def test_who_uses_a_name_while_it_is_opened_waits_for_that() -> None:
 def test_what_could_not_be_opened_is_opened_by_the_next_that_waits() -> None:
     async def test() -> None:
         opening = Opening(failures=1)
-        uses = (opening.names.naming("n", number, opening.open) for number in (4, 5, 6))
+        uses = (opening.names.sequence("n", number, opening.open) for number in (4, 5, 6))
         first, *others = await asyncio.gather(*uses, return_exceptions=True)
         assert isinstance(first, ServiceUnavailable)
-        assert [getattr(naming, "epoch", naming) for naming in others] == [2, 2]
+        assert [getattr(sequence, "epoch", sequence) for sequence in others] == [2, 2]
 
     asyncio.run(test())
 
@@ -56,11 +58,11 @@ def test_what_could_not_be_opened_is_opened_by_the_next_that_waits() -> None:
 def test_only_the_opening_that_is_lost_is_given_up() -> None:
     async def test() -> None:
         opening = Opening()
-        old = await opening.names.naming("n", 4, opening.open)
+        old = await opening.names.sequence("n", 4, opening.open)
         opening.names.lost(old)
-        new = await opening.names.naming("n", 4, opening.open)
+        new = await opening.names.sequence("n", 4, opening.open)
         opening.names.lost(old)  # an older transaction is told of it later
-        assert await opening.names.naming("n", 4, opening.open) == new
+        assert await opening.names.sequence("n", 4, opening.open) == new
         assert opening.count == 2
 
     asyncio.run(test())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txnbuffer.client.membership import LONGEST, MANY, WELL, AdaptiveBatch
+from txnbuffer.client.membership import COMMIT_INTERVAL, SUCCESSES_TO_GROW, UNLIMITED, AdaptiveBatch
 from txnbuffer.model import Position
 
 AT, NEXT = Position(1, 7), Position(1, 8)
@@ -11,16 +11,16 @@ AT, NEXT = Position(1, 7), Position(1, 8)
 def test_fewer_are_tried_and_more_again_once_that_goes_well() -> None:
     pace = AdaptiveBatch()
     pace.too_long(AT, 100, 60.0, 1.0)
-    assert (pace.seconds, pace.records) == (LONGEST, 50)
+    assert (pace.seconds, pace.records) == (COMMIT_INTERVAL, 50)
     pace.too_long(AT, 50, 6.0, 1.0)
     assert (pace.seconds, pace.records) == (3.0, 25)
-    for _ in range(WELL):
+    for _ in range(SUCCESSES_TO_GROW):
         assert pace.records == 25
-        pace.well()
+        pace.committed()
     assert (pace.seconds, pace.records) == (3.0, 50)
-    for _ in range(WELL * 40):
-        pace.well()
-    assert pace.records == MANY
+    for _ in range(SUCCESSES_TO_GROW * 40):
+        pace.committed()
+    assert pace.records == UNLIMITED
 
 
 def test_a_last_record_that_took_most_of_the_time_is_alone_next() -> None:

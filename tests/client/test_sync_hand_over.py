@@ -49,7 +49,7 @@ def test_a_transaction_that_a_handler_has_left_takes_nothing_more(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        membership, "LONGEST", 600.0
+        membership, "COMMIT_INTERVAL", 600.0
     )  # the first transaction takes ten records, however slow the machine is
     given: list[SyncTransaction] = []
     told: list[str] = []

@@ -19,7 +19,7 @@ from broker_io.memory import MemoryBroker
 from txnbuffer import Client, connect
 from txnbuffer.client import outbox, sending
 from txnbuffer.client import outbox as cutting
-from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, SendColumns, many_rows, one_row, pick, pieces
+from txnbuffer.client.outbox import MAX_PROPERTIES, ROW_BYTES, SendColumns, many_rows, one_row, slices, take_rows
 from txnbuffer.rpc.frames import FRAME_BYTES, SEND_BYTES, ServerFrame
 from txnbuffer.service.admin import ServiceAdmin
 from txnbuffer.service.engine import Engine
@@ -37,7 +37,7 @@ SIZES = st.sampled_from(
 def test_pieces_are_the_rows_and_fit_into_a_send_each(sizes: list[int], records: int, with_properties: bool) -> None:
     texts = [{"n": str(number)} for number in range(len(sizes))] if with_properties else None
     whole = many_rows([bytes(size) for size in sizes], [b"k"] * len(sizes), [*range(len(sizes))], texts, None)
-    cut = list(pieces(whole, records))
+    cut = list(slices(whole, records))
     assert [value for piece in cut for value in piece.values] == whole.values
     assert [time for piece in cut for time in piece.times or ()] == whole.times
     assert [row for piece in cut for row in piece.properties or ()] == (texts or [])
@@ -99,7 +99,7 @@ def test_however_many_properties_frames_are_of_bounded_size(sends: list[SendColu
             patch.setattr(module, name, size)
         transaction = core.begin() if transactional else None
         for whole in sends:
-            for piece in pieces(whole):
+            for piece in slices(whole):
                 core.send("a", piece, transaction, None)
         if transactional:
             register(core, taken(core))
@@ -200,4 +200,4 @@ def test_texts_count_in_bytes() -> None:
     assert one_row(b"v", b"k", None, None, properties, None).size == 2 + (2 + 6) + (5 + 4)
     whole = many_rows([b"v"] * 3, None, None, [properties, None, properties], None)
     assert whole.size == 3 + 2 * 17
-    assert pick(whole, [0, 1]).size == 2 + 17
+    assert take_rows(whole, [0, 1]).size == 2 + 17

@@ -36,7 +36,7 @@ def test_a_commit_that_names_an_unregistered_topic_aborts_and_the_next_one_regis
 
 
 def test_records_that_wait_while_a_topic_turns_out_unregistered_have_it_registered() -> None:
-    core = welcomed(apart=True)
+    core = welcomed(pipelined=True)
     registered(core)
     for _ in range(MAX_UNDER_WAY - 1):
         another(core, "a")
@@ -52,7 +52,7 @@ def test_records_that_wait_while_a_topic_turns_out_unregistered_have_it_register
 
 
 def test_topics_apart_do_not_wait_for_one_another() -> None:
-    core = welcomed(apart=True)
+    core = welcomed(pipelined=True)
     registered(core, "stalls")
     for _ in range(2 * MAX_UNDER_WAY):
         another(core, "stalls")
@@ -68,7 +68,7 @@ def test_topics_apart_do_not_wait_for_one_another() -> None:
 
 
 def test_what_waited_for_a_topic_goes_on_over_another_connection() -> None:
-    core = welcomed(apart=True)
+    core = welcomed(pipelined=True)
     registered(core)
     for _ in range(MAX_UNDER_WAY):
         another(core, "a")
