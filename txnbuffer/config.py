@@ -13,7 +13,7 @@
 
     [pulsar]                    # a cluster: pulsar://HOST:PORT/TENANT/NAMESPACE; "": not given
     admin_url = ""              # of its REST interface; port 8080, or 8443 with TLS, of the first host
-    token = ""                  # who we are: a token, or a file of it, or OAuth 2.0, or a certificate and its key
+    token = ""                  # credentials: a token, a file with it, OAuth 2.0, or a certificate and its key
     token_file = ""
     oauth2_issuer_url = ""
     oauth2_private_key = ""     # path or URL of the credentials
@@ -21,49 +21,49 @@
     oauth2_scope = ""
     tls_cert = ""               # PEM files
     tls_key = ""
-    tls_trust = ""              # the certificates that we trust
-    max_unavailable = 60.0             # seconds that the cluster may be away before who asks it is told
-    client_log = ""             # a file for what the client library has to say
+    tls_trust = ""              # the CA file
+    max_unavailable = 60.0      # seconds that the cluster may be unavailable before requests fail
+    client_log = ""             # the log file of the client library
 
     [service]                   # txnbuf serve
     listen = "127.0.0.1:7711"   # gRPC; port 0: any free one
     advertise = ""              # HOST:PORT where clients of a cluster find it; listen, or this host by its name
-    shard = -1                  # beside a cluster: which of the namespace's shards it serves; -1: the only one
-    shards = 1                  # and how many there are, which is fixed when a namespace is first served
-    standby = false             # beside a cluster: serve once whoever serves is gone, instead of ending where one does
-    fence = false               # beside a cluster: take the log from whoever serves, which ends; for one that hangs
+    shard = -1                  # cluster mode: which of the namespace's shards it serves; -1: the only one
+    shards = 1                  # and their count, which is fixed when a namespace is first served
+    standby = false             # cluster mode: wait until the active service has ended, instead of failing
+    fence = false               # cluster mode: take the log from the active service, which ends; for one that hangs
     http = "127.0.0.1:7712"     # metrics and health; "" for none
     tls_cert = ""               # PEM files; needed for gRPC on another address than loopback
     tls_key = ""
-    insecure = false            # listen on any address without TLS all the same
-    create_topics = true        # make a topic when it is first written to; beside a cluster clients heed it, too
-    drain_seconds = 10.0        # how long open transactions may go on after SIGTERM
+    insecure = false            # allow to listen on any address without TLS
+    create_topics = true        # create a topic at the first write; in cluster mode clients obey it, too
+    drain_seconds = 10.0        # how long open transactions may continue after SIGTERM
     max_clients = 1000          # connections at once
-    client_bytes = 8388608      # what one client may have unacknowledged
+    client_bytes = 8388608      # unacknowledged bytes of one client
     total_bytes = 268435456     # and all of them together
 
     [transactions]              # times in seconds
-    timeout = 60.0              # an open transaction is aborted after so long, unless it asked for another time
-    max_timeout = 900.0         # which may be this at most
-    session_timeout = 30.0      # so long a client may be away before what it has open is aborted
-    verify_counts = false       # beside a cluster: commit only what its topics hold whole; otherwise that is always so
-    remember = 3600.0           # so long the outcome of a transaction can be asked for
-    max_open_session = 100000   # ids that are leased or open, of one session
-    max_open = 1000000          # and of all
+    timeout = 60.0              # an open transaction is aborted after this, unless it gave its own timeout
+    max_timeout = 900.0         # the longest timeout that a transaction may give
+    session_timeout = 30.0      # transactions of a client that is disconnected for longer are aborted
+    verify_counts = false       # cluster mode: commit only if all records are in the topics; embedded always does
+    remember = 3600.0           # how long the outcome of a transaction is kept
+    max_open_session = 100000   # leased and open ids of one session
+    max_open = 1000000          # and of all sessions
 
     [retention]                 # of data topics; what a snapshot, a transaction or a group still needs is kept
-    seconds = 0.0               # messages older than this go; 0: none do
-    bytes = 0                   # the oldest go where a topic has more than this; 0: there is no limit
-    check_seconds = 30.0        # how often that is looked at
+    seconds = 0.0               # messages older than this are removed; 0: none
+    bytes = 0                   # the oldest are removed if a topic has more; 0: no limit
+    check_seconds = 30.0        # how often the limits are checked
 
     [streams]                   # change streams
     memory_bytes = 268435456    # mutations in memory, of all topics together
-    readers = 2                 # reads of the log at once, for streams that are behind memory
+    readers = 2                 # concurrent reads of the log, for streams older than memory
     max_connections = 1000      # at once
     max_streams = 1000          # of one connection
-    slow_after = 720.0          # seconds without room at its reader after which a stream ends
+    slow_after = 720.0          # a stream ends if its reader grants nothing for so many seconds
     max_cursors = 64            # durable cursors of one topic
-    cursor_bytes = 17179869184  # a durable cursor that keeps more than that from going is dropped; 0: none is
+    cursor_bytes = 17179869184  # a durable cursor that retains more is dropped; 0: never
 
 The environment has the same keys as `TXNBUFFER_LOG_SEGMENT_BYTES`, a flag as `--set log.segment_bytes=…`.
 """
@@ -92,7 +92,7 @@ NO_SETTINGS = {
         for name in ("PULSAR_URL", "PULSAR_ADMIN", "PULSAR_IMAGE", "PULSAR_REQUIRE", "PULSAR_HOME", "CACHE")
     ),
 }
-"""Variables of ours that are no settings: options of commands, and what tests and demo on a real Pulsar are told."""
+"""Variables with our prefix that are not settings: options of commands, and of tests and demo on a real Pulsar."""
 
 ABOVE_0 = {
     *(("service", "max_clients"), ("service", "shards"), ("retention", "check_seconds")),
@@ -101,10 +101,10 @@ ABOVE_0 = {
         for name in ("memory_bytes", "readers", "max_connections", "max_streams", "slow_after", "max_cursors")
     ),
 }
-"""Settings that can't be 0: nobody could connect, retention would look without a pause."""
+"""Settings that must be above 0: otherwise nobody could connect, or retention would check without a pause."""
 
 UNSET = ("service", "shard", -1)
-"""What a setting is where nothing is said, which no other number below 0 can be."""
+"""The only default below 0: the setting is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def _from_file(path: str | None) -> Iterator[_Setting]:
     except OSError as error:
         raise InvalidConfiguration(f"can't read configuration {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfiguration(f"{path}: is no TOML: {error}") from error
+        raise InvalidConfiguration(f"{path} is not valid TOML: {error}") from error
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise InvalidConfiguration(f"{path}: key {section!r} stands outside a section; sections are {_sections()}")

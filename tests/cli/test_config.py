@@ -51,7 +51,7 @@ def test_kinds_are_kept(tmp_path: Path) -> None:
         ("[service]\nmax_clients = 0", "max_clients = 0: give 1 or more"),
         ("[retention]\ncheck_seconds = 0", "check_seconds = 0: give a number above 0"),
         ("[log]\ncompression = 'lz4'", 'is neither "none" nor "zstd"'),
-        ("[log", "is no TOML"),
+        ("[log", "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
