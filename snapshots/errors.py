@@ -15,46 +15,46 @@ class SnapshotError(StorageError):
 
 
 class SnapshotDamaged(SnapshotError):
-    """An entry of the snapshot is missing, torn or doesn't belong; `entry` is its key."""
+    """An entry of the snapshot is missing, torn or of another snapshot; `entry` is its key."""
 
     def __init__(self, topic: str, entry: str, what: str) -> None:
         super().__init__(
             topic,
-            f"snapshot of topic {topic}, entry {entry}: {what}. Look closer with `txnbuf verify ADDRESS`; "
-            f"`txnbuf recover ADDRESS {topic} --write` builds it anew from the log",
+            f"snapshot of topic {topic}, entry {entry}: {what}. Check with `txnbuf verify ADDRESS`; "
+            f"`txnbuf recover ADDRESS {topic} --write` rebuilds it from the log",
         )
         self.entry = entry
         self.what = what
 
 
 class SnapshotMissing(SnapshotError):
-    """There is no end entry where one must be, and nothing else to recover from."""
+    """The end entry is missing though it must exist, and there is nothing else to recover from."""
 
     def __init__(self, topic: str, what: str) -> None:
         super().__init__(
             topic,
-            f"topic {topic} has no snapshot: {what}. Look closer with `txnbuf verify ADDRESS`; "
-            f"`txnbuf recover ADDRESS {topic} --write` makes one from what the log still holds",
+            f"topic {topic} has no snapshot: {what}. Check with `txnbuf verify ADDRESS`; "
+            f"`txnbuf recover ADDRESS {topic} --write` rebuilds it from the rest of the log",
         )
 
 
 class AppliedPositionTrimmed(SnapshotError):
-    """The log is gone behind the position where the snapshot ends, so what followed can't be known."""
+    """The log after the end of the snapshot was trimmed, so messages may be missing."""
 
     def __init__(self, topic: str, applied: Position | None, first_ledger: int) -> None:
         where = "the start of its log" if applied is None else str(applied)
         super().__init__(
             topic,
             f"the snapshot of topic {topic} ends at {where}, but its log now begins with ledger {first_ledger} and "
-            f"nothing proves that no message is missing between. Look closer with `txnbuf verify ADDRESS`; "
-            f"`txnbuf recover ADDRESS {topic} --write` accepts the hole",
+            f"messages between may be missing. Check with `txnbuf verify ADDRESS`; "
+            f"`txnbuf recover ADDRESS {topic} --write` accepts the gap",
         )
         self.applied = applied
         self.first_ledger = first_ledger
 
 
 class UnsupportedSnapshot(SnapshotError):
-    """An entry written by a newer release."""
+    """An entry of a newer format version."""
 
     grpc_status = "FAILED_PRECONDITION"
 
@@ -68,36 +68,38 @@ class UnsupportedSnapshot(SnapshotError):
 
 
 class OwnershipLost(Fenced):
-    """Another owner has taken the snapshot topic; this process must stop writing and never fence back."""
+    """Another owner took the snapshot topic; this process must stop writing and never fence back."""
 
     def __init__(self, topic: str, epoch: int) -> None:
         super().__init__(
-            f"another owner has taken {topic} from epoch {epoch}: nothing more can be written here. "
-            f"Stop this process, or start it anew once the other one is gone"
+            f"another owner took {topic} from epoch {epoch}: this process can't write any more. "
+            f"Stop it, or restart it once the other owner is gone"
         )
         self.epoch = epoch
 
 
 class NotRegistered(CallerError):
-    """A topic that this owner doesn't tail; register it first."""
+    """A topic that this owner does not follow; register it first."""
 
     grpc_status = "FAILED_PRECONDITION"
 
 
 class TopicDamaged(Damaged):
-    """A topic whose log is not what was written; `needed` where the service can't do without it."""
+    """A topic with a damaged log; `needed` if the service can't run without the topic."""
 
     def __init__(self, topic: str, error: Error, *, needed: bool = False) -> None:
         found = (error.path, error.offset, error.what) if isinstance(error, Damaged) else ("", 0, str(error))
         super().__init__(*found)
-        what = "the service can't do without it" if needed else "nothing more is written to it, other topics go on"
-        told = f"topic {topic!r} is damaged: {error}; {what}. `txnbuf verify ADDRESS` shows all that is wrong: stop"
-        todo = "the service, put the whole directory back from its newest copy, and start it again"
-        self.args = (f"{told} {todo}",)
+        what = "the service can't run without it" if needed else "the service stopped writing to it, but not to others"
+        message = (
+            f"topic {topic!r} is damaged: {error}; {what}. `txnbuf verify ADDRESS` shows all damage: stop the service, "
+            "restore the whole directory from its newest copy, and start the service again"
+        )
+        self.args = (message,)
         self.topic = topic
 
 
 def stopped_by(topic: str, error: Error) -> Error:
-    """The error that stands for what stopped a topic: one that says which topic it is, and what to do."""
+    """The error that stopped a topic, as one that names the topic and says what to do."""
     known = isinstance(error, TopicDamaged) or not isinstance(error, Damaged)
     return error if known else TopicDamaged(topic, error)

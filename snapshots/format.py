@@ -45,9 +45,9 @@ GONE = "gone"
 
 
 class Stored(NamedTuple):
-    """One entry as it stands in the topic; `value` is None once it is deleted.
+    """One stored entry; `value` is None once it is deleted.
 
-    `version` and `kind` are the properties as found, `epoch` -1 where there was none to be read.
+    `version` and `kind` are the properties as stored; `epoch` is -1 if it is missing or unreadable.
     """
 
     position: Position
@@ -91,14 +91,14 @@ def sealed(codec: RecordCodec, values: Mapping[str, Any], last: str) -> bytes:
 
 
 def unsealed(codec: RecordCodec, data: bytes) -> dict[str, Any]:
-    """The fields of what `sealed` wrote. Raises BadRecord."""
+    """The fields of a record that `sealed` encoded. Raises BadRecord."""
     if digest(data[:-DIGEST_BYTES]) != data[-DIGEST_BYTES:]:
-        raise BadRecord("the digest at its end is not that of its bytes")
+        raise BadRecord("its digest is wrong")
     return codec.decode(data)
 
 
 def checked(key: EntryKey, kind: str, stored: Stored, decode: Callable[[bytes], T]) -> T:
-    """Decode an entry, or raise the error that names it: SnapshotDamaged or UnsupportedSnapshot."""
+    """Decode an entry. Raises SnapshotDamaged or UnsupportedSnapshot that names it."""
     if stored.version.isascii() and stored.version.isdigit() and stored.version != FORMAT_VERSION:
         raise UnsupportedSnapshot(key.topic, str(key), stored.version)
     if stored.version != FORMAT_VERSION or stored.kind != kind or stored.value is None:
@@ -111,7 +111,7 @@ def checked(key: EntryKey, kind: str, stored: Stored, decode: Callable[[bytes], 
 
 @dataclass(frozen=True, slots=True)
 class EndEntry:
-    """What `T-end` says; see the schema `end-1` for each field. `digest` is that of its bytes."""
+    """The content of `T-end`; the schema `end-1` describes each field."""
 
     topic: str
     incarnation: str

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from broker_io.errors import InvalidTopicName
 
 INTERNAL_PREFIX = "__txnbuffer_"
-"""Topics whose names start like this are the product's own."""
+"""Name prefix of internal topics."""
 
 SNAPSHOT_TOPIC = "__txnbuffer_snapshots"
 
@@ -31,7 +31,7 @@ class KeyKind(enum.Enum):
 
 
 class EntryKey(NamedTuple):
-    """A key of the snapshot topic but `__owner`. `number` is 0 for the end entry, else 1, 2, …"""
+    """A key of the snapshot topic other than `__owner`. `number` is 0 for the end entry, else 1, 2, …"""
 
     topic: str
     kind: KeyKind
@@ -48,7 +48,7 @@ class EntryKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes) -> EntryKey | None:
-        """Read what `to_bytes` wrote; None for anything else."""
+        """Parse the output of `to_bytes`; None for anything else."""
         try:
             topic, dash, suffix = key.decode().rpartition("-")
         except UnicodeDecodeError:
@@ -80,6 +80,6 @@ def is_internal(topic: str) -> bool:
 
 
 def check_data_topic(topic: str) -> None:
-    """Raises InvalidTopicName for a topic of our own."""
+    """Raises InvalidTopicName for an internal topic."""
     if is_internal(topic):
-        raise InvalidTopicName(f"{topic} is one of our own topics and has no buffer: name a data topic")
+        raise InvalidTopicName(f"topic {topic!r} is internal and has no buffer: name a data topic")

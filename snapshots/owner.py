@@ -23,15 +23,15 @@ from snapshots.keys import SNAPSHOT_TOPIC
 from snapshots.scan import Scan, SnapshotTable
 
 COMPACT_BYTES = 64 * 1024 * 1024
-"""The snapshot topic is compacted once so much was written to it since."""
+"""Bytes written to the snapshot topic after which it is compacted."""
 RENEW_SECONDS = 5.0
-"""How long a writer of ours that failed may take to be gone."""
+"""Seconds to wait until a failed writer of this process is gone."""
 
 
 class SnapshotOwnership:
-    """The right to write the snapshot topic, until `lost`. Made by `acquire`.
+    """The right to write the snapshot topic, until `lost`; created by `acquire`.
 
-    `written`: bytes in the topic at first, and appended since it was last compacted.
+    `written` counts the bytes in the topic at the start, and those appended since the last compaction.
     """
 
     def __init__(self, broker: Broker, topic: str) -> None:
@@ -43,9 +43,9 @@ class SnapshotOwnership:
         self._writer: Writer = broker.writer(topic, exclusive=True)
 
     def append(self, messages: Sequence[Message]) -> list[Position]:
-        """Write messages and wait until they are durable: one position each.
+        """Write messages, wait until they are durable, and return their positions.
 
-        Raises OwnershipLost, and what the broker raises; what became of the messages is then unknown.
+        Raises OwnershipLost and errors of the broker; the messages may or may not be in the topic then.
         """
         if self.lost:
             raise OwnershipLost(self.topic, self.epoch)
@@ -59,7 +59,7 @@ class SnapshotOwnership:
             raise OwnershipLost(self.topic, self.epoch) from error
 
     def compact(self) -> str | None:
-        """Keep the topic at a steady size. That it can't be done now is no reason to stop: then why."""
+        """Compact the topic if enough was written to it; return the error text if that failed, else None."""
         if self.written < COMPACT_BYTES:
             return None
         self.written = 0
@@ -70,9 +70,9 @@ class SnapshotOwnership:
         return None
 
     def renew(self) -> SnapshotTable:
-        """Settle the fate of writes that failed: what the table shows has landed, and nothing more will.
+        """Find out which failed writes are durable: those in the returned table, and no others.
 
-        Raises OwnershipLost, without fencing anybody, if another owner has come meanwhile.
+        Raises OwnershipLost, without fencing anyone, if there is another owner.
         """
         running = Scan(self._broker, self.topic)
         try:
@@ -81,7 +81,7 @@ class SnapshotOwnership:
                 self.lost = True
                 raise OwnershipLost(self.topic, self.epoch)
             self._writer.close()
-            try:  # whoever has it now, without a word in it yet, owns it: a fenced owner never fences back
+            try:  # another holder owns it, even if it has written nothing yet: a fenced owner never fences back
                 self._writer = self._broker.writer(self.topic, exclusive=True, wait=RENEW_SECONDS)
             except StillHeld as error:
                 self.lost = True
@@ -97,7 +97,7 @@ class SnapshotOwnership:
             epoch = running.table.epoch + 1
             known = running.table.position
             (own,) = self.append([owner_message(epoch)])
-            # Only an acknowledged epoch is ours: another owner may have taken one whose fate is unknown.
+            # Only an acknowledged epoch belongs to this owner: another may have used one whose fate is unknown.
             self.epoch = epoch
             running.read_to(own)
             others = [other for at, other in running.table.owners if known < at < own]
@@ -117,9 +117,9 @@ class SnapshotOwnership:
 
 
 def acquire(broker: Broker, topic: str = SNAPSHOT_TOPIC) -> tuple[SnapshotOwnership, SnapshotTable]:
-    """Take the snapshot topic, made if missing, and what one scan of it found.
+    """Take ownership of the snapshot topic, creating it if it is missing, and scan it.
 
-    Raises OwnershipLost if another owner takes it at the same time and is the later one.
+    Raises OwnershipLost if another owner takes it at the same time and is later.
     """
     ownership = open_or_make(broker, topic, lambda: SnapshotOwnership(broker, topic))
     running = Scan(broker, topic)

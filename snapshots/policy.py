@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ASSUMED_REPLAY_RATE = 200_000.0
-"""Messages a second that a recovery replays until it has been measured."""
+"""Messages per second of a replay, until it is measured."""
 
 _WEIGHT = 0.2
-"""How much a new measurement of the replay rate counts against the older ones."""
+"""Weight of a new measurement of the replay rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ DEFAULT_POLICY = SnapshotPolicy()
 
 @dataclass(slots=True)
 class SnapshotDue:
-    """The account of one topic since its last durable snapshot. Times are monotonic seconds."""
+    """Messages and changes of a topic since its last durable snapshot. Times are monotonic seconds."""
 
     policy: SnapshotPolicy
     since: float
@@ -42,7 +42,7 @@ class SnapshotDue:
         self.changes += changes
 
     def measured(self, messages: int, seconds: float) -> None:
-        """A replay of `messages` took `seconds`; runs too short to tell are passed over."""
+        """Note that a replay of `messages` took `seconds`; replays that are too short to measure are ignored."""
         if messages < 1_000 or seconds <= 0:
             return
         self.replay_rate += _WEIGHT * (messages / seconds - self.replay_rate)
@@ -55,7 +55,7 @@ class SnapshotDue:
         return self.messages > 0 and (now - self.since) * 1000 >= self.policy.interval_ms
 
     def written(self, now: float, messages: int, changes: int) -> None:
-        """A snapshot that covers `messages` and `changes` is durable; a failed one leaves the account as it is."""
+        """Note that a snapshot of `messages` and `changes` is durable; a failed snapshot changes no counts."""
         self.since = now
         self.messages -= messages
         self.changes -= changes

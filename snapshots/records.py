@@ -38,7 +38,7 @@ _EMPTY = np.empty(0, np.int64)
 
 
 class BadColumn(ValueError):
-    """Bytes that are no column; the caller knows which entry they are of."""
+    """Bytes that are not a column; the caller names the entry."""
 
 
 def encode_long(value: int) -> bytes:
@@ -53,7 +53,7 @@ def encode_long(value: int) -> bytes:
 
 
 def decode_long(data: bytes, offset: int) -> tuple[int, int]:
-    """One Avro long at `offset`, and the offset behind it. Raises BadColumn."""
+    """One Avro long at `offset`, and the offset after it. Raises BadColumn."""
     rest = shift = 0
     for at in range(offset, min(offset + MAX_LONG_BYTES, len(data))):
         byte = data[at]
@@ -67,7 +67,7 @@ def decode_long(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def encode_longs(values: Int64s) -> bytes:
-    """N longs one behind the other, without count or end."""
+    """Consecutive longs, without count or end."""
     zigzag = ((values << np.int64(1)) ^ (values >> np.int64(63))).view(np.uint64)
     if not len(zigzag):
         return b""
@@ -86,11 +86,11 @@ def encode_longs(values: Int64s) -> bytes:
 
 
 def decode_longs(data: bytes, offset: int, count: int) -> tuple[Int64s, int]:
-    """`count` longs from `offset`, and the offset behind them. Raises BadColumn."""
+    """`count` longs from `offset`, and the offset after them. Raises BadColumn."""
     if count == 0:
         return _EMPTY, offset
     if not 0 < count <= len(data) - offset:
-        raise BadColumn(f"{count} numbers can't stand in the {len(data) - offset} bytes from offset {offset}")
+        raise BadColumn(f"{count} numbers do not fit into the {len(data) - offset} bytes from offset {offset}")
     window = np.frombuffer(data, np.uint8, count, offset)
     if int(window.max()) < _CONTINUED:
         return _unzigzag(window.astype(np.uint64)), offset + count
@@ -134,9 +134,9 @@ def encode_column(values: Int64s) -> bytes:
 
 
 def decode_column(data: bytes, offset: int) -> tuple[Int64s, int]:
-    """int64[n] from the Avro array at `offset`, and the offset behind it. Raises BadColumn.
+    """int64[n] from the Avro array at `offset`, and the offset after it. Raises BadColumn.
 
-    Takes every form that Avro allows, several blocks with and without byte sizes included.
+    Accepts every form that Avro allows, including several blocks with and without byte sizes.
     """
     blocks: list[Int64s] = []
     while True:
@@ -157,12 +157,12 @@ def constant_shortened(values: Int64s) -> Int64s:
 
 
 def expanded(values: Int64s, count: int) -> Int64s:
-    """The column at its full length `count`. Raises BadColumn if it can't have that."""
+    """The column at its full length `count`. Raises BadColumn if it has another length."""
     if len(values) == count:
         return values
     if len(values) == 1 and count > 1:
         return np.full(count, values[0], np.int64)
-    raise BadColumn(f"a column of {len(values)} numbers where {count} rows are")
+    raise BadColumn(f"a column has {len(values)} numbers for {count} rows")
 
 
 Value: TypeAlias = "int | bool | str | bytes | Int64s | list[bytes]"
@@ -171,7 +171,7 @@ Decode: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 
 
 class BadRecord(ValueError):
-    """Bytes that are no record of the schema."""
+    """Bytes that are not a record of the schema."""
 
 
 def _encode_bytes(value: bytes) -> bytes:
@@ -185,7 +185,7 @@ def _decode_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
 
 def _exactly(data: bytes, offset: int, size: int) -> bytes:
     if not 0 <= size <= len(data) - offset:
-        raise BadRecord(f"{size} bytes can't stand in the {len(data) - offset} from offset {offset}")
+        raise BadRecord(f"{size} bytes do not fit into the {len(data) - offset} from offset {offset}")
     return data[offset : offset + size]
 
 
@@ -241,7 +241,7 @@ _PLAIN: dict[str, tuple[Encode, Decode]] = {
 def _fixed(size: int) -> tuple[Encode, Decode]:
     def encode(value: bytes) -> bytes:
         if len(value) != size:
-            raise ValueError(f"{len(value)} bytes where {size} are fixed")
+            raise ValueError(f"a fixed field of {size} bytes got {len(value)}")
         return value
 
     return encode, lambda data, offset: (_exactly(data, offset, size), offset + size)
@@ -269,7 +269,7 @@ class RecordCodec:
         return b"".join([encode(values[name]) for name, encode, _ in self.fields])
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        """All fields. Raises BadRecord, also for bytes behind the last one."""
+        """All fields. Raises BadRecord, also for bytes after the last field."""
         values: dict[str, Any] = {}
         offset = 0
         for name, _, decode in self.fields:
@@ -278,12 +278,12 @@ class RecordCodec:
             except (BadColumn, BadRecord, UnicodeDecodeError) as error:
                 raise BadRecord(f"field {name} of {self.name}: {error}") from error
         if offset != len(data):
-            raise BadRecord(f"{len(data) - offset} bytes too many behind {self.name}")
+            raise BadRecord(f"{len(data) - offset} bytes too many after {self.name}")
         return values
 
 
 def schema(name: str, package: str) -> Mapping[str, Any]:
-    """The Avro schema of one kind and version, such as `end-1`, that a package has."""
+    """The Avro schema of one kind and version, such as `end-1`, in a package."""
     text = resources.files(package).joinpath("schemas", f"{name}.avsc").read_text()
     parsed: Mapping[str, Any] = json.loads(text)
     return parsed
@@ -307,7 +307,7 @@ def get_position(values: Mapping[str, Any], name: str) -> Position | None:
 
 
 def reaches(at: Position | None, position: Position | None) -> bool:
-    """Whether a reader that stands behind the message `at` has passed the record at `position`."""
+    """Whether a reader that has read the message `at` has passed the record at `position`."""
     if position is None:
         return True
     if at is None:

@@ -22,13 +22,13 @@ from snapshots.format import EPOCH_PROPERTY, KIND_PROPERTY, VERSION_PROPERTY, St
 from snapshots.keys import OWNER_KEY, SNAPSHOT_TOPIC, EntryKey, KeyKind
 
 MESSAGE_TIMEOUT = 30.0
-"""Seconds in which a message that the log holds must be read."""
+"""Seconds in which a message that is in the log must be read."""
 
 
 def read_log_rest(broker: Broker, topic: str, at: Position, end: Position) -> Iterator[PlacedBatch]:
-    """What a log holds behind `at`, up to its `end` at least; nothing where that is trimmed, and silence is all.
+    """The messages of a raw log after `at`, at least up to `end`; none if they are trimmed or the log is compacted.
 
-    Raises ServiceUnavailable where it does not come.
+    Raises ServiceUnavailable if they do not come in time.
     """
     if at >= end or not isinstance(broker, PolicyBroker):
         return
@@ -43,27 +43,27 @@ def read_log_rest(broker: Broker, topic: str, at: Position, end: Position) -> It
             placed = reader.read(timeout=MESSAGE_TIMEOUT)
             if placed is None:
                 raise ServiceUnavailable(
-                    f"topic {topic!r} ends at {end}, but nothing came behind {at} within {MESSAGE_TIMEOUT:.0f} s: look "
-                    "whether the broker is well, and try again"
+                    f"topic {topic!r} ends at {end}, but nothing came after {at} within {MESSAGE_TIMEOUT:.0f} s: check "
+                    "the broker, and try again"
                 )
             at = placed.positions.last
             yield placed
 
 
 END_TIMEOUT = 0.25
-"""Seconds without a message after which a reader takes it that the rest was compacted away."""
+"""Seconds without a message after which the rest counts as compacted away."""
 
 EPOCH_DIGITS = 18
 
 OWN_WRITE_TIMEOUT = 30.0
-"""Seconds in which a message that was acknowledged must come back to whoever reads for it."""
+"""Seconds in which an acknowledged message of this process must be read back."""
 
 HISTORY_KEPT = 8
 
 
 @dataclass(slots=True)
 class TopicEntries:
-    """The newest live entries of one data topic; `end_deleted` tells a deleted end from one never seen."""
+    """The newest live entries of one data topic; `end_deleted` says that the end entry was deleted."""
 
     end: Stored | None = None
     end_deleted: bool = False
@@ -87,11 +87,11 @@ class TopicEntries:
 
 @dataclass(slots=True)
 class SnapshotTable:
-    """All entries up to `position`. `only`: the data topics of interest, which may become fewer, or None for all.
+    """All entries up to `position`, of the data topics in `only`, which may become fewer, or of all.
 
-    `epoch` is the highest of an `owner` entry, `zombies` the number of entries that came too late to count,
-    `foreign` the keys that are no entry's. `history`, if asked for: the last HISTORY_KEPT ends of each topic, each
-    with the entries that were live when it was written, oldest first.
+    `epoch` is the highest of an `owner` entry, `zombies` the number of ignored entries of fenced owners, `foreign` the
+    keys that are not entry keys. `history` is optional: the last HISTORY_KEPT ends of each topic, each with the entries
+    that were live when it was written, oldest first.
     """
 
     only: Set[str] | None = None
@@ -107,7 +107,7 @@ class SnapshotTable:
         return self.topics.setdefault(topic, TopicEntries())
 
     def feed(self, placed: PlacedBatch) -> None:
-        """Take in the messages behind `position`; those up to it are known already."""
+        """Apply messages after `position`; those up to it are known already."""
         batch = placed.messages
         keys = batch.keys.to_list()
         absent = batch.values.absent_mask().tolist()
@@ -144,7 +144,7 @@ class SnapshotTable:
 
 
 def _epoch(text: str) -> int:
-    """The epoch that a text stands for, -1 for none: anybody may have written that."""
+    """The epoch in a text, -1 if it is invalid: any program may have written it."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= EPOCH_DIGITS else -1
 
 
@@ -155,8 +155,8 @@ def _texts(column: PropertyColumn | None, count: int) -> list[str]:
 class Scan:
     """A reader of the snapshot topic and the table that it fills.
 
-    Opens first; ends are taken after that. So a compaction that runs meanwhile can't hide an entry from both the
-    part of the topic that was read and the part behind the end that was taken.
+    The reader opens before an end is requested, so that a compaction meanwhile can't hide an entry both from the part
+    that was read and from the part after that end.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Scan:
         self.table = SnapshotTable(only, history={} if raw else None)
 
     def read_to_end(self) -> None:
-        """Read on to a fresh end. Raises ServiceUnavailable where what stands before it does not come."""
+        """Read to the current end. Raises ServiceUnavailable if messages before it do not come."""
         end = self._broker.last_position(self._topic)
         while not self._read(lambda: end is None or self.table.position >= end, END_TIMEOUT):
             if end is not None and not self._continue_with_new_reader():
@@ -178,8 +178,9 @@ class Scan:
                 return
 
     def _continue_with_new_reader(self) -> bool:
-        """Go on with another reader, if it finds something: one that is silent may have been compacted to its end
-        or be dead, and only another one can tell.
+        """Continue with another reader if it finds messages.
+
+        A reader without messages may be at the end of what compaction left, or dead; only another one can show which.
         """
         reader = self._broker.reader(self._topic, self.table.position, inclusive=False, compacted=self._compacted)
         placed = reader.read(timeout=END_TIMEOUT)
@@ -192,11 +193,11 @@ class Scan:
         return True
 
     def read_to(self, position: Position) -> None:
-        """Read on to a message that this process has just written under a key of its own."""
+        """Read up to a message that this process has just written."""
         if not self._read(lambda: self.table.position >= position, OWN_WRITE_TIMEOUT):
             raise StorageError(
                 f"{self._topic}: the message written at {position} did not come back within "
-                f"{OWN_WRITE_TIMEOUT:.0f} s; look whether the broker is well and start again"
+                f"{OWN_WRITE_TIMEOUT:.0f} s: check the broker and start again"
             )
 
     def _read(self, done: Callable[[], bool], timeout: float) -> bool:
@@ -212,11 +213,11 @@ class Scan:
 
 
 def scan(broker: Broker, topic: str = SNAPSHOT_TOPIC, only: str | None = None, *, raw: bool = False) -> SnapshotTable:
-    """One scan of the snapshot topic up to its present end, of one data topic or all.
+    """Scan the snapshot topic up to its current end, for one data topic or all.
 
-    `raw`: with the history that the raw log still holds.
+    `raw` includes the history that is still in the raw log.
 
-    Raises TopicNotFound, and ServiceUnavailable where what stands before the end does not come.
+    Raises TopicNotFound, and ServiceUnavailable if messages before the end do not come.
     """
     running = Scan(broker, topic, None if only is None else frozenset({only}), raw=raw)
     try:

@@ -26,7 +26,7 @@ class SegmentPayload(Protocol):
 
 
 class SegmentEntry(Protocol):
-    """The entry of a segment as it was read."""
+    """A decoded entry of a segment."""
 
     @property
     def epoch(self) -> int: ...
@@ -52,7 +52,7 @@ def chained(
         key = str(EntryKey(topic, KeyKind.PART, number))
         stored = found.get(number)
         if stored is None:
-            raise SnapshotDamaged(topic, key, f"it is missing, though the end entry names {_range(end)}")
+            raise SnapshotDamaged(topic, key, f"it is missing, but the end entry names {_range(end)}")
         entry = decode(topic, number, stored)
         if entry.chain_before != before:
             raise SnapshotDamaged(topic, key, "it does not follow the part before it")

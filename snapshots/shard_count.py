@@ -16,13 +16,13 @@ from snapshots.shards import Shard, shard_of
 
 
 def shards_of(broker: Broker) -> int:
-    """How many shards share the topics of a broker; 1 also where nothing was served yet."""
+    """The number of shards that share the topics of a broker; 1 if no service has started yet."""
     partitions = broker.partitions(SNAPSHOT_TOPIC) if isinstance(broker, PartitionedBroker) else 0
     return max((recorded_shard_count(broker) if partitions else None) or partitions, 1)
 
 
 def recorded_shard_count(broker: Broker) -> int | None:
-    """How many shards were noted; None if no number was."""
+    """The recorded number of shards; None if none is recorded."""
     if not isinstance(broker, AnnotatedBroker):
         return None
     try:
@@ -33,7 +33,7 @@ def recorded_shard_count(broker: Broker) -> int | None:
 
 
 def record_shard_count(broker: Broker, shards: int) -> None:
-    """Note how many shards there are for ever. Without the note, which may fail, the number of partitions tells it."""
+    """Record the number of shards for ever. If that fails, the number of partitions counts."""
     if isinstance(broker, AnnotatedBroker):
         with contextlib.suppress(Error):
             broker.annotate(SNAPSHOT_TOPIC, f"shards={shards}")
@@ -52,5 +52,5 @@ def owner_of(broker: Broker, topic: str) -> Shard:
 
 
 def snapshot_topic_of(broker: Broker, topic: str) -> str:
-    """Where the snapshot of a data topic stands."""
+    """The topic that holds the snapshot of a data topic."""
     return owner_of(broker, topic).topic(SNAPSHOT_TOPIC)

@@ -15,7 +15,7 @@ from broker_io.partitions import partition_name
 
 
 def shard_of(name: str, shards: int) -> int:
-    """Which of `shards` a topic, a named producer or a consumer group belongs to."""
+    """The shard, out of `shards`, of a topic, a named producer or a consumer group."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % shards
 
 
@@ -26,11 +26,11 @@ class Shard(NamedTuple):
     of: int = 1
 
     def owns(self, name: str) -> bool:
-        """Whether a topic, a named producer or a consumer group belongs to it."""
+        """Whether a topic, a named producer or a consumer group belongs to this shard."""
         return self.of == 1 or shard_of(name, self.of) == self.number
 
     def topic(self, internal: str) -> str:
-        """The name of its part of one of our own topics."""
+        """The name of this shard's partition of an internal topic."""
         return internal if self.of == 1 else partition_name(internal, self.number)
 
     def others(self) -> list[Shard]:

@@ -33,12 +33,12 @@ APPEND_BYTES = 8 * 1024 * 1024
 """Entries are appended in batches of about this size."""
 
 _FRAME_BYTES = 1024
-"""More than an entry needs beside its state and topic name: properties and the fixed fields of an end entry."""
+"""Upper bound of the bytes of an end entry besides its state and topic name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """One snapshot of one topic about to be written. `numbers` are those of the parts in `first`."""
+    """One snapshot of one topic to be written. `numbers` are those of the parts in `first`."""
 
     first: list[Message]
     end: Message
@@ -50,10 +50,10 @@ class SnapshotPlan:
 
 @dataclass(slots=True)
 class SnapshotWriter:
-    """The account of what one topic has in the snapshot topic.
+    """The entries that one topic has in the snapshot topic, and those to be written next.
 
-    `chain` has the chain digest after each part that the last durable end entry names and still counts;
-    `live_parts` and `live_spills` are all numbers with a live entry, with where it stands if known;
+    `chain` has the chain digest after each part that the last durable end entry names and that is still needed;
+    `live_parts` and `live_spills` are the numbers of all live entries, for parts with the position;
     `waiting` are sealed parts that no durable end entry names yet.
     """
 
@@ -76,7 +76,7 @@ class SnapshotWriter:
             raise ValueError(f"entries of {self.max_entry_bytes} bytes are too short for a snapshot of {self.topic}")
 
     def found(self, entries: TopicEntries) -> None:
-        """Take over the last snapshot's id, and which numbers have a live entry, named by an end entry or not."""
+        """Take over the id of the last snapshot and the numbers of all live entries, named by an end entry or not."""
         self.live_parts = {number: stored.position for number, stored in entries.parts.items()}
         self.live_spills = set(entries.spills)
         self.next_spill = max([self.next_spill, *(number + 1 for number in entries.spills)])
@@ -85,7 +85,7 @@ class SnapshotWriter:
                 self.last_id = decode_end(self.topic, entries.end).snapshot_id
 
     def adopt(self, end: EndEntry, chain: dict[int, bytes]) -> None:
-        """Go on from a durable snapshot; `chain` has the digest after each of its parts."""
+        """Continue from a durable snapshot; `chain` has the digest after each of its parts."""
         self.last, self.chain = end, chain
         self.last_id = max(self.last_id, end.snapshot_id)
         self.first_part, self.chain_first = end.first_part, end.chain_first
@@ -93,11 +93,11 @@ class SnapshotWriter:
 
     @property
     def next_part(self) -> int:
-        """The number that the next part in the snapshot will have; those that wait come first."""
+        """The number of the next part to be written, which is the first of `waiting` if there are any."""
         return self.first_part + len(self.chain)
 
     def add(self, parts: Iterable[SegmentPayload]) -> None:
-        """Take sealed parts, to be written with the next snapshot."""
+        """Add sealed parts, to be written with the next snapshot."""
         for part in parts:
             expected = self.next_part + len(self.waiting)
             if part.number != expected:
@@ -105,13 +105,13 @@ class SnapshotWriter:
             self.waiting.append(part)
 
     def drop_to(self, first_part: int) -> None:
-        """Name no part below `first_part` from the next snapshot on; their keys go once that one is durable."""
+        """Drop parts below `first_part` from the next snapshot; their keys are deleted once it is durable."""
         while self.first_part < first_part and self.first_part in self.chain:
             self.chain_first = self.chain.pop(self.first_part)
             self.first_part += 1
 
     def plan(self, epoch: int, state: bytes) -> SnapshotPlan:
-        """The next snapshot: `state` belongs to the moment after all parts that were added."""
+        """Plan the next snapshot; `state` is the state after all added parts."""
         chain = dict(self.chain)
         before = chain[self.next_part - 1] if chain else self.chain_first
         first: list[Message] = []
@@ -140,7 +140,7 @@ class SnapshotWriter:
         return SnapshotPlan(first, end, list(self._tombstones(entry)), entry, numbers, chain)
 
     def plan_deletion(self, epoch: int, *, keep_end: bool) -> SnapshotPlan:
-        """Remove every key of the topic: the end entry says so first and goes last, or stays to say it on."""
+        """Plan the removal of every key: the end entry announces it first, and is deleted last unless `keep_end`."""
         entry = EndEntry(
             topic=self.topic,
             incarnation=self.incarnation,
@@ -160,26 +160,26 @@ class SnapshotWriter:
         return SnapshotPlan([], message(end_key(self.topic), END, epoch, entry.encode()), tombstones, entry, [], {})
 
     def first_durable(self, plan: SnapshotPlan, positions: Sequence[Position]) -> None:
-        """The parts and spills of a plan are durable, but nothing names them yet."""
+        """Note that the parts and spills of a plan are durable; no end entry names them yet."""
         self.live_parts.update(zip(plan.numbers, positions, strict=False))
         self.live_spills.update(plan.entry.spill_numbers)
         self.next_spill = plan.entry.next_spill
 
     def end_durable(self, plan: SnapshotPlan) -> None:
-        """The end entry of a plan is durable."""
+        """Note that the end entry of a plan is durable."""
         self.last = plan.entry
         self.last_id = plan.entry.snapshot_id
         self.chain = {number: after for number, after in plan.chain.items() if number >= self.first_part}
         self.waiting = [part for part in self.waiting if part.number not in plan.chain]
 
     def tombstones_durable(self, plan: SnapshotPlan) -> None:
-        """The tombstones of a plan are durable."""
+        """Note that the tombstones of a plan are durable."""
         named = plan.entry.parts
         self.live_parts = {number: at for number, at in self.live_parts.items() if number in named}
         self.live_spills = set() if plan.entry.deleted else set(plan.entry.spill_numbers)
 
     def settle(self, plan: SnapshotPlan, found: TopicEntries) -> bool:
-        """After a failed write of `plan`, take over what the topic holds; true if the plan's end entry is in it."""
+        """After a failed write of `plan`, take over the entries of the topic; true if the plan's end is among them."""
         self.found(found)
         if plan.entry.deleted and found.end is None and found.end_deleted:
             return True
@@ -189,7 +189,7 @@ class SnapshotWriter:
         return True
 
     def _room(self) -> int:
-        """Bytes of state that an entry has room for."""
+        """Bytes of state that fit into one entry."""
         names = 2 * len(self.topic.encode()) + len(self.incarnation.encode())
         return self.max_entry_bytes - _FRAME_BYTES - names
 
@@ -211,8 +211,8 @@ class SnapshotWriter:
 def commit(ownership: SnapshotOwnership, planned: Sequence[tuple[SnapshotWriter, SnapshotPlan]]) -> None:
     """Write the planned snapshots of several topics at once, step by step.
 
-    Raises OwnershipLost, and what the broker raises; the accounts then hold what is known to be durable,
-    and the fate of the rest is for `settle`.
+    Raises OwnershipLost and errors of the broker; the writers then know what is durable, and `settle` finds out about
+    the rest.
     """
     positions = iter(_append(ownership, [entry for _, plan in planned for entry in plan.first]))
     for writer, plan in planned:

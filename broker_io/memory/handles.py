@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from broker_io.batch import Batch, PlacedBatch
 from broker_io.environment import Clock, SystemClock
@@ -22,20 +22,6 @@ from broker_io.position import Position, Positions
 POLL_SECONDS = 0.01
 
 
-class AttachedWriter(Protocol):
-    """What the log knows of a writer."""
-
-    @property
-    def connection(self) -> MemoryConnection: ...
-
-    @property
-    def exclusive(self) -> bool: ...
-
-    def fence(self, error: Fenced) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class MemoryLog:
     """The topics and their writers, shared by all handles."""
 
@@ -46,7 +32,7 @@ class MemoryLog:
         self.max_message_bytes = max_message_bytes
         self.compacted_prefix = compacted_prefix
         self.topics: dict[str, TopicLog] = {}
-        self.writers: dict[TopicLog, list[AttachedWriter]] = {}
+        self.writers: dict[TopicLog, list[MemoryWriter]] = {}
         self.partitions: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.changed = threading.Condition(threading.RLock())

@@ -31,11 +31,11 @@ from broker_io.pulsar.messages import decode_messages, is_hole, properties_of
 from broker_io.pulsar.threads import flusher
 
 ASK_SECONDS = 2.0
-"""How long the library may take to say whether there is more; it has been seen to hang."""
+"""Timeout of the library's answer whether there is more; the call can hang."""
 
 
 class MessageSource:
-    """Gives the messages from `start` on, that at `start` with them."""
+    """Reads the messages from `start` on, including the one at `start`."""
 
     def __init__(self, cluster: Cluster, topic: str, start: Position, *, compacted: bool, ahead: int) -> None:
         self._topic = topic
@@ -51,13 +51,13 @@ class MessageSource:
                 start_message_id_inclusive=True,
             ),
         )
-        self._raw = self._reader._reader  # of the library's own kind: its wrapper costs as much again per message
-        self._coming: Future[Any] | None = None  # the one that the library was asked to tell of
+        self._raw = self._reader._reader  # without its Python wrapper, which doubles the cost per message
+        self._coming: Future[Any] | None = None  # of the asynchronous read that is pending
         self._callback: Callable[[], None]
-        self._buffered: Any | None = None  # what the library gave before the one that it stands behind
+        self._buffered: Any | None = None  # the message after the last one, if the library gave it early
 
     def next(self, milliseconds: int) -> Any | None:
-        """A message, or None if none comes in time. Whatever it raises: another source may give more."""
+        """A message, or None if none comes in time. After an error another source may still read on."""
         if self._buffered is not None:
             message, self._buffered = self._buffered, None
             return message
@@ -66,18 +66,18 @@ class MessageSource:
         try:
             message = self._coming.result(milliseconds / 1000)
         except TimeoutError:
-            return self._read(0)  # it can get into the queue just while it is asked for
+            return self._read(0)  # it can reach the queue just during the call
         self._coming = None
         if message is None:
             return self._read(milliseconds)
-        other = self._read(0)  # so one before it may stand there, or, as a rule, the next one
+        other = self._read(0)  # the queue may have the one before it, or usually the next one
         if other is not None and place_of(other) < place_of(message):
             message, other = other, message
         self._buffered = other
         return message
 
     def notify_when_readable(self, callback: Callable[[], None]) -> None:
-        """Have `tell` called when there is a message, or there won't be any."""
+        """Call `callback` when there is a message, or when there will be none."""
         self._callback = callback
         if self._buffered is not None or (self._coming is not None and self._coming.done()):
             callback()
@@ -103,7 +103,7 @@ class MessageSource:
         return bool(self._raw.is_connected())
 
     def has_more(self) -> bool | None:
-        """Whether the library knows of more; None if it doesn't say."""
+        """Whether the library knows of more messages; None if it does not answer."""
         said: list[bool] = []
         heard = threading.Event()
 
@@ -117,7 +117,7 @@ class MessageSource:
         return said[0] if said else None
 
     def close(self) -> None:
-        """Let go of it; nothing is waited for."""
+        """Close the reader without waiting."""
         flusher.run(self._reader.close, 0.0)  # the answer is lost if the topic is unloaded just then
 
 
@@ -127,7 +127,7 @@ def place_of(message: Any) -> Position:
 
 
 def follows(last: Position, place: Position) -> bool:
-    """Whether a place is the next one to another, as far as they tell by themselves."""
+    """Whether a position follows another, as far as the two positions prove it."""
     if place.ledger != last.ledger:
         return False
     if place.entry == last.entry:
@@ -136,7 +136,7 @@ def follows(last: Position, place: Position) -> bool:
 
 
 def is_next_ledger(last: Position, place: Position, state: LedgerState) -> bool:
-    """Whether the ledgers prove that nothing stands between the last message of one and the first of another."""
+    """Whether the ledgers prove that there is no message between the end of one and the start of another."""
     ended = state.find(last.ledger)
     return (
         ended is not None
@@ -148,9 +148,9 @@ def is_next_ledger(last: Position, place: Position, state: LedgerState) -> bool:
 
 
 def is_gone(start: Position, state: LedgerState, *, compacted: bool, horizon: Position | None) -> bool:
-    """Whether messages that a reader asks for from `start` on may be gone.
+    """Whether messages from `start` on may be gone.
 
-    Up to the `horizon` of the last compaction a compacted topic has kept what counts.
+    A compacted topic has kept the newest message of each key up to the `horizon` of the last compaction.
     """
     if state.find(start.ledger) is not None or start.ledger > state.newest:
         return False
@@ -158,15 +158,15 @@ def is_gone(start: Position, state: LedgerState, *, compacted: bool, horizon: Po
 
 
 BATCH_BYTES = 16 * 1024 * 1024
-"""About the most that one batch holds."""
+"""Approximate maximum size of one batch."""
 SLICE_SECONDS = 0.5
-"""A longer wait looks up so often."""
+"""A longer wait is cut into slices of this length, to check for errors."""
 FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 1.0, 10.0
-"""Seconds of silence after which the cluster is asked whether there is more."""
+"""Seconds without a message after which the cluster is asked whether there is more."""
 RECONNECT_SECONDS = 5.0
-"""How long even a read without patience waits for a reader that is about to come back, or to be given what is there."""
+"""Seconds that even a read without timeout waits for a reconnect, or for messages that are known to exist."""
 COMPACTED_TRIES = 2
-"""Sources that have to be silent before what lies ahead of a compacted reader is taken to be compacted away."""
+"""Sources without a message after which the rest of a compacted topic counts as compacted away."""
 
 
 class PulsarReader(Handle):
@@ -188,25 +188,25 @@ class PulsarReader(Handle):
         if start != EARLIEST and is_gone(start, state, compacted=compacted, horizon=state.cursors.get(COMPACTION)):
             if not latest:
                 raise self._trimmed(start, state)
-            start = EARLIEST  # all that was below is gone, and not asked for
+            start = EARLIEST  # messages below are gone, and not requested
         self._start = start
         self._inclusive = inclusive
         self._last = start
         self._start_reached = False
-        self._last_seen = False  # whether the message at `last` was seen, which a fresh source must give again
+        self._last_seen = False  # whether the message at `last` was read, so that a new source must read it again
         self._held: Any | None = None
         self._tries = (EARLIEST, 0)
         self._known_successor = (-1, -1)
         self._check_interval = FIRST_CHECK_SECONDS
-        self._broken = False  # whether the source failed: another one goes on where it was
-        self._more_never_came = False  # whether the library says that there is more, and nothing came for long
+        self._broken = False  # whether the source failed: another one continues after it
+        self._more_never_came = False  # whether the library reports more messages that do not come
         self._source = self._new_source(start)
         self._asked_after = EARLIEST
         self._idle_since = time.monotonic()
 
     @property
     def position(self) -> Position:
-        """That of the last message that was looked at, or the start."""
+        """Position of the last message that was read, or the start."""
         return self._last
 
     def read(self, *, limit: int = 65_536, timeout: float = 0.0) -> PlacedBatch | None:
@@ -269,7 +269,7 @@ class PulsarReader(Handle):
             raise self._dead
 
     def _take(self, limit: int, wait: float) -> PlacedBatch | None:
-        """What has come, of one ledger; waits for the first message only."""
+        """The available messages of one ledger; it waits for the first message only."""
         messages: list[Any] = []
         places: list[Position] = []
         properties: list[Mapping[str, str] | None] = []
@@ -280,13 +280,13 @@ class PulsarReader(Handle):
             except Error:
                 if not messages:
                     raise
-                break  # what came before is good; it will be told next time
+                break  # the messages before are good; the next call raises it
             if message is None:
                 break
             place = place_of(message)
             if not follows(self._last, place) or not self._start_reached:
                 if messages:
-                    self._held = message  # whatever it is, what came before is good
+                    self._held = message  # checked by the next call; the messages before are good
                     break
                 if not self._admitted(message, place):
                     continue
@@ -303,7 +303,7 @@ class PulsarReader(Handle):
         times = np.fromiter((message.publish_timestamp() for message in messages), np.int64, len(messages))
         try:
             return PlacedBatch(Positions.of(places), times, decode_messages(messages, properties))
-        except Damaged as error:  # reading on would be a hole
+        except Damaged as error:  # to read on would skip a message
             self.end(error)
             raise
 
@@ -316,30 +316,30 @@ class PulsarReader(Handle):
         try:
             return self._source.next(milliseconds)
         except Error as error:
-            self._check()  # it may be we who closed it
+            self._check()  # this process may have closed it
             self._broken = True
             if not error.retryable:
                 raise
             return None
 
     def _may_have_more(self) -> bool:
-        """Whether a read that may not wait has to, as what it asks for is there and only not here yet."""
+        """Whether a read without timeout has to wait, because messages exist that have not arrived yet."""
         if not self._source.is_connected():
             return True
-        # Of a topic that was loaded anew the library may say so for ever, though all of it was read.
+        # For a topic that was reloaded the library may report more for ever, though all of it was read.
         return not self._more_never_came and self._source.has_more() is not False
 
-    # --- what comes, and whether something is missing before it ---
+    # --- gap detection ---
 
     def _admitted(self, message: Any, place: Position) -> bool:
         try:
             return self._admit(place)
         except Error:
-            self._held = message  # who reads again is told again, or it is looked at again
+            self._held = message  # the next call checks it again
             raise
 
     def _admit(self, place: Position) -> bool:
-        """Whether a message that doesn't plainly follow is next; if not it is left out. Raises PositionTrimmed."""
+        """Whether a message that does not simply follow is the next one, else it is skipped. Raises PositionTrimmed."""
         if self._start_reached and place <= self._last:
             return False
         if not self._start_reached:
@@ -360,7 +360,7 @@ class PulsarReader(Handle):
         start = self._start
         if place < start:
             return False
-        if place == start:  # numbers of ledgers are the whole cluster's, so it is the same topic
+        if place == start:  # ledger numbers are unique in a cluster, so it is the same topic
             self._start_reached = self._last_seen = True
             self._last = place
             return self._inclusive
@@ -381,49 +381,50 @@ class PulsarReader(Handle):
         return True
 
     def _is_unreadable(self, last: Position) -> bool:
-        """Whether a source that was opened for this question skips what stands behind a place, too.
+        """Whether a source that was opened for this check skips the same entries after a position.
 
-        Then nothing stands there for readers: chunks of a message, markers of Pulsar's own transactions.
+        Then they are not for readers: chunks of a message, or markers of Pulsar's own transactions.
         """
         if self._asked_after == last:
             self._start_reached = True
             return True
         self._open_source()
-        self._asked_after = last  # not before: what fails here has answered nothing
+        self._asked_after = last  # only after success: a failure proves nothing
         return False
 
     def _is_known_successor(self, last: Position, place: Position) -> bool:
-        """Whether, when the cluster was asked in a silence, a ledger began right behind another's last message."""
+        """Whether the cluster has confirmed that a ledger begins right after the last message of another."""
         return self._known_successor == (last.ledger, place.ledger) and place.entry == 0
 
     def _check_topic(self, *, retry: bool = True) -> None:
-        """The library goes on by itself where a topic was deleted and made anew."""
+        """Check the incarnation: the library continues silently with a re-created topic."""
         if self._cluster.incarnation(self.topic, retry=retry) != self._incarnation:
             raise TopicNotFound(f"topic {self.topic!r} was deleted: open a reader of the new one")
 
     def _trimmed(self, after: Position, state: LedgerState) -> PositionTrimmed:
         return PositionTrimmed(
-            f"topic {self.topic!r}: messages from {after} on are gone, ledger {state.ledgers[0].ledger} is the first: "
+            f"topic {self.topic!r}: messages from {after} on were trimmed, the log begins with ledger "
+            f"{state.ledgers[0].ledger}: "
             "start at EARLIEST or later"
         )
 
-    # --- silence ---
+    # --- end-of-topic detection ---
 
     def _ask_cluster(self) -> None:
-        """Look whether the end lies ahead of a reader that gives nothing: it may be dead without a word."""
+        """Compare an idle reader with the end of the topic: the reader may have died silently."""
         self._idle_since = time.monotonic()
         self._check_interval = min(2 * self._check_interval, LONGEST_CHECK_SECONDS)
         try:
             self._check_topic(retry=False)
             state = topic_state(self._cluster, self.topic, retry=False)
         except ServiceUnavailable:
-            return  # while the cluster is away nothing comes, and that is no error
+            return  # while the cluster is unavailable nothing comes, which is no error
         if state.last.entry < 0 or state.last[:2] <= self._last[:2]:
             if self._last.ledger != state.newest and state.empty_between(self._last.ledger, state.newest + 1):
                 self._known_successor = (self._last.ledger, state.newest)
             return
         if self.compacted and self._tries_at(state.last) > COMPACTED_TRIES:
-            return  # what is ahead was compacted away
+            return  # the rest was compacted away
         trimmed = state.find(self._last.ledger) is None and self._known_successor != (
             self._last.ledger,
             state.ledgers[0].ledger,
@@ -433,12 +434,12 @@ class PulsarReader(Handle):
         self._open_source()
 
     def _tries_at(self, end: Position) -> int:
-        """How often a fresh source was asked for what lies before this end, with this time."""
+        """Count the new sources that were tried for the messages before this end."""
         self._tries = (end, self._tries[1] + 1 if self._tries[0] == end else 1)
         return self._tries[1]
 
     def _open_source(self) -> None:
-        """Read on from the last message that was seen, which comes again and shows that nothing is missing."""
+        """Open a new source at the last message, which must come again to prove that nothing is missing."""
         start, inclusive = (self._last, not self._last_seen) if self._start_reached else (self._start, self._inclusive)
         source = self._new_source(start)
         self._source.close()

@@ -23,7 +23,7 @@ from broker_io.position import Positions
 
 
 class Resolver:
-    """One thread that does what it is given, one after the other; started when there is something."""
+    """One thread that runs queued work in order; it is started on first use."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -39,14 +39,14 @@ class Resolver:
 
     def put(self, work: Callable[[], None]) -> None:
         self._queue.put(work)
-        if self._stopped:  # of a writer that was opened meanwhile: whoever waits for its appends is told, too
+        if self._stopped:  # of a writer that was opened meanwhile: its appends need their outcome too
             threading.Thread(target=self._drain, name="late pulsar acknowledgements", daemon=True).start()
 
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
     def wait(self, seconds: float) -> None:
-        """Return once all that was put before is done."""
+        """Wait for all work that was queued before."""
         if self._thread is None or self.is_current():
             return
         done = threading.Event()
@@ -76,7 +76,7 @@ class Resolver:
 
 
 def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
-    """Resolve a future unless whoever waited has cancelled it."""
+    """Resolve a future unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, Exception):
@@ -86,19 +86,19 @@ def settle(future: Future[Positions], outcome: Positions | Exception) -> None:
 
 
 class Flusher:
-    """The threads of a process that are in the library."""
+    """The threads of this process that run calls of the library."""
 
     def __init__(self) -> None:
         self.reset()
         os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
-        """Without any thread, as in a child of the process."""
+        """Forget all threads, as in a forked child."""
         self._changed = threading.Condition()
         self._busy = 0
 
     def run(self, call: Callable[[], Any], seconds: float) -> None:
-        """Have something flush or close, and wait for that so long at most."""
+        """Run a flush or close in a thread, and wait for it at most `seconds`."""
         with self._changed:
             self._busy += 1
         thread = threading.Thread(target=self._do, args=(call,), name="pulsar closing", daemon=True)
@@ -106,12 +106,12 @@ class Flusher:
         thread.join(seconds)
 
     def wait_idle(self, seconds: float) -> None:
-        """Wait until no thread is in the library any more: one that comes back while Python ends aborts it."""
+        """Wait until no thread is in the library: one that returns while Python ends would abort it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy, seconds)
 
     def _do(self, call: Callable[[], Any]) -> None:
-        with contextlib.suppress(pulsar.PulsarException):  # the messages' own acknowledgements tell
+        with contextlib.suppress(pulsar.PulsarException):  # the acknowledgements report it
             call()
         with self._changed:
             self._busy -= 1

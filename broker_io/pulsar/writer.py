@@ -39,22 +39,22 @@ BATCH_MESSAGES = 1000
 BATCH_BYTES = 128 * 1024
 BATCH_DELAY_MS = 1
 ENTRIES = 4
-"""Appends under way that are entries of their own; more of them go together."""
+"""Pending appends up to which each is an entry of its own; with more, appends share entries."""
 
 ALONE = (2, 0, BATCH_DELAY_MS)
-"""Each message is full by itself. The library takes no number below 2."""
+"""Limits with which each message fills a batch. The library accepts no number below 2."""
 MESSAGE_ROOM, PROPERTY_ROOM = 64, 16
-"""Bytes at most that an entry spends on a message, and on a property of it, besides their text."""
+"""Overhead in bytes of a message and of a property in an entry, at most."""
 ENTRY_BYTES = 8 * 1024 * 1024
 NEVER_MS = 60_000
-"""An entry of its own is full long before; a process that is stopped in the middle of it for so long finds it split."""
+"""A batch is full long before; if the process is suspended for so long in the middle of one, the batch is split."""
 
 
 class Batching:
-    """`configuration` is what the producer has to be made with. Its writer's lock is held at each call.
+    """Batch limits of a producer, which has to be created with `configuration`. Callers hold the writer's lock.
 
-    `limit`: bytes that a message may have at most; `entry_bytes`: those that messages may have that go together.
-    `schema`: what the cluster is told that values are; None: bytes.
+    `limit` is the maximum size of a message, `entry_bytes` that of messages that share an entry. `schema` is declared
+    to the cluster; None: bytes.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Batching:
         self._limit((BATCH_MESSAGES, self.entry_bytes, BATCH_DELAY_MS))
 
     def as_they_come(self, unseen: int, begun: int, done: int) -> None:
-        """The next messages go with others, and each is acknowledged.
+        """Let the next messages share entries; each is acknowledged.
 
-        `unseen`: what one of them has at most that the library doesn't count; `begun`, `done`: so many appends went
-        this way before, and so many of those are acknowledged. What of the others waits in the library counts too.
+        `unseen` is the largest part of a message that the library does not count. `begun` and `done` are the numbers
+        of earlier appends of this kind and of those acknowledged; the pending ones count too.
         """
         fitting = min(BATCH_MESSAGES, self._room // max(self._unseen.peak(unseen, begun, done), 1))
         self._limit((fitting, self.entry_bytes, BATCH_DELAY_MS) if fitting > 1 else ALONE)
 
     def one_entry(self, messages: int) -> None:
-        """The next so many messages are one entry; none may wait in the library for the timer."""
-        # A batch of one can't be asked for by number, but one is full that may hold no bytes.
+        """Make the next `messages` messages one entry; no message may wait for the library's timer."""
+        # The number can't limit a batch to one message, but a limit of 0 bytes can.
         self._limit((BATCH_MESSAGES, 0, NEVER_MS) if messages == 1 else (messages, ENTRY_BYTES, NEVER_MS))
 
     def _limit(self, limits: tuple[int, int, int]) -> None:
@@ -100,13 +100,13 @@ class Batching:
 
 
 class RecentMaximum:
-    """The largest of some numbers that come in order, for those that are not done and some of those before."""
+    """The maximum of a sequence of numbers over those that are pending, and some earlier ones."""
 
     def __init__(self) -> None:
         self._older = self._newer = self._split = 0
 
     def peak(self, number: int, begun: int, done: int) -> int:
-        """With `number` as the next one; so many came before, and so many of them are done."""
+        """The maximum with `number` as the next one, after `begun` numbers of which `done` are done."""
         if done >= self._split:
             self._older, self._newer, self._split = self._newer, 0, begun
         self._newer = max(self._newer, number)
@@ -114,9 +114,9 @@ class RecentMaximum:
 
 
 def measure(batch: Batch, about: int) -> tuple[int, int]:
-    """Bytes of a batch, which is not empty, and the most that one message of it has and the library doesn't count.
+    """Bytes of a batch that is not empty, and the largest part of a message that the library does not count.
 
-    `about`: what `check_batch` says, which counts a text that many messages have once.
+    `about` is the result of `check_batch`, which counts shared labels once.
     """
     room = MESSAGE_ROOM + PROPERTY_ROOM * len(batch.properties)
     payloads = batch.values.lengths()
@@ -127,7 +127,7 @@ def measure(batch: Batch, about: int) -> tuple[int, int]:
 
 
 def places_in_entry(last: Position, messages: int) -> Positions | None:
-    """The places of all messages of an append that is an entry, by that of its last; None if it is not all of one."""
+    """The positions of an append that is one entry, from that of its last message; None if it was split."""
     if last.batch != messages - 1:
         return None
     return Positions.entry(last.ledger, last.entry, messages)
@@ -137,7 +137,7 @@ _OK = pulsar.Result.Ok
 
 
 class PulsarWriter(Handle):
-    """Any thread may append. Done for good once it is fenced, an append failed, or its topic is gone."""
+    """Any thread may append. The writer ends when it is fenced, an append fails, or its topic is gone."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class PulsarWriter(Handle):
         self._failed: Error | None = None
         self._ledger = -1
         self._sent, self._loose = _Count(), _Count()
-        # The library's own: the wrapper keeps the configuration to itself, and costs half as much again per message.
+        # Without its Python wrapper, which copies the configuration and adds half of the cost per message.
         self._producer: Any = cluster.client._client.create_producer(cluster.url(topic), self._batching.configuration)
         cluster.acks.start()
         self._wait = waits.begin(f"the cluster to acknowledge appends to topic {topic!r}")
@@ -199,11 +199,11 @@ class PulsarWriter(Handle):
             self._loose.begun += 1
             for message in messages:
                 send(message, append)
-        if self._dead is not None:  # what ended it meanwhile may have come too early for this append
+        if self._dead is not None:  # the failure that ended it may have missed this append
             self._give_up()
 
     def _fits_one_entry(self, messages: int, size: int) -> bool:
-        """Whether an append can be an entry of its own: nothing may wait for the library's timer then."""
+        """Whether an append can be an entry of its own, which requires that no message waits for the timer."""
         if not self._batching.enabled or messages > BATCH_MESSAGES or size > self._batching.entry_bytes:
             return False
         return self._sent.under_way < ENTRIES and not self._loose.under_way
@@ -215,14 +215,14 @@ class PulsarWriter(Handle):
         self._dead = self._dead or Closed(f"this writer of topic {self.topic!r} is closed: open another one")
         if taken:
             self._lock.release()
-        if alive and close_timeout:  # closing alone would drop what is under way
+        if alive and close_timeout:  # closing alone would drop pending appends
             flusher.run(self._producer.flush, close_timeout)
         self._close_producer()
 
     def detach(self, why: Error) -> None:
         self._dead, self._closed = why, True
         waits.end(self._wait)
-        self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have had them
+        self._lock, self._closing = threading.Lock(), threading.Lock()  # another thread may have held them
         forking.keep(self._producer)
 
     def end(self, error: Error) -> None:
@@ -230,7 +230,7 @@ class PulsarWriter(Handle):
         self._close_producer()
 
     def _close_producer(self) -> None:
-        """Wait until nothing of this writer is under way any more, and its futures are resolved."""
+        """Wait until no append of this writer is pending and its futures are resolved."""
         with self._closing:
             if self._closed:
                 return
@@ -248,24 +248,24 @@ class PulsarWriter(Handle):
         self.close()
 
     def _fail(self, error: Error) -> None:
-        """Called from any thread, and takes no lock: the client library's must never wait."""
+        """Called from any thread. It takes no lock, because the client library's thread must never wait."""
         waits.end(self._wait)
         self._failed = self._failed or error
         self._dead = self._dead or error
 
     def failed(self, append: _Append, result: Any) -> None:
-        """An append got no acknowledgement; in the client library's thread."""
+        """Handle a failed append, in the client library's thread."""
         if result == pulsar.Result.MessageTooBig:
-            if append.count == 1:  # of more, some may stand in other entries
+            if append.count == 1:  # of several messages some may be in other entries
                 append.refused = message_too_large(self.topic)
-                if append.size > self._batching.entry_bytes:  # else it may have been sent together with others
+                if append.size > self._batching.entry_bytes:  # otherwise it may have shared an entry with others
                     self._cluster.max_message_bytes = min(self._cluster.max_message_bytes, append.size - 1)
             self._fail(entry_too_large(self.topic))
         elif result == pulsar.Result.AlreadyClosed and isinstance(self._dead, Closed):
             self._fail(
                 AppendUnknown(
-                    f"the writer of topic {self.topic!r} was closed before an append was acknowledged: it may "
-                    "stand in the log or not; read it to know"
+                    f"the writer of topic {self.topic!r} was closed before an append was acknowledged: the append may "
+                    "or may not be in the log; read the log to find out"
                 )
             )
         else:
@@ -273,7 +273,7 @@ class PulsarWriter(Handle):
         self._cluster.acks.put(append.give_up)
 
     def settled(self, append: _Append) -> None:
-        """All messages of an append are acknowledged; in the client library's thread."""
+        """Handle the acknowledgement of a whole append, in the client library's thread."""
         self._sent.done += 1
         if self._sent.under_way:
             self._wait.resume()
@@ -284,9 +284,9 @@ class PulsarWriter(Handle):
         self._cluster.acks.put(append.finish)
 
     def outcome(self, ids: list[Any], entry: int = 0) -> Positions | Exception:
-        """The positions of an append, or why it doesn't count; in the thread that resolves futures.
+        """The positions of an append, or its error; in the thread that resolves futures.
 
-        `entry`: so many messages are an entry of their own, of which `ids` has the last.
+        If `entry` is not 0, the append is one entry of so many messages, and `ids` has only the last.
         """
         if self._failed is not None:
             return self._failed
@@ -298,8 +298,8 @@ class PulsarWriter(Handle):
             if whole is None:
                 self._fail(
                     AppendUnknown(
-                        f"an append to topic {self.topic!r} was split on its way, and only its end is known to stand "
-                        "in the log: open another writer"
+                        f"an append to topic {self.topic!r} was split, and only its end is known to be in the log: "
+                        "open another writer"
                     )
                 )
         if first < 0:
@@ -313,7 +313,7 @@ class PulsarWriter(Handle):
         return self._failed or (Positions.of(places) if whole is None else whole)
 
     def _check_topic(self, ledger: int) -> None:
-        """The library goes on by itself where a topic was deleted and made anew: a new ledger may be another topic."""
+        """Check the incarnation at a new ledger: the library continues silently with a re-created topic."""
         if self._ledger >= 0:
             try:
                 same = self._cluster.incarnation(self.topic) == self._incarnation
@@ -322,7 +322,8 @@ class PulsarWriter(Handle):
             except Error as error:
                 self._fail(
                     AppendUnknown(
-                        f"whether topic {self.topic!r} is still the same can't be told ({error}): open another writer"
+                        f"topic {self.topic!r} may have been re-created, which can't be checked ({error}): open "
+                        "another writer"
                     )
                 )
                 return
@@ -332,17 +333,19 @@ class PulsarWriter(Handle):
         self._ledger = ledger
 
     def _give_up(self) -> None:
-        """Have all that is under way fail. Only what the library holds by then does: it takes more after its end."""
+        """Make the library fail all pending appends, except those that it accepts afterwards."""
         flusher.run(self._producer.close, 0.0)
 
     def given_up(self) -> Error:
-        """Why an append failed; nothing behind it gets through any more."""
+        """The error of a failed append; no later append of this writer succeeds."""
         self._give_up()
-        return self._failed or AppendUnknown(f"an append to topic {self.topic!r} failed: read the log to know")
+        return self._failed or AppendUnknown(
+            f"an append to topic {self.topic!r} failed: it may or may not be in the log; open another writer"
+        )
 
 
 class _Count:
-    """Appends that were begun, which their sender counts, and those acknowledged, which the library's thread does."""
+    """Counts of begun appends, kept by the sender, and of acknowledged ones, kept by the library's thread."""
 
     def __init__(self) -> None:
         self.begun = self.done = 0
@@ -353,7 +356,7 @@ class _Count:
 
 
 class _Append:
-    """Called by the client library once for each message, in order; `whole`: for the last one only."""
+    """The callback of an append: called for each message in order, or for the last one only if `whole`."""
 
     __slots__ = ("_expected", "_future", "_ids", "_over", "_writer", "count", "refused", "size", "whole")
 

@@ -16,15 +16,15 @@ from broker_io.remote.reader import RemoteReader
 from broker_io.remote.writer import RemoteWriter
 
 MAX_WAIT = 30.0
-"""Seconds for which a service may be away before who asks it is told."""
+"""Default seconds for which calls wait for an unavailable service."""
 
 
 class RemoteBroker:
     """Topics of the service at `target`, HOST:PORT; all calls are safe from any thread.
 
-    With `root_certificates` (PEM) the connection is TLS. While the service is away, each call waits up to
-    `max_unavailable` seconds for it, opening the broker as well. Raises ServiceUnavailable if nobody answers in
-    that time, PeerError if no log service does.
+    With `root_certificates` (PEM) the connection uses TLS. While the service is unavailable, each call waits up to
+    `max_unavailable` seconds for it, and so does opening the broker. Raises ServiceUnavailable if the service does not
+    answer in that time, PeerError if what answers is no log service.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class RemoteBroker:
             version, self.max_message_bytes, self._max_append_bytes = self._ask("Hello").numbers
             if version != VERSION:
                 raise UnsupportedFormat(
-                    f"the service at {target} speaks version {version} of the log protocol and this release version "
-                    f"{VERSION}: use releases that agree"
+                    f"the service at {target} uses version {version} of the log protocol and this release version "
+                    f"{VERSION}: use releases with the same version"
                 )
         except BaseException:
             self._connection.close()
@@ -52,7 +52,9 @@ class RemoteBroker:
 
     def delete_topic(self, topic: str) -> None:
         self._connection.check()
-        self._connection.ask("DeleteTopic", check_topic_name(topic), slow=True)  # not asked twice: it may be made anew
+        self._connection.ask(
+            "DeleteTopic", check_topic_name(topic), slow=True
+        )  # not retried: it may be re-created meanwhile
 
     def incarnation(self, topic: str) -> str:
         return self._ask("Incarnation", topic).texts[0]
@@ -63,7 +65,7 @@ class RemoteBroker:
         self._connection.check()
         if wait is not None:
             raise NotSupported(
-                f"{self._connection.target} is a service's log, which nobody stands by: open without wait"
+                f"{self._connection.target} is the log of a service, which has no standby: open it without wait"
             )
         name, limits = check_topic_name(topic), (self.max_message_bytes, self._max_append_bytes)
         writer = self._connection.retry(
@@ -127,7 +129,7 @@ class RemoteBroker:
         self.close()
 
     def _ask(self, method: str, topic: str | None = None, number: int = 0, *, slow: bool = False) -> Reply:
-        """Ask what may be asked twice."""
+        """Send an idempotent request, with retries."""
         self._connection.check()
         name = "" if topic is None else check_topic_name(topic)
         return self._connection.retry(lambda: self._connection.ask(method, name, number, slow=slow))

@@ -25,11 +25,11 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 CALL_SECONDS = 60.0
-"""How long the service may take to answer a question."""
+"""Timeout of a request."""
 
 
 class RemoteConnection:
-    """`retry` is for what may be asked again: for `max_unavailable` seconds while the service is away."""
+    """A connection to a service; `retry` repeats idempotent calls for up to `max_unavailable` seconds."""
 
     def __init__(self, target: str, root_certificates: bytes | None, max_unavailable: float) -> None:
         self.target = target
@@ -46,7 +46,7 @@ class RemoteConnection:
             raise Closed(f"the connection to {self.target} was closed in this process: open it again")
 
     def ask(self, method: str, topic: str = "", number: int = 0, *, slow: bool = False) -> Reply:
-        """The reply to one question. Raises what the service says, or ServiceUnavailable."""
+        """The reply to one request. Raises the error of the service, or ServiceUnavailable."""
         self.check()
         if method not in self._calls:
             self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
@@ -57,7 +57,7 @@ class RemoteConnection:
             raise self.to_error(error) from None
 
     def stream(self, method: str, requests: Any) -> Any:
-        """The answers of a stream, whose `cancel` ends it."""
+        """The answers of a stream; `cancel` ends it."""
         return self._channel.stream_stream(f"/{SERVICE}/{method}")(requests)
 
     def retry(self, attempt: Callable[[], T]) -> T:
@@ -65,15 +65,15 @@ class RemoteConnection:
         return policy(f"the service at {self.target}", attempt)
 
     def to_error(self, error: Any) -> Error:
-        """The error that a call ended with."""
+        """The error of the tree for a failed call."""
         if self.closed:
             return Closed(f"the connection to {self.target} was closed in this process: open it again")
         trailer = dict(error.trailing_metadata() or ()).get(ERROR_TRAILER)
         if trailer is not None:
             return messages.decode_error(trailer)
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-            return PeerError(f"what answers at {self.target} serves no log: give the address of `txnbuf serve`")
-        return ServiceUnavailable(f"no service answers at {self.target} ({error.details()}): is it running there?")
+            return PeerError(f"the server at {self.target} serves no log: give the address of `txnbuf serve`")
+        return ServiceUnavailable(f"no service answers at {self.target} ({error.details()}): is it running?")
 
     def close(self) -> None:
         self.closed = True

@@ -20,11 +20,11 @@ from broker_io.remote.messages import Answer, Ask, OpenReader
 T = TypeVar("T")
 
 LONGEST_ASK = 10.0
-"""Seconds that one question waits at the service; a longer wait asks again."""
+"""Seconds that one request waits at the service; a longer wait sends another."""
 
 
 class RemoteReader:
-    """Belongs to one thread at a time. When the connection breaks, it goes on behind what it gave last."""
+    """Belongs to one thread at a time. After a broken connection it continues after the last message it returned."""
 
     def __init__(
         self, connection: RemoteConnection, topic: str, start: Position, *, inclusive: bool, compacted: bool
@@ -73,7 +73,7 @@ class RemoteReader:
         return batch
 
     def _retry(self, use: Callable[[_Stream], T]) -> T:
-        """Use the stream, opened anew where it broke."""
+        """Use the stream, and open another one if it broke."""
 
         def attempt() -> T:
             if self._closed:
@@ -107,7 +107,7 @@ class RemoteReader:
 
 
 class _Stream:
-    """One stream of questions and answers. Where the service has more it is asked for that ahead."""
+    """One stream of requests and answers. If the service has more, the next request is sent ahead."""
 
     def __init__(self, connection: RemoteConnection, opening: OpenReader) -> None:
         self._questions: SimpleQueue[bytes | None] = SimpleQueue()

@@ -25,24 +25,24 @@ from broker_io.remote.streams import Budget, ServedReader, ServedWriter, open_in
 MIB = 1024 * 1024
 APPEND_BYTES = 8 * MIB
 TOTAL_BYTES = 64 * MIB
-"""Appends under way of all streams together."""
+"""Bytes of pending appends of all streams together."""
 MAX_READERS = 128
 MAX_WRITERS = 128
 CLOSE_TIMEOUT = 5.0
-"""Seconds in which appends that are under way may be acknowledged when the service stops."""
+"""Seconds for which a stopping service waits for pending appends."""
 CALL_THREADS, CHANGE_THREADS = 8, 2
 
 Change = Literal["create", "delete", "write", "own", "roll", "trim", "compact"]
-"""What a client may want to do to a topic; "own" is to open an exclusive writer."""
+"""A change of a topic that a client requests; "own" is to open an exclusive writer."""
 
 Guard = Callable[[str, Change], None]
-"""Raises an error for a change that may not be; it is called on the loop."""
+"""Raises an error for a change that is not allowed; it is called on the loop."""
 
 
 class LogService:
-    """Serves a broker, which stays the caller's: add `handler` to a grpc.aio server, `close` before that stops.
+    """Serves a broker that the caller owns: add `handler` to a grpc.aio server, and `close` before that stops.
 
-    The server has to take messages of `max_append_bytes` and a little; `max_message_bytes` is the broker's limit.
+    The server has to accept messages slightly above `max_append_bytes`; `max_message_bytes` is the broker's limit.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LogService:
         return grpc.method_handlers_generic_handler(messages.SERVICE, methods)
 
     async def close(self) -> None:
-        """End all streams, wait for what is under way."""
+        """End all streams and wait for pending appends."""
         self._closed = True
         for reading in self._readings:
             reading.stop()
@@ -166,7 +166,7 @@ class LogService:
                 await run(self._waits, reading.close)
 
     async def _next(self, context: Any) -> Any:
-        """The next message of a client. Only while it waits here may a stream be ended: a write is not cut short."""
+        """The next message of a client. `close` ends a stream only while it waits here, so that no write is cut."""
         task = asyncio.current_task()
         if self._closed or task is None:
             raise _stopping()
@@ -187,7 +187,7 @@ class LogService:
     @asynccontextmanager
     async def _slot(self, kind: str, most: int) -> AsyncIterator[None]:
         if self._streams[kind] >= most:
-            raise TooManyStreams(f"{most} {kind} are open at this service, no more may be: close some")
+            raise TooManyStreams(f"the service has reached its limit of {most} open {kind}: close some")
         self._streams[kind] += 1
         try:
             yield
@@ -196,7 +196,7 @@ class LogService:
 
     @asynccontextmanager
     async def _errors_as_status(self, context: Any) -> AsyncIterator[None]:
-        """End a call with the status and the trailer of its error."""
+        """End a failed call with the status and the trailer of its error."""
         task = asyncio.current_task()
         if task is not None:
             self._tasks.add(task)
@@ -223,7 +223,7 @@ def _task(work: Any, among: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
 
 
 def _stopping() -> ServiceUnavailable:
-    return ServiceUnavailable("the service stops: connect again later")
+    return ServiceUnavailable("the service is stopping: connect again later")
 
 
 async def _abort(context: Any, error: Error) -> None:

@@ -34,15 +34,15 @@ def _ignore() -> None: ...
 async def run(
     executor: Executor, call: Callable[..., T], *arguments: Any, on_cancel: Callable[[], None] = _ignore
 ) -> T:
-    """The result of a call in a thread. A cancelled task still waits for its end: nothing is left running.
+    """The result of a call in a thread. A cancelled task still waits for the call, so nothing is left running.
 
-    `on_cancel` is called when the task is cancelled, to make that end come soon.
+    `on_cancel` is called when the task is cancelled, to end the call soon.
     """
     return await _outlast(executor.submit(call, *arguments), on_cancel)
 
 
 async def open_in(executor: Executor, opening: Callable[[], T], close: Callable[[T], None]) -> T:
-    """As `run`, for what has to be closed: if the task is cancelled, what was opened is closed."""
+    """As `run`, for calls that open something: if the task is cancelled, it is closed again."""
     future = executor.submit(opening)
     try:
         return await _outlast(future)
@@ -70,7 +70,7 @@ async def _outlast(future: Future[T], on_cancel: Callable[[], None] = _ignore) -
 
 
 class Budget:
-    """For one event loop. What is larger than all of it is let in alone."""
+    """A limit of pending bytes, for one event loop. A request above the whole limit passes once nothing is pending."""
 
     def __init__(self, total: int) -> None:
         self.used = 0
@@ -93,9 +93,9 @@ class Budget:
 
 
 STREAM_BYTES = 8 * 1024 * 1024
-"""Appends under way of one stream; beyond it nothing more is read from the client."""
+"""Bytes of pending appends of one stream; above this limit no more is read from the client."""
 OUTCOMES = 10_000
-"""Most outcomes of one answer."""
+"""Outcomes in one answer, at most."""
 
 
 class ServedWriter:
@@ -111,7 +111,7 @@ class ServedWriter:
         self._ended = False
 
     async def take(self, executor: Executor, data: bytes) -> None:
-        """Append what a message of the client holds, once there is room for it.
+        """Append the batches of a message of the client, once there is room for them.
 
         Raises MalformedMessage, and nothing of the message is appended.
         """
@@ -130,7 +130,7 @@ class ServedWriter:
         self._wake.set()
 
     async def answer(self, context: Any) -> None:
-        """Send outcomes until all appends have theirs and there are no more to come; None: to nobody."""
+        """Send outcomes until the client has ended and no append is pending; without a context, drop them."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -147,7 +147,7 @@ class ServedWriter:
         except Exception as error:
             self._pending.append((as_error(error), len(data)))
             raise
-        sizes = [0] * (len(batches) - 1) + [len(data)]  # given back with the last of them
+        sizes = [0] * (len(batches) - 1) + [len(data)]  # released with the last of them
         for batch, size in zip(batches, sizes, strict=True):
             self._pending.append((self._append(batch), size))
         self._wake_up(None)
@@ -187,16 +187,16 @@ class ServedWriter:
 
 
 ANSWER_BYTES = 1024 * 1024
-"""About the most bytes of one answer, which has at least one message."""
+"""Approximate maximum bytes of one answer, which has at least one message."""
 ROW_BYTES = 64
-"""What a message takes besides its bytes, about."""
+"""Approximate overhead of a message."""
 SLICE = 0.2
-"""Seconds of one wait, after which a reader whose client is gone is given up."""
+"""Seconds of one wait; after each, the reader checks whether its client is gone."""
 LONGEST_WAIT = 30.0
 
 
 class ServedReader:
-    """A reader and what of its last batch was not sent yet. Everything here waits: call it in worker threads."""
+    """A reader and the unsent rest of its last batch. All calls may block, so call them in worker threads."""
 
     def __init__(self, broker: Broker, opening: OpenReader) -> None:
         self._stopped = False
@@ -218,7 +218,7 @@ class ServedReader:
         self.opened = ReaderOpened(incarnation, behind)
 
     def answer(self, ask: Ask) -> Answer:
-        """What the reader has now, or within the time that the client waits."""
+        """The messages that the reader has now, or gets within the wait of the request."""
         with self._lock:
             try:
                 return self._answer(max(ask.limit, 1), time.monotonic() + min(ask.wait_ms / 1000, LONGEST_WAIT))
@@ -239,7 +239,7 @@ class ServedReader:
         return Answer(_without_unused_labels(batch), more=self._rest is not None or rows >= limit)
 
     def stop(self) -> None:
-        """Give up waiting soon; safe from any thread."""
+        """Stop waiting soon; safe from any thread."""
         self._stopped = True
 
     def close(self) -> None:
@@ -249,17 +249,17 @@ class ServedReader:
 
 
 def _end(broker: Broker, topic: str) -> Position:
-    """A position that all messages to come stand behind, and that none which is trimmed meanwhile hides."""
+    """A position below all later messages that stays valid if messages are trimmed meanwhile."""
     last = broker.last_position(topic)
     return Position(broker.ledgers(topic)[0].ledger, -1, NO_INDEX) if last is None else last
 
 
 def _topic_recreated(topic: str) -> TopicNotFound:
-    return TopicNotFound(f"topic {topic!r} was deleted and made anew while it was read: open a reader of the new one")
+    return TopicNotFound(f"topic {topic!r} was deleted and re-created while it was read: open a reader of the new one")
 
 
 def _without_unused_labels(batch: PlacedBatch) -> PlacedBatch:
-    """The same messages without labels that none of them has: a slice shares the labels of the whole."""
+    """The same messages without unused labels: a slice shares the labels of the whole batch."""
     properties = {
         name: _used(column) if isinstance(column, Labels) and len(column.values) > len(column) else column
         for name, column in batch.messages.properties.items()
@@ -274,7 +274,7 @@ def _used(labels: Labels) -> Labels:
 
 
 def _fitting(batch: PlacedBatch, limit: int) -> int:
-    """How many messages of a batch make one answer."""
+    """The number of messages of a batch that fit into one answer."""
     rows = min(len(batch), limit)
     messages = batch.messages
     if len(messages.keys.data) + len(messages.values.data) + ROW_BYTES * rows <= ANSWER_BYTES:

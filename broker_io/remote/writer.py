@@ -21,16 +21,16 @@ from broker_io.remote.connection import RemoteConnection
 from broker_io.remote.messages import OpenWriter
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
-"""Appends without an answer; beyond it `append` waits."""
+"""Bytes of appends without an answer; above this limit `append` blocks."""
 FRAME_BYTES = 1024 * 1024
-"""Small appends that wait are sent together, about so much at once."""
+"""Approximate bytes of small appends that are sent together."""
 
 
 class RemoteWriter:
-    """Any thread may append. Once the connection broke, it is done: what was under way may stand in the log or not."""
+    """Any thread may append. A broken connection ends it; pending appends may or may not be in the log."""
 
     def __init__(self, connection: RemoteConnection, topic: str, *, exclusive: bool, limits: tuple[int, int]) -> None:
-        """`limits`: bytes of one message, and of one append as a block."""
+        """`limits` are the maximum bytes of one message, and of one append as a block."""
         self._connection = connection
         self._topic = topic
         self._limits = limits
@@ -57,8 +57,8 @@ class RemoteWriter:
         block = messages.encode_append(batch) if len(batch) else b""
         if len(block) > max_append_bytes:
             raise InvalidMessage(
-                f"a batch of {len(block)} bytes, more than the {max_append_bytes} that this service takes at once: "
-                "split it; nothing of it was appended"
+                f"the batch has {len(block)} bytes, more than this service's limit of {max_append_bytes}: split it; "
+                "nothing of it was appended"
             )
         future: Future[Positions] = Future()
         with self._changed:
@@ -89,7 +89,7 @@ class RemoteWriter:
         self.close()
 
     def _die(self, error: Error) -> None:
-        """Take no more appends; the lock is held."""
+        """Accept no more appends; the caller holds the lock."""
         if self._dead is None:
             self._dead = error
             self._queue.put(None)
@@ -140,10 +140,12 @@ class RemoteWriter:
 
     def _fail(self, why: str) -> None:
         with self._changed:
-            self._die(ServiceUnavailable(f"this writer of topic {self._topic!r} is done ({why}): open another one"))
+            self._die(ServiceUnavailable(f"this writer of topic {self._topic!r} has ended ({why}): open another one"))
             pending, self._pending_bytes = [*self._pending], 0
             self._pending.clear()
-        unknown = f"an append to topic {self._topic!r} was under way when the connection broke ({why}): it may stand "
+        unknown = (
+            f"an append to topic {self._topic!r} was pending when the connection broke ({why}): it may or may not "
+        )
         for future, _ in pending:
             if future.set_running_or_notify_cancel():
-                future.set_exception(AppendUnknown(unknown + "in the log or not; open another writer"))
+                future.set_exception(AppendUnknown(unknown + "be in the log; open another writer"))

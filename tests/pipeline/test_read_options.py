@@ -81,7 +81,7 @@ def test_a_topic_with_partitions_is_all_of_these() -> None:
         ({"topics": "big", "start": '{"big": "3:4"}'}, InvalidRequest, "3:4 is in one partition of big"),
         ({"topics": "big", "end": '{"bug": "end"}'}, InvalidRequest, "option end names bug, which is not read"),
         ({"pattern": "b.*", "start": '{"boo": "end", "mall": "end"}'}, InvalidRequest, "option start names mall"),
-        ({"topics": "__txnbuffer_snapshots"}, InvalidTopicName, "one of our own topics"),
+        ({"topics": "__txnbuffer_snapshots"}, InvalidTopicName, "is internal and has no buffer"),
         ({"topics": "big,none"}, TopicNotFound, "there is no topic 'none' to read"),
     ],
 )

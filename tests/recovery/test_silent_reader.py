@@ -73,7 +73,7 @@ def test_who_gets_nothing_of_what_is_there_is_told_to_try_again(monkeypatch: pyt
     with ClusterBroker() as broker:
         registered(broker, "orders")
         cut_short(monkeypatch, broker, 1, which=lambda _: True)
-        with pytest.raises(ServiceUnavailable, match=r"nothing came behind .* try again"):
+        with pytest.raises(ServiceUnavailable, match=r"nothing came after .* try again"):
             load(broker, "orders")
 
 

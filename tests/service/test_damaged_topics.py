@@ -130,7 +130,7 @@ async def test_a_damaged_index_is_made_anew(tmp_path):
 async def test_nothing_is_served_without_what_the_service_needs(tmp_path, topic, at):
     await write_log(tmp_path)
     flip(segments(tmp_path, topic)[0], at)
-    with own(tmp_path) as broker, pytest.raises(TopicDamaged, match=f"{topic}.*can't do without it.*newest copy"):
+    with own(tmp_path) as broker, pytest.raises(TopicDamaged, match=f"{topic}.*can't run without it.*newest copy"):
         await Engine.start(broker)
 
 
