@@ -183,7 +183,7 @@ def test_a_reader_of_another_incarnation_is_not_gone_on_with(place: Place, remot
         place.start()
         found: list[PlacedMessage] = []
         for _ in range(2):
-            with pytest.raises(TopicNotFound, match="anew"):
+            with pytest.raises(TopicNotFound, match="re-created"):
                 drain(reader, found)
         assert [placed.message for placed in found] == numbered(3)[1 : 1 + len(found)]  # it may have been read ahead
 
