@@ -1,4 +1,4 @@
-"""`python -m bench [PREFIX…]`: run the figures whose names start with a prefix, or all; `--help` tells more."""
+"""`python -m bench [PREFIX…]`: run the figures whose names start with a prefix, or all; see `--help`."""
 
 import signal
 import sys

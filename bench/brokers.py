@@ -50,7 +50,7 @@ class Brokers:
         return broker
 
     def explain(self, err: TextIO) -> None:
-        """Say what the broker told last, after a figure failed; give it up if nothing can be stored in it any more."""
+        """Print the last errors of the broker after a figure failed; drop the broker if it can't store anything."""
         if self._broker is None:
             return
         self._failed = True

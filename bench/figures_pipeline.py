@@ -1,4 +1,4 @@
-"""Committed records read in bulk on Spark, beside the same rows in Parquet."""
+"""Committed records read in bulk on Spark, compared with the same rows in Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon transactions go on beside a real broker: a start with many aborts, and a take-over."""
+"""Time until transactions continue on a real broker: after a start with many aborts, and after a take-over."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def metric(http: int, name: str) -> float:
         for line in answer.read().decode().splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[1])
-    raise RuntimeError(f"the service tells no {name}")
+    raise RuntimeError(f"the service has no metric {name}")
 
 
 def wait_until(true: Any, what: str) -> None:

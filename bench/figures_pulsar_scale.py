@@ -112,10 +112,10 @@ def perf(topic: str) -> float:
 
 
 def last_rate(told: str) -> float:
-    """The messages a second of the last interval that pulsar-perf tells of."""
+    """The messages per second of the last interval in the output of pulsar-perf."""
     rates = re.findall(r"Throughput produced:.*?([\d.]+)\s+msg/s", told)
     if not rates:
-        raise RuntimeError(f"pulsar-perf told no rate:\n{told[-2000:]}")
+        raise RuntimeError(f"pulsar-perf printed no rate:\n{told[-2000:]}")
     return float(rates[-1])
 
 

@@ -1,4 +1,4 @@
-"""Many topics beside a real broker: how soon they are registered, and what following them takes."""
+"""Many topics of a real broker: the rate of registrations, and the cost of following them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_registering(address: str, count: int, options: Options) -> dict[str, flo
 
 
 def registered() -> dict[str, Any]:
-    """What registering topics in a fresh namespace tells."""
+    """Register topics in a fresh namespace and return the measurements."""
     address = f"{broker().url}/{broker().namespace()}"
     options = {"admin_url": broker().admin}
     result: dict[str, Any] = fresh("bench.figures_pulsar_topics", "run_registering", address, TOPICS, options)

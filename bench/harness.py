@@ -8,7 +8,7 @@ line on stdout with the keys
 
 `goal` is a text such as ">= 500000", ">= 2 times the peer" or null; `peer`, `peer_value` and `ratio` (value over peer's
 value) are null where there is no peer; `runs` says how many runs the medians come from. Everything
-else, the single values and what a synced write costs on this disk among it, is told on stderr.
+else is printed on stderr, including the single values and the time of a synced write on this disk.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def measured(chosen: Figure, runs: int, err: TextIO) -> dict[str, object]:
 
 
 def run(chosen: Iterable[Figure], *, runs: int = RUNS, out: TextIO | None = None, err: TextIO | None = None) -> bool:
-    """Measure figures and print them; whether every one could be measured. A goal that is missed is told."""
+    """Measure figures and print them, with a note for each missed goal; return whether all could be measured."""
     out, err = out or sys.stdout, err or sys.stderr
     complete = True
     for one in chosen:
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
         "all figures are measured, each three times, which takes long.",
     )
     parser.add_argument("prefix", metavar="PREFIX", nargs="*", help="measure the figures whose names start so")
-    parser.add_argument("--list", action="store_true", help="tell their names, units and goals, and measure none")
+    parser.add_argument("--list", action="store_true", help="list names, units and goals without measuring")
     options = parser.parse_args(arguments)
     try:
         chosen = {one.name: one for prefix in options.prefix or [""] for one in figures(prefix)}

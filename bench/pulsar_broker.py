@@ -62,7 +62,7 @@ def broker() -> Standalone:
 
 
 def once_per_broker(prepare: Callable[P, T]) -> Callable[P, T]:
-    """Prepare something on the broker once, and anew on a fresh one."""
+    """Prepare something on the broker once, and once again on each fresh broker."""
     prepared: dict[tuple[object, ...], T] = {}
 
     @functools.wraps(prepare)
@@ -79,7 +79,7 @@ def once_per_broker(prepare: Callable[P, T]) -> Callable[P, T]:
 def service(
     address: str, *arguments: str, event: str = "serving"
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """`txnbuf serve` beside the broker, once it told an event, and what it told with it."""
+    """`txnbuf serve` on the broker, once it has logged an event, and the fields of that event."""
     command = [sys.executable, "-m", "txnbuffer", "serve", address, "--listen", "127.0.0.1:0"]
     command += ["--http", "127.0.0.1:0", "--admin-url", broker().admin, *arguments]
     with started(command, event) as told:
@@ -87,7 +87,7 @@ def service(
 
 
 def native(what: str, *arguments: object) -> float:
-    """Run the native driver; the transactions a second that it tells."""
+    """Run the native driver; return the transactions per second that it prints."""
     command = ["java", "-cp", f"{home()}/lib/*", str(DRIVER), what, broker().url, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_WAIT)
     if done.returncode:
@@ -96,9 +96,9 @@ def native(what: str, *arguments: object) -> float:
 
 
 def native_buffer(topic: str) -> dict[str, Any]:
-    """What the broker tells of the native transaction buffer of `TENANT/NAMESPACE/TOPIC`, which it loads if need be.
+    """The broker's statistics of the native transaction buffer of `TENANT/NAMESPACE/TOPIC`, loaded if needed.
 
-    Empty while it does not tell.
+    Empty while the broker has none.
     """
     with contextlib.suppress(OSError):  # it loads the topic, and is asked again
         ask(broker().admin, f"persistent/{topic}/stats")

@@ -40,7 +40,7 @@ def _compiled() -> str:
 
 @contextmanager
 def started(command: list[str], event: str = "serving") -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The process of a service, and what it told with an event, which is waited for."""
+    """The process of a service, and the fields of an event that it has to log first."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=as_installed())
     output = process.stderr
     assert output is not None
@@ -65,4 +65,4 @@ def _wait_for(output: IO[str], event: str) -> dict[str, Any]:
             facts: dict[str, Any] = json.loads(line)
             if facts["event"] == event:
                 return facts
-    raise RuntimeError(f"the service did not come to {event!r}:\n{''.join(told)}")
+    raise RuntimeError(f"the service did not log {event!r}:\n{''.join(told)}")

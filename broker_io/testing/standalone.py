@@ -36,10 +36,10 @@ SHORT_LIVED = {**ENVIRONMENT, "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLev
 """For a broker that is started often: it takes half the work to start, and is slower once it is warm."""
 LOG_LINES = 30
 STUCK_LINES = 20
-"""How often one tells that its registration is gone before it is taken for stuck; one that is well does so twice."""
+"""Reports of a lost registration after which a broker counts as stuck; a healthy one logs two."""
 STARTS = 8
 LOOKS, LOOK_SECONDS = 10, 0.2
-"""How often a broker is looked at that came back, which tells other things for a while."""
+"""Checks of a restarted broker, whose first answers can be wrong."""
 STARTING = 240.0
 """Seconds in which a new broker must be up, on a machine that is busy with other tests."""
 RETURNING = 60.0

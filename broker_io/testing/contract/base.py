@@ -34,7 +34,7 @@ class Base:
     waits_for_owners = True
     """`wait` is offered."""
     max_message_bytes = 5 * 1024 * 1024
-    """What `broker` was told is the limit of one message."""
+    """The limit of one message that `broker` was opened with."""
     time_slack_ms = 0
     """How far the clock that stamps messages may be from `now_ms`."""
 
