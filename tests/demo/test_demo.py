@@ -1,4 +1,4 @@
-"""The demo: it passes on what is right, and its judge sees what is wrong."""
+"""The demo: it passes on what is right, and its compare sees what is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker_io.batch import Batch, Labels, Message
 from broker_io.position import Positions
 from txnbuffer.client.records import RecordBatch
 from txnbuffer.demo.flights import ARRIVALS, DEPARTURES, Hour
-from txnbuffer.demo.lanes import Seen, judge
+from txnbuffer.demo.lanes import Seen, compare
 
 
 def flight(number: int, key: bytes | None = b"plane") -> Message:
@@ -83,11 +83,11 @@ ENDED = {0: "0:1", 7: "0:2"}
 def test_the_judge_counts_every_kind_of_fault(found: Seen, lost: int, duplicated: int, uncommitted: int) -> None:
     good = seen(RECORDS)
     for live, again in ((found, good), (good, found)):
-        verdict = judge(HOURS, ENDED, live, again)
+        verdict = compare(HOURS, ENDED, live, again)
         assert verdict["records_expected"] == 4
         assert (verdict["lost"], verdict["duplicated"], verdict["uncommitted_seen"]) == (lost, duplicated, uncommitted)
 
 
 def test_the_judge_takes_any_one_transaction_where_nobody_was_told() -> None:
-    verdict = judge(HOURS, {0: None}, seen(RECORDS, txn="0:5"), seen(RECORDS, txn="0:5"))
+    verdict = compare(HOURS, {0: None}, seen(RECORDS, txn="0:5"), seen(RECORDS, txn="0:5"))
     assert verdict["uncommitted_seen"] == 0

@@ -65,14 +65,14 @@ def conductor(site: Beside) -> Any:
 
 def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
     site = Beside(Told(tmp_path, SERVING, runs=True), Told(tmp_path))
-    conductor(site)._heed_services()
+    conductor(site)._check_services()
     assert site.reinforced == 0
 
 
 def test_the_standby_serves_once_the_other_has_lost_its_place(tmp_path: Path) -> None:
     standby = Told(tmp_path, "no JSON", "3", SERVING, runs=True)
     site = Beside(Told(tmp_path, SERVING, FENCED), standby)
-    conductor(site)._heed_services()
+    conductor(site)._check_services()
     assert (site.serving, site.reinforced, standby.port) == (standby, 1, 7)
 
 
@@ -80,19 +80,19 @@ def test_the_standby_serves_once_the_other_has_lost_its_place(tmp_path: Path) ->
 def test_a_service_that_ends_for_another_reason_fails_the_demo(tmp_path: Path, last: str) -> None:
     site = Beside(Told(tmp_path, SERVING, last), Told(tmp_path, SERVING, runs=True))
     with pytest.raises(DemoFailed, match=r'ended on its own:\s{"event": "serving"'):
-        conductor(site)._heed_services()
+        conductor(site)._check_services()
 
 
 def test_a_standby_that_never_serves_fails_the_demo(tmp_path: Path) -> None:
     site = Beside(Told(tmp_path, FENCED), Told(tmp_path, "why it ended"))
-    with pytest.raises(DemoFailed, match="did not come to 'serving':\nwhy it ended"):
-        conductor(site)._heed_services()
+    with pytest.raises(DemoFailed, match="did not log 'serving':\nwhy it ended"):
+        conductor(site)._check_services()
 
 
 def test_a_broker_that_ends_on_its_own_fails_the_demo(tmp_path: Path) -> None:
     site = Beside(Told(tmp_path, runs=True), Told(tmp_path), alive=False)
     with pytest.raises(DemoFailed, match="the broker ended on its own:\nno space left"):
-        conductor(site)._heed_services()
+        conductor(site)._check_services()
 
 
 def test_a_broker_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""The demonstration: a year of flights written in transactions, with processes killed all the while."""
+"""The demo: a year of flights written in transactions while processes are killed"""

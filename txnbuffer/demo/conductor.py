@@ -1,4 +1,4 @@
-"""Runs the demo: services, producers and reader, kills without warning, and the verdict at the end."""
+"""Conductor of the demo: starts services, producers and the reader, kills processes, and compares the result"""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from txnbuffer.demo.sites import Site
 PRODUCERS = 2
 
 FIRST = 20
-"""Ended transactions after which both topics exist and the reader begins."""
+"""Ended transactions after which both topics exist and the reader starts."""
 
-LOOK = 0.5
-"""Seconds of silence after which services are looked at."""
+CHECK_INTERVAL = 0.5
+"""Seconds without a message after which the services are checked."""
 
-TELL_EVERY = 1000
-"""Transactions between two lines about how far it is."""
+PROGRESS_TRANSACTIONS = 1000
+"""Transactions between two lines of progress."""
 
 Narrate = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Report:
-    """What the demo ends with; the three counts that follow `records_read` must be 0."""
+    """The result of the demo; the three counts after `records_read` must be 0."""
 
     records_expected: int = 0
     records_read: int = 0
@@ -51,10 +51,10 @@ class Report:
 
 @dataclass(slots=True)
 class Conductor:
-    """One run of the demo. `kills` SIGKILLs for services fall at random points, one of them in recovery, and
-    `broker_kills` for the broker, if the site has one.
+    """One run of the demo.
 
-    One producer is killed as well. `transactions`: only the first so many hours of the year; None for all.
+    Kills services `kills` times at random moments, once during recovery, the broker of the site, if any, `broker_kills`
+    times, and one producer. `transactions`: number of hours of the year to write; None for all.
     """
 
     site: Site
@@ -74,7 +74,7 @@ class Conductor:
         of_broker = f", {self.broker_kills} of the broker" if self.broker_kills else ""
         self.narrate(
             f"{len(hours):,} transactions from {PRODUCERS} processes, one in ten aborted on purpose; "
-            f"{self.kills} kills of the service to come{of_broker}, and one of a producer"
+            f"{self.kills} kills of the service{of_broker}, and one of a producer will follow"
         )
         try:
             self.site.start()
@@ -85,8 +85,8 @@ class Conductor:
             self._write_all(hours)
             seconds = time.monotonic() - started
             self.report.transactions_per_second = round(len(self.ended) / seconds, 1)
-            self.narrate("all is written; the reader compares every record with the source …")
-            self._take_verdict()
+            self.narrate("all transactions are written; the reader compares every record with the input …")
+            self._compare()
         finally:
             for child in (*self.children.values(), *([self.reader] if self.reader else [])):
                 child.stop()
@@ -99,38 +99,40 @@ class Conductor:
         producer_mark = self.chance.randrange(FIRST, len(hours) // 2)
         self.children = {share: self._producer(hours, share) for share in range(PRODUCERS)}
         while self.children:
-            self._listen()
+            self._receive()
             if self.reader is None and len(self.ended) >= FIRST:
-                self.reader = Child(follow, self.site.way(), hours)
+                self.reader = Child(follow, self.site.connect_arguments(), hours)
             if broker_marks and len(self.ended) >= broker_marks[0]:
                 broker_marks.pop(0)
                 self._kill_broker()
             if marks and len(self.ended) >= marks[0]:
                 marks.pop(0)
-                # The kill falls anywhere in what is under way, not at the end of a transaction.
+                # The delay lets the kill fall anywhere in the open transactions, not at the end of one.
                 time.sleep(self.chance.uniform(0, 0.02))
                 self._kill_service()
                 self._recover()
             if not self.report.producer_kills and len(self.ended) >= producer_mark and self.children:
                 self._kill_producer(hours)
-            self._heed_services()
+            self._check_services()
         if self.report.kills < self.kills or broker_marks:
-            raise DemoFailed(f"the year was over after {self.report.kills} kills: choose fewer, or more transactions")
+            raise DemoFailed(
+                f"the input ended after {self.report.kills} kills: choose fewer kills or more transactions"
+            )
 
     def _producer(self, hours: list[Hour], share: int) -> Child:
-        return Child(produce, self.site.way(), hours, share, PRODUCERS)
+        return Child(produce, self.site.connect_arguments(), hours, share, PRODUCERS)
 
-    def _listen(self) -> None:
-        """Take what the producers say."""
+    def _receive(self) -> None:
+        """Receive the messages of the producers."""
         pipes = {child.pipe: share for share, child in self.children.items()}
         deadline = time.monotonic() + MAX_WAIT
-        while not (heard := wait(list(pipes), timeout=LOOK)):
-            self._heed_services()
+        while not (heard := wait(list(pipes), timeout=CHECK_INTERVAL)):
+            self._check_services()
             if time.monotonic() > deadline:
-                raise DemoFailed(f"no producer said anything for {MAX_WAIT:.0f} s")
+                raise DemoFailed(f"no producer sent a message for {MAX_WAIT:.0f} s")
         for pipe in heard:
-            share = pipes[pipe]  # type: ignore[index]  # wait() gives back what it got
-            event, value = self.children[share].hear()
+            share = pipes[pipe]  # type: ignore[index]  # wait() returns the pipes that it got
+            event, value = self.children[share].receive()
             if event == "done":
                 self.children.pop(share).stop()
             else:
@@ -138,23 +140,23 @@ class Conductor:
 
     def _take(self, hour: int, txn: str | None) -> None:
         self.ended[hour] = txn or self.ended.get(hour)
-        if len(self.ended) % TELL_EVERY == 0:
+        if len(self.ended) % PROGRESS_TRANSACTIONS == 0:
             self.narrate(f"{len(self.ended):,} transactions have ended")
 
-    def _heed_services(self) -> None:
-        """Go over to the service that took over without a kill, as one may while the broker is away."""
+    def _check_services(self) -> None:
+        """Switch to a standby that took over without a kill, as may happen while the broker is down."""
         if self.site.broker is not None and not self.site.broker.alive:
             raise DemoFailed(f"the broker ended on its own:\n{end_of(self.site.broker.log())}")
         if self.site.serving.runs:
             return
         if not self.site.serving.said("failed", kind="CoordinatorStopped"):
             raise self.site.serving.failed("ended on its own")
-        self.narrate("the service lost its place to the one that stood by")
+        self.narrate("the standby took over from the active service")
         self.site.succeed()
         self._take_over(None)
 
     def _take_over(self, since: float | None) -> None:
-        """Wait until the serving service serves, which it should since that time."""
+        """Wait until the active service serves; `since` is the start of its recovery."""
         self.site.serving.wait_for("serving")
         if since is not None:
             seconds = time.monotonic() - since
@@ -171,13 +173,13 @@ class Conductor:
         )
 
     def _recover(self) -> None:
-        """Let the next service take over; kill one of them while it recovers."""
+        """Start the next service; kill one of them during its recovery."""
         since = time.monotonic()
         self.site.succeed()
         if not self.report.kills_in_recovery:
             self.site.serving.wait_for("recovering")
             time.sleep(self.chance.uniform(0, 0.02))
-            if not self.site.serving.said("serving"):  # else it was quicker; the next kill tries again
+            if not self.site.serving.said("serving"):  # else it recovered faster; the next kill tries again
                 self._kill_service("in its recovery")
                 self.report.kills_in_recovery += 1
                 since = time.monotonic()
@@ -192,7 +194,7 @@ class Conductor:
         self.narrate(f"SIGKILL for the broker after {len(self.ended):,} transactions")
         started = time.monotonic()
         self.site.broker.start()
-        self.narrate(f"the broker is up again after {time.monotonic() - started:.0f} s")
+        self.narrate(f"the broker is running again after {time.monotonic() - started:.0f} s")
 
     def _kill_producer(self, hours: list[Hour]) -> None:
         share = self.chance.choice(sorted(self.children))
@@ -203,10 +205,10 @@ class Conductor:
         self.narrate(f"SIGKILL for a producer after {len(self.ended):,} transactions")
         self.children[share] = self._producer(hours, share)
 
-    def _take_verdict(self) -> None:
+    def _compare(self) -> None:
         if self.reader is None:
-            raise DemoFailed("the year was over before the reader began: choose more transactions")
-        self.reader.tell(self.ended)
-        _, verdict = self.reader.hear(timeout=2 * MAX_WAIT)
-        for name, number in verdict.items():
+            raise DemoFailed("the input ended before the reader started: choose more transactions")
+        self.reader.send(self.ended)
+        _, counts = self.reader.receive(timeout=2 * MAX_WAIT)
+        for name, number in counts.items():
             setattr(self.report, name, number)

@@ -1,9 +1,8 @@
-"""A producer process of the demo: writes its share of the hours, each exactly once, whoever dies meanwhile.
+"""Producer and reader processes of the demo
 
-Its lanes work side by side. A lane is a named producer that counts its hours, so that after a lost
-answer or its own death it goes on exactly behind the last hour that committed.
-
-The demo's reader process: follows both topics live and judges at the end what it saw.
+A producer process writes every n-th hour exactly once, in several concurrent lanes. A lane is a named producer that
+numbers its hours, so after a lost response or a kill it resumes after the last committed hour. The reader process reads
+both topics live and at the end compares its records with the input.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ LANES = 16
 
 
 class PlannedAbort(Exception):
-    """Leaves a transaction that is to be aborted."""
+    """Raised to abort a transaction on purpose."""
 
 
-def produce(pipe: Connection, way: ConnectArguments, hours: list[Hour], share: int, shares: int) -> None:
-    """Write every `shares`-th hour from `share` on; tell the conductor of each that has ended, and of the end."""
-    asyncio.run(_produce(pipe, way, hours[share::shares], f"demo-{share}"))
+def produce(pipe: Connection, arguments: ConnectArguments, hours: list[Hour], share: int, shares: int) -> None:
+    """Write every `shares`-th hour from `share` on; report each ended transaction and the end to the conductor."""
+    asyncio.run(_produce(pipe, arguments, hours[share::shares], f"demo-{share}"))
     pipe.send(("done", None))
 
 
-async def _produce(pipe: Connection, way: ConnectArguments, hours: list[Hour], name: str) -> None:
-    client = await way.open()
+async def _produce(pipe: Connection, arguments: ConnectArguments, hours: list[Hour], name: str) -> None:
+    client = await arguments.open()
     try:
         lanes = [Lane(client, f"{name}-{number}", hours[number::LANES], pipe) for number in range(LANES)]
         await asyncio.gather(*(lane.write_all() for lane in lanes))
@@ -70,14 +69,14 @@ class Lane:
     pipe: Connection
 
     async def write_all(self) -> None:
-        """Write all hours behind the last committed one, one after the other."""
+        """Write all hours after the last committed one, in order."""
         committed = await self.client.committed_number(self.name)
         for number, hour in enumerate(self.hours[committed:], committed + 1):
             txn = await (self._abort(hour) if hour.aborted_on_purpose else self._commit(hour, number))
             self.pipe.send(("ended", (hour.number, txn)))
 
     async def _commit(self, hour: Hour, number: int) -> str | None:
-        """Commit an hour once; the id of its transaction, None if it had committed before anybody was told."""
+        """Commit an hour once; the id of its transaction, or None if an earlier attempt had committed unnoticed."""
         from txnbuffer import AlreadyCommitted, OutcomeUnknown, ServiceUnavailable
 
         async def write(txn: Transaction) -> str:
@@ -90,7 +89,7 @@ class Lane:
             except AlreadyCommitted:
                 return None
             except (OutcomeUnknown, ServiceUnavailable):
-                continue  # the number tells whether it committed
+                continue  # the number shows whether it committed
 
     async def _abort(self, hour: Hour) -> str | None:
         from txnbuffer import Error
@@ -108,20 +107,20 @@ class Lane:
 Seen: TypeAlias = "dict[str, list[RecordBatch]]"
 
 
-def follow(pipe: Connection, way: ConnectArguments, hours: list[Hour]) -> None:
-    """Read live until the conductor tells how all transactions ended; then read all again, compare, and report."""
-    with contextlib.closing(way.open_sync()) as client:
+def follow(pipe: Connection, arguments: ConnectArguments, hours: list[Hour]) -> None:
+    """Read live until the conductor sends the outcomes; then read everything again, compare and report."""
+    with contextlib.closing(arguments.open_sync()) as client:
         live = read(client, pipe)
         again = read(client, None)
-        pipe.send(("verdict", judge(hours, pipe.recv(), live, again)))
+        pipe.send(("counts", compare(hours, pipe.recv(), live, again)))
 
 
-def judge(hours: list[Hour], ended: Mapping[int, str | None], live: Seen, again: Seen) -> dict[str, int]:
-    """Compare record by record what two readers saw with what the source says must be there.
+def compare(hours: list[Hour], ended: Mapping[int, str | None], live: Seen, again: Seen) -> dict[str, int]:
+    """Compare the records of two readers with the input; the counts of the report.
 
-    `ended`: the id of the transaction that ended each hour, None where its producer died before it could tell.
+    `ended`: the id of the transaction that ended each hour, None if its producer was killed before it reported it.
     """
-    verdict: Counter[str] = Counter(records_expected=0, records_read=0, lost=0, duplicated=0, uncommitted_seen=0)
+    counts: Counter[str] = Counter(records_expected=0, records_read=0, lost=0, duplicated=0, uncommitted_seen=0)
     hour_of = {
         record_id(message.value or b""): hour.number
         for hour in hours
@@ -136,32 +135,32 @@ def judge(hours: list[Hour], ended: Mapping[int, str | None], live: Seen, again:
             if hour.number not in aborted
             for message in hour.records[topic]
         )
-        verdict["records_expected"] += expected.total()
+        counts["records_expected"] += expected.total()
         for seen in (live, again):
             records = list(itertools.chain.from_iterable(seen[topic]))
             found = Counter((record.key, record.value, record.event_time) for record in records)
-            verdict["lost"] += (expected - found).total()
-            verdict["duplicated"] += (found - expected).total()
-            verdict["duplicated"] += sum(record.seqno != n for n, record in enumerate(records, 1))
-            verdict["uncommitted_seen"] += sum(not _committed(record, hour_of, aborted, ended) for record in records)
-        verdict["records_read"] += sum(map(len, live[topic]))
-    return dict(verdict)
+            counts["lost"] += (expected - found).total()
+            counts["duplicated"] += (found - expected).total()
+            counts["duplicated"] += sum(record.seqno != n for n, record in enumerate(records, 1))
+            counts["uncommitted_seen"] += sum(not _committed(record, hour_of, aborted, ended) for record in records)
+        counts["records_read"] += sum(map(len, live[topic]))
+    return dict(counts)
 
 
 def _committed(record: Record, hour_of: Mapping[int, int], aborted: set[int], ended: Mapping[int, str | None]) -> bool:
-    """Whether a record belongs to the very transaction that committed its hour, as far as anybody was told."""
+    """Whether a record belongs to the transaction that committed its hour, if that is known."""
     try:
         hour = hour_of[record_id(record.value or b"")]
     except (ValueError, KeyError):
         return False
     if hour in aborted or record.txn is None:
         return False
-    told = ended.get(hour)
-    return told is None or TxnId.parse(told) == record.txn
+    committed = ended.get(hour)
+    return committed is None or TxnId.parse(committed) == record.txn
 
 
 def read(client: SyncClient, pipe: Connection | None) -> Seen:
-    """Read both topics from the beginning to their end; with a pipe, live until there is a word in it."""
+    """Read both topics from the beginning to their end; with a pipe, live until a message arrives in it."""
     seen: Seen = {topic: [] for topic in TOPICS}
     with client.reader(TOPICS) as reader:
         while True:

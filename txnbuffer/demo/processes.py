@@ -1,4 +1,4 @@
-"""The children of the demo, forked from the conductor."""
+"""Child processes of the demo, forked from the conductor"""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, TypeAlias
 from broker_io.errors import Error
 
 MAX_WAIT = 120.0
-"""Seconds without a word from a process after which the demo gives up."""
+"""Seconds without a message from a process after which the demo fails."""
 
-Word: TypeAlias = tuple[str, Any]
+ChildMessage: TypeAlias = tuple[str, Any]
 
 
 class DemoFailed(Error):
-    """A process of the demo died on its own, or fell silent."""
+    """A process of the demo ended by itself, or sent no message."""
 
 
 class Child:
-    """A forked process that talks to us over a pipe; forking spares loading the year again."""
+    """A forked process that sends messages over a pipe; forking avoids loading the input again."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("fork")
@@ -30,36 +30,36 @@ class Child:
         self._process.start()
         theirs.close()
 
-    def hear(self, timeout: float = MAX_WAIT) -> Word:
-        """The next word of the child. Raises DemoFailed if it died, failed or is silent."""
+    def receive(self, timeout: float = MAX_WAIT) -> ChildMessage:
+        """The next message of the child. Raises DemoFailed if it ended, failed or sends none."""
         try:
             if not self.pipe.poll(timeout):
-                raise DemoFailed(f"a process of the demo said nothing for {timeout:.0f} s")
+                raise DemoFailed(f"a process of the demo sent no message for {timeout:.0f} s")
             event, value = self.pipe.recv()
         except EOFError:
             self._process.join()
-            raise DemoFailed(f"a process of the demo died with code {self._process.exitcode}") from None
+            raise DemoFailed(f"a process of the demo ended with exit code {self._process.exitcode}") from None
         if event == "failed":
             raise DemoFailed(f"a process of the demo failed: {value}")
         return event, value
 
-    def tell(self, word: Any) -> None:
-        """Raises as `hear` if the child is gone."""
+    def send(self, message: Any) -> None:
+        """Send a message to the child. Raises as `receive` if it has ended."""
         try:
-            self.pipe.send(word)
+            self.pipe.send(message)
         except BrokenPipeError:
-            self.hear()
-            raise DemoFailed("a process of the demo ended too early") from None
+            self.receive()
+            raise DemoFailed("a process of the demo ended before it received a message") from None
 
-    def kill(self) -> list[Word]:
-        """End the child with SIGKILL; what it had still said."""
+    def kill(self) -> list[ChildMessage]:
+        """End the child with SIGKILL; returns its remaining messages."""
         self._process.kill()
         self._process.join()
-        words: list[Word] = []
+        messages: list[ChildMessage] = []
         with contextlib.suppress(EOFError):
             while self.pipe.poll():
-                words.append(self.pipe.recv())
-        return words
+                messages.append(self.pipe.recv())
+        return messages
 
     def stop(self) -> None:
         self._process.kill()

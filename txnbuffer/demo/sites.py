@@ -1,7 +1,4 @@
-"""Where the demo takes place: on an embedded log with its service, or on a broker with two services beside it.
-
-A service process of the demo, `txnbuf serve` as a user runs it.
-"""
+"""Sites of the demo: an embedded log with its service, or a Pulsar broker with an active and a standby service"""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ if TYPE_CHECKING:
 
 
 SESSION_TIMEOUT = 5.0
-"""Seconds after which the service aborts what a killed producer left open; readers wait so long."""
+"""Seconds after which the service aborts the open transactions of a killed producer."""
 
 POLL = 0.002
 
 
 class DemoService:
-    """The service of the log at an address; on one port over all its lives."""
+    """A `txnbuf serve` process for the log at an address; it keeps its port over restarts."""
 
     def __init__(self, address: str, log_file: str, *flags: str) -> None:
         self._address = address
@@ -39,11 +36,11 @@ class DemoService:
         self._flags = flags
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = 0
+        self._log_start = 0
 
     def start(self) -> None:
-        """Begin a life; `wait_for` tells how far it has come."""
-        self._told = Path(self._log_file).stat().st_size if Path(self._log_file).exists() else 0
+        """Start the process; `wait_for` waits for its events."""
+        self._log_start = Path(self._log_file).stat().st_size if Path(self._log_file).exists() else 0
         command = [sys.executable, "-m", "txnbuffer", "serve", self._address]
         command += ["--listen", f"127.0.0.1:{self.port}", "--http", ""]
         command += ["--set", f"transactions.session_timeout={SESSION_TIMEOUT}", *self._flags]
@@ -51,36 +48,36 @@ class DemoService:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
 
     def wait_for(self, event: str) -> None:
-        """Wait until this life has logged an event. Raises DemoFailed with its log if it ends before."""
+        """Wait until the process has logged an event. Raises DemoFailed with its log if it ends before."""
         deadline = time.monotonic() + MAX_WAIT
         while not self.said(event):
             if not self.runs or time.monotonic() > deadline:
-                raise self.failed(f"did not come to {event!r}")
+                raise self.failed(f"did not log {event!r}")
             time.sleep(POLL)
 
-    def said(self, event: str, **facts: Any) -> bool:
-        """Whether this life has logged an event, with these facts among others."""
+    def said(self, event: str, **fields: Any) -> bool:
+        """Whether the process has logged an event with these fields."""
         for entry in self._events():
-            if entry.get("event") == event and facts.items() <= entry.items():
+            if entry.get("event") == event and fields.items() <= entry.items():
                 self.port = entry.get("port", self.port)
                 return True
         return False
 
     @property
     def runs(self) -> bool:
-        """Whether this life has begun and has not ended."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     def failed(self, what: str) -> DemoFailed:
-        """An error that says what the service did, and shows the log of this life."""
+        """An error that says what the service did and shows its log."""
         return DemoFailed(f"the service {what}:\n{self._log().decode(errors='replace')}")
 
     def kill(self) -> None:
-        """End this life with SIGKILL."""
+        """End the process with SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End this life, if there is one, as an operator would."""
+        """End the process, if it runs, with SIGTERM."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
@@ -98,7 +95,7 @@ class DemoService:
 
     def _log(self) -> bytes:
         with open(self._log_file, "rb") as log:
-            log.seek(self._told)
+            log.seek(self._log_start)
             return log.read()
 
 
@@ -107,13 +104,13 @@ PAUSE = 0.5
 
 
 class ConnectArguments(NamedTuple):
-    """What `connect` takes to reach the site."""
+    """The arguments of `connect` for a site."""
 
     address: str
     options: dict[str, Any]
 
     async def open(self) -> Client:
-        """Connect, once the site answers: a broker may have been killed this very moment."""
+        """Connect; retries while the broker is down."""
         from txnbuffer import ServiceUnavailable, connect
 
         deadline = time.monotonic() + MAX_WAIT
@@ -126,43 +123,43 @@ class ConnectArguments(NamedTuple):
                 await asyncio.sleep(PAUSE)
 
     def open_sync(self) -> SyncClient:
-        """The same without asyncio."""
+        """Connect without asyncio."""
         from txnbuffer.client.sync_client import SyncClient
 
         return SyncClient.open(self.open)
 
 
 class Site(Protocol):
-    """Services, one of which serves, and what they need. `since`: what a recovery begins with."""
+    """One active service, perhaps a standby and a broker. `since` names the start of a recovery in messages."""
 
     since: str
 
     @property
     def serving(self) -> DemoService:
-        """The service that serves, as far as is known."""
+        """The active service."""
 
     @property
     def broker(self) -> StandaloneProcess | None:
-        """What may be killed besides services."""
+        """The broker of the site, if it has one."""
 
     def start(self) -> None:
-        """Start what services need."""
+        """Start what the services need."""
 
     def succeed(self) -> None:
-        """Let the next service, or the first, be the serving one, which has begun its life then."""
+        """Make the standby, or a new service, the active one."""
 
-    def way(self) -> ConnectArguments:
-        """To be asked once a service serves."""
+    def connect_arguments(self) -> ConnectArguments:
+        """The arguments of `connect`; call it when a service serves."""
 
     def reinforce(self) -> None:
-        """Have a service stand by, where one can."""
+        """Start a standby, if the site has one."""
 
     def stop(self) -> None:
-        """End what runs."""
+        """End all processes."""
 
 
 class EmbeddedSite:
-    """A service that owns the log in a directory, started again whenever it was killed."""
+    """A service that owns the log in a directory, restarted after each kill."""
 
     since = "its start"
     broker = None
@@ -173,7 +170,7 @@ class EmbeddedSite:
     def start(self) -> None:
         pass
 
-    def way(self) -> ConnectArguments:
+    def connect_arguments(self) -> ConnectArguments:
         return ConnectArguments(f"txnbuf://127.0.0.1:{self.serving.port}", {"timeout": MAX_WAIT})
 
     def succeed(self) -> None:
@@ -187,9 +184,9 @@ class EmbeddedSite:
 
 
 class ClusterSite:
-    """A broker of our own with two services beside it, one of which stands by.
+    """A Pulsar broker with an active and a standby service.
 
-    `home` is that of Pulsar's server distribution; data and logs stand in the directory `scratch`.
+    `home` is the directory of the Pulsar server distribution; data and logs are in the directory `scratch`.
     """
 
     since = "the other one's end"
@@ -206,7 +203,7 @@ class ClusterSite:
         self.broker.start()
         self._address = f"{self.broker.url}/{self.broker.namespace()}"
 
-    def way(self) -> ConnectArguments:
+    def connect_arguments(self) -> ConnectArguments:
         options = {"admin_url": self.broker.admin, "max_unavailable": MAX_WAIT}
         return ConnectArguments(self._address, {"max_unavailable": MAX_WAIT, "broker_options": options})
 
@@ -221,12 +218,12 @@ class ClusterSite:
     def stop(self) -> None:
         try:
             for service in self._services:
-                service.kill()  # to drain would mean to wait for the broker, which may be gone
+                service.kill()  # draining would wait for the broker, which may be down
         finally:
             self.broker.remove()
 
     def _started(self) -> DemoService:
-        """A service that stands by until nobody serves."""
+        """A new service, started as a standby."""
         log = os.path.join(self._scratch, f"service-{len(self._services)}.log")
         service = DemoService(self._address, log, "--standby", "--admin-url", self.broker.admin)
         self._services.append(service)
