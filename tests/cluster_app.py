@@ -51,8 +51,8 @@ async def app_on(engine: Engine, broker: Broker, *topics: str, ids: int = 100) -
 
 
 @asynccontextmanager
-async def beside(cluster: MemoryBroker, **options: Any) -> AsyncIterator[tuple[Engine, MemoryBroker]]:
-    """An engine beside a cluster, and the connection to it that the engine has, for faults."""
+async def cluster_engine(cluster: MemoryBroker, **options: Any) -> AsyncIterator[tuple[Engine, MemoryBroker]]:
+    """An engine in cluster mode, and its connection to the cluster, to inject faults."""
     with cluster.connect() as broker:
         async with engine_on(broker, shared=True, **options) as engine:
             yield engine, broker

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from cluster_app import App, app_on, beside
+from cluster_app import App, app_on
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch
 from broker_io.errors import ClusterRefused, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
+from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode
 from txnbuffer.coordinator.history import History
 from txnbuffer.coordinator.progress import IdSet, bitmap_of
@@ -60,7 +61,7 @@ def delete_all(cluster: MemoryBroker) -> None:
 
 @on_a_loop
 async def test_a_service_whose_log_is_deleted_ends_though_it_writes_nothing(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         delete_all(cluster)
         error = await engine.ended
         assert isinstance(error, LogDeleted)
@@ -69,7 +70,7 @@ async def test_a_service_whose_log_is_deleted_ends_though_it_writes_nothing(clus
 
 @on_a_loop
 async def test_it_ends_though_its_reader_waits_for_what_never_comes(cluster, monkeypatch):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         monkeypatch.setattr(broker, "incarnation", lambda _: "another one")
         assert isinstance(await engine.ended, LogDeleted)
 
@@ -77,7 +78,7 @@ async def test_it_ends_though_its_reader_waits_for_what_never_comes(cluster, mon
 @on_a_loop
 async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
     monkeypatch.setattr(beside_module, "CHECK_INTERVAL", 60.0)
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "orders")
         txn = next(app.ids)
         await app.write("orders", [txn])
@@ -91,7 +92,7 @@ async def test_one_that_decides_meanwhile_says_the_same(cluster, monkeypatch):
 
 @on_a_loop
 async def test_a_log_that_is_missed_for_a_moment_ends_nothing(cluster, monkeypatch):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         asked, told = 0, broker.incarnation
 
         def incarnation(topic: str) -> str:
@@ -115,7 +116,7 @@ async def test_a_log_that_is_missed_for_a_moment_ends_nothing(cluster, monkeypat
 
 @on_a_loop
 async def test_a_standby_whose_log_is_deleted_ends(cluster):
-    async with beside(cluster):
+    async with cluster_engine(cluster):
         standby = Standby(cluster.connect())
         waiting = asyncio.ensure_future(standby.wait(asyncio.Event()))
         while standby._log is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from cluster_app import app_on, beside
+from cluster_app import app_on
 from service_setup import eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import AppendUnknown
 from broker_io.memory import MemoryBroker
 from broker_io.port import Ledger
+from tests.cluster_app import cluster_engine
 from txnbuffer.errors import RegistrationFailed
 from txnbuffer.model import Marker, Outcome
 from txnbuffer.protocol import MARKER, decode_marker
@@ -55,12 +56,12 @@ def borders(broker: MemoryBroker, topic: str) -> list[Marker]:
 
 @on_a_loop
 async def test_a_topic_that_is_registered_is_never_empty(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
         (border,) = borders(cluster, "a")
         assert (border.coordinator, border.epoch, border.items) == (0, engine.coordinator.epoch, ())
     cluster.load("a")
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a").problem is None
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
@@ -75,17 +76,17 @@ async def test_what_was_registered_without_a_message_gets_one_when_a_service_sta
     with SnapshotManager(cluster.connect()) as keeper:
         keeper.recover()
         keeper.register("a")
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         await eventually(lambda: len(messages(cluster, "a")) == 1)
         assert engine.topics.get("a").problem is None
     cluster.load("a")
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a").problem is None
 
 
 @on_a_loop
 async def test_a_topic_is_not_registered_before_its_border_stands(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         broker.faults.fail_append(AppendUnknown("who knows"), topic="a")
         with pytest.raises(RegistrationFailed, match="who knows"):
             await app_on(engine, cluster, "a")
@@ -97,7 +98,7 @@ async def test_a_topic_is_not_registered_before_its_border_stands(cluster):
 @on_a_loop
 async def test_a_log_that_lasts_gets_none():
     with MemoryBroker() as embedded:
-        async with beside(embedded) as (engine, _):
+        async with cluster_engine(embedded) as (engine, _):
             await app_on(engine, embedded, "a")
             assert messages(embedded, "a") == []
 
@@ -107,6 +108,6 @@ async def test_a_log_that_has_a_message_gets_none(cluster):
     cluster.create_topic("a")
     with cluster.writer("a") as writer:
         writer.append(Batch.of([Message(None, b"first")])).result()
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
         assert borders(cluster, "a") == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from cluster_app import app_on, beside
+from cluster_app import app_on
 from commands import txnbuf
 from pyroaring import BitMap64
 from raw_session import transactional
@@ -15,6 +15,7 @@ from broker_io.errors import StillHeld
 from broker_io.file import FileBroker
 from broker_io.memory import MemoryBroker
 from snapshots.shards import ONLY
+from tests.cluster_app import cluster_engine
 from txnbuffer.buffer.buffer import TransactionBuffer
 from txnbuffer.buffer.sets import CoordinatorState
 from txnbuffer.coordinator.decisions import TOPIC, EndedIds, Group, Lease, LowWaterMark, Owner, Retired, Row, encode
@@ -84,7 +85,7 @@ async def marked(engine: Engine, topic: str, least: int) -> None:
 
 async def half_done(cluster: MemoryBroker) -> None:
     """One transaction committed, one open, one whose marker stands in one of its two topics; then a crash."""
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         await app.write("a", [1, 2, 3], b"old")
         await app.write("b", [3], b"old")
@@ -113,7 +114,7 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
         assert found.open_transactions(ONLY) == {2: {"a"}, 3: {"a"}}
         assert found.halves(ONLY) == [3]
         assert read_decisions(cluster, ONLY).lost is None
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a", "b", ids=10)
             first = next(app.ids)
             assert first > ID_MARGIN
@@ -129,7 +130,7 @@ async def test_a_decision_log_that_was_deleted_is_not_served_until_it_is_begun_a
 @on_a_loop
 async def test_a_deleted_log_is_missed_though_nothing_was_marked():
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, broker):
+        async with cluster_engine(cluster) as (engine, broker):
             app = await app_on(engine, cluster, "a")
             broker.faults.hold(topic="a", written=False)
             await app.write("a", [1])
@@ -146,7 +147,7 @@ async def test_a_deleted_log_is_missed_though_nothing_was_marked():
 @on_a_loop
 async def test_an_older_copy_of_the_decision_log_is_not_served():
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a", ids=10)
             with cluster.reader(TOPIC) as reader:
                 copy = reader.read()
@@ -166,7 +167,7 @@ async def test_an_older_copy_of_the_decision_log_is_not_served():
 async def test_ids_that_nobody_leased_are_no_sign_of_a_loss():
     with MemoryBroker() as cluster:
         for turn in (1, 2):
-            async with beside(cluster) as (engine, _):
+            async with cluster_engine(cluster) as (engine, _):
                 await app_on(engine, cluster, "a")
                 with cluster.writer("a") as writer:
                     writer.append(transactional([1000 * turn])).result()
@@ -182,7 +183,7 @@ def ended(engine: Engine) -> list[TxnId]:
 @on_a_loop
 async def test_a_log_that_is_served_is_not_begun_anew():
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             with pytest.raises(StillHeld, match="stop it, and those that stand by"):
                 reset_decisions(cluster, ONLY, "test")
             with pytest.raises(StillHeld, match="stop it"), exclusive_writer(cluster, ONLY):
@@ -194,7 +195,7 @@ async def test_a_log_that_is_served_is_not_begun_anew():
 @on_a_loop
 async def test_what_is_whole_stays_as_it_is():
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             await app_on(engine, cluster, "a")
         end = cluster.last_position(TOPIC)
         assert reset_decisions(cluster, ONLY, "test").lost is None

@@ -6,11 +6,12 @@ import asyncio
 import threading
 from unittest.mock import patch
 
-from cluster_app import app_on, beside
+from cluster_app import app_on
 from service_setup import engine_on, eventually, on_a_loop, session_on, visible
 
 from broker_io.file import FileBroker, log
 from broker_io.memory import MemoryBroker
+from tests.cluster_app import cluster_engine
 from txnbuffer.model import Outcome
 from txnbuffer.rpc.frames import ClientFrame, NamedRequest
 from txnbuffer.service.engine import Engine
@@ -73,7 +74,7 @@ async def test_topics_that_are_registered_together_share_manifests(tmp_path):
 @on_a_loop
 async def test_a_new_topic_is_asked_about_once_before_it_is_followed():
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, broker):
+        async with cluster_engine(cluster) as (engine, broker):
             app = await app_on(engine, cluster)
             with (
                 patch.object(broker, "last_position", wraps=broker.last_position) as ends,
@@ -88,7 +89,7 @@ async def test_a_new_topic_is_asked_about_once_before_it_is_followed():
 async def test_a_thousand_topics_of_a_cluster_are_followed_by_a_few_threads():
     before = threading.active_count()
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             names = [f"t{number}" for number in range(1000)]
             app = await app_on(engine, cluster, *names)
             assert threading.active_count() - before < 64

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster_app import App, app_on, beside
+from cluster_app import App, app_on
 from service_setup import engine_on, eventually, on_a_loop
 
 from broker_io.errors import ServiceUnavailable
 from broker_io.memory import MemoryBroker
+from tests.cluster_app import cluster_engine
 from txnbuffer.model import Outcome, TxnId
 from txnbuffer.protocol import MARKER, decode_marker
 from txnbuffer.rpc.frames import Abort
@@ -59,7 +60,7 @@ async def written(engine: Engine, cluster: MemoryBroker, *topics: str) -> tuple[
 
 @on_a_loop
 async def test_a_commit_is_told_once_however_long_its_marker_is_not_read(cluster: MemoryBroker) -> None:
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app, txn = await written(engine, cluster, "a")
         topic = engine.topics.by_name["a"]
         assert topic.follower is not None
@@ -68,16 +69,16 @@ async def test_a_commit_is_told_once_however_long_its_marker_is_not_read(cluster
         await eventually(lambda: engine.coordinator.has_ended(txn))
         await asyncio.sleep(MANY * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
-        assert topic.doubted == {TxnId(0, txn)}
+        assert topic.awaiting_markers == {TxnId(0, txn)}
         topic.follower.paused -= 1
-        await eventually(lambda: not topic.doubted)
+        await eventually(lambda: not topic.awaiting_markers)
         await asyncio.sleep(3 * TICK)
         assert told(cluster, "a", txn) == [Outcome.COMMIT]
 
 
 @on_a_loop
 async def test_a_commit_that_still_waits_for_another_topic_is_told_once(cluster: MemoryBroker) -> None:
-    async with beside(cluster) as (engine, its):
+    async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a", "b")
         topic = engine.topics.by_name["a"]
         assert topic.follower is not None
@@ -113,7 +114,7 @@ async def test_an_abort_is_queued_once_while_nothing_can_be_written(
     cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """`named`: the client tells of the topic; else its buffer asks."""
-    async with beside(cluster) as (engine, its):
+    async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a")
         away = Away(its, "a", monkeypatch)
         topic = engine.topics.by_name["a"]
@@ -133,7 +134,7 @@ async def test_an_abort_is_queued_once_while_nothing_can_be_written(
 async def test_a_new_owner_queues_once_what_was_decided_before(
     cluster: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with beside(cluster) as (engine, its):
+    async with cluster_engine(cluster) as (engine, its):
         app, txn = await written(engine, cluster, "a")
         its.faults.hold(topic="a", written=False)
         assert await app.commit(txn, "a") is Outcome.COMMIT

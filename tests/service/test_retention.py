@@ -80,7 +80,7 @@ async def test_nothing_goes_until_it_is_certain_that_nobody_else_is_the_owner():
             config,
             engine.clock,
             engine.coordinator.consumer_groups.floor,
-            prove=engine.prove,
+            prove_ownership=engine.prove_ownership,
         )
 
         async def check() -> None:

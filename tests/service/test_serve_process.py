@@ -115,8 +115,8 @@ def test_an_address_that_is_none_is_refused_before_anything_is_told():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say once which log to serve"),
-        (["file:x", "--broker", "file:x"], "say once which log to serve"),
+        ([], "give the log to serve exactly once"),
+        (["file:x", "--broker", "file:x"], "give the log to serve exactly once"),
         (["file:x", "--standby"], "--standby requires a cluster"),
         (["file:x", "--fence"], "--fence requires a cluster"),
         (["--broker", "pulsar://127.0.0.1:1/p/n", "--fence", "--standby"], "--standby and --fence exclude each other"),
@@ -145,7 +145,7 @@ def test_operators_reach_a_service_with_tls(tmp_path):
     with ServiceProcess(tmp_path / "log", "--tls-cert", cert, "--tls-key", key) as service:
         command = ["list", "--service", f"127.0.0.1:{service.port}"]
         done = txnbuf(*command, "--tls-ca", cert)
-        assert (done.returncode, done.stdout) == (0, "topics: nothing there\n")
+        assert (done.returncode, done.stdout) == (0, "topics: nothing found\n")
         done = txnbuf(*command)
         assert done.returncode == 3
         assert "no service answers" in done.stderr

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from cluster_app import app_on, beside
+from cluster_app import app_on
 from http_answers import get
 from raw_session import InProcess, OverGrpc, RawSession
 from running_services import Running, owners, service
@@ -17,6 +17,7 @@ from broker_io.batch import Batch
 from broker_io.errors import DiskFailed, PositionTrimmed, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from broker_io.position import EARLIEST
+from tests.cluster_app import cluster_engine
 from txnbuffer.config import ServiceConfig
 from txnbuffer.coordinator.decisions import TOPIC, Lease, Owner, encode, tombstone
 from txnbuffer.errors import InvalidConfiguration
@@ -45,7 +46,7 @@ def waiting(cluster: MemoryBroker) -> tuple[Standby, asyncio.Event, asyncio.Task
 
 @on_a_loop
 async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluster):
-    async with beside(cluster) as (active, its):
+    async with cluster_engine(cluster) as (active, its):
         app = await app_on(active, cluster, "a", "b")
         standby, _, turn = waiting(cluster)
         decided, opened = next(app.ids), next(app.ids)
@@ -60,7 +61,7 @@ async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluste
         assert [owner.epoch for owner in owners(cluster)] == [1]
         its.close()  # the cluster loses the connection: the process is gone, or as good as
         standing = await turn
-        async with beside(cluster, standby_state=standing) as (engine, _):
+        async with cluster_engine(cluster, standby_state=standing) as (engine, _):
             assert engine.coordinator.epoch == 2
             again = RawSession(InProcess(engine))
             await again.hello(app.session.session, [TxnId(0, opened)])
@@ -71,7 +72,7 @@ async def test_it_waits_for_the_owner_to_go_and_goes_on_with_what_it_left(cluste
 
 @on_a_loop
 async def test_it_stops_when_it_is_told_to_and_has_fenced_nobody(cluster):
-    async with beside(cluster) as (active, _):
+    async with cluster_engine(cluster) as (active, _):
         app = await app_on(active, cluster, "a")
         _, stop, turn = waiting(cluster)
         await asyncio.sleep(0.05)

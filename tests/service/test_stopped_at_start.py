@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 from unittest.mock import patch
 
 import pytest
-from cluster_app import App, app_on, beside
+from cluster_app import App, app_on
 from raw_session import InProcess, RawSession
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.errors import Damaged, Error, ServiceUnavailable
 from broker_io.memory import MemoryBroker
 from snapshots.errors import TopicDamaged
+from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
@@ -40,13 +41,13 @@ async def test_an_admin_interface_of_another_cluster_is_told_apart(cluster):
             pytest.raises(InvalidConfiguration, match="belong to the same cluster"),
         ):
             await Engine.start(broker, shared=True)
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         await app_on(engine, cluster, "a")
 
 
 async def decide_half(cluster: MemoryBroker) -> tuple[App, int]:
     """Commit a transaction of a and b, and crash before its marker stands in a. An id that is open on b is left."""
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn, left = next(app.ids), next(app.ids)
         for topic in ("a", "b"):

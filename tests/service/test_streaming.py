@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from cluster_app import app_on, beside
+from cluster_app import app_on
 from service_setup import engine_on, eventually, on_a_loop
 from source_tree import ROOT
 from streamed import Follower, client_of, write
@@ -16,6 +16,7 @@ from broker_io.batch import Batch, Message, PlacedBatch
 from broker_io.errors import TopicNotFound
 from broker_io.memory import MemoryBroker
 from broker_io.position import Positions
+from tests.cluster_app import cluster_engine
 from txnbuffer import ChangeBatch, FileTokens, MemoryTokens, ResumeToken, ServiceUnavailable, SQLiteTokens
 from txnbuffer.buffer import Sequenced
 from txnbuffer.client.reader import CommittedReader
@@ -280,7 +281,7 @@ async def test_the_index_of_snapshots_outlives_the_owner(broker):
 @on_a_loop
 async def test_streams_beside_a_cluster():
     with MemoryBroker() as cluster:
-        async with beside(cluster) as (engine, broker), client_of(engine, broker) as client:
+        async with cluster_engine(cluster) as (engine, broker), client_of(engine, broker) as client:
             app = await app_on(engine, cluster, "a")
             first, gone, last = next(app.ids), next(app.ids), next(app.ids)
             await app.write("a", [first, gone], size=2)

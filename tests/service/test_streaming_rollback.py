@@ -109,7 +109,7 @@ def test_where_a_ledger_is_missing_in_the_middle_history_branches_before_it() ->
     again = owner(broker)
     again.rebuild("t")
     assert [version.seqno for version in versions(again)] == [4, 0]
-    assert again.tail("t").cursors == {"cache": 4, "slow": 1}
+    assert again.followed("t").cursors == {"cache": 4, "slow": 1}
     assert again.sequencer("t").next_seqno == 6
 
 
@@ -118,7 +118,7 @@ def test_a_log_that_was_cut_branches_where_it_ends() -> None:
     keeper.close()
     topic = broker.log.topic("t")
     del topic.ledgers[2:]
-    topic.last = topic.ledgers[-1].runs[-1].positions.last
+    topic.last = topic.ledgers[-1].batches[-1].positions.last
     topic.roll()
     again = owner(broker)
     again.rebuild("t")
@@ -135,7 +135,7 @@ def test_a_log_that_has_lost_its_beginning_is_another_history() -> None:
     (only,) = versions(again)
     assert only.seqno == 0
     assert only.uuid != before[0].uuid
-    assert again.tail("t").cursors == {}
+    assert again.followed("t").cursors == {}
 
 
 @pytest.mark.parametrize("seqno", [3, 7])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_app import App, app_on, beside
+from cluster_app import App, app_on
 from raw_session import InProcess, RawSession, transactional
 from service_setup import QUICK, eventually, on_a_loop, visible
 
 from broker_io.batch import Batch, Message
 from broker_io.errors import Damaged, Fenced, ServiceUnavailable, TopicNotFound
 from broker_io.memory import MemoryBroker
+from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 from txnbuffer.coordinator.messages import Commit, CoordinatorConfig
 from txnbuffer.errors import CoordinatorStopped, InvalidConfiguration, TransactionAborted
@@ -45,7 +46,7 @@ async def ended(engine: Engine) -> BaseException:
 
 @on_a_loop
 async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         both, gone = next(app.ids), next(app.ids)
         await app.write("a", [both, gone], size=2)
@@ -60,7 +61,7 @@ async def test_what_commits_is_seen_everywhere_and_what_aborts_nowhere(cluster):
 
 @on_a_loop
 async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_becomes_of_its_marker(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -73,7 +74,7 @@ async def test_a_commit_is_answered_when_its_decision_is_durable_whatever_become
 
 @on_a_loop
 async def test_who_waits_for_visibility_waits_for_the_tails(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -92,7 +93,7 @@ async def test_who_waits_for_visibility_waits_for_the_tails(cluster):
 
 @on_a_loop
 async def test_records_sent_to_the_service_are_refused_with_one_clear_error(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         failures = await app.session.write(
             ("a", transactional([next(app.ids)])), ("new", Batch.of([Message(None, b"x")]))
@@ -106,7 +107,7 @@ async def test_records_sent_to_the_service_are_refused_with_one_clear_error(clus
 @on_a_loop
 async def test_clients_are_told_how_large_a_message_the_cluster_takes():
     with MemoryBroker(max_message_bytes=5000) as cluster:
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             app = await app_on(engine, cluster, "a")
             assert app.session.welcome.max_message_bytes == 5000
 
@@ -120,7 +121,7 @@ async def test_one_phase_can_not_be_beside_a_cluster(cluster):
 
 @on_a_loop
 async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
-    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, broker):
+    async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         for fault in (broker.faults.fail_append, broker.faults.lose_acknowledgement, broker.faults.fence_append):
             txn = next(app.ids)
@@ -136,7 +137,7 @@ async def test_a_marker_writer_that_dies_is_opened_again(cluster, quick):
 
 @on_a_loop
 async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(cluster, quick):
-    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, _):
+    async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -151,7 +152,7 @@ async def test_a_topic_that_somebody_holds_exclusively_is_named_and_waited_for(c
 
 @on_a_loop
 async def test_a_tail_that_fails_for_a_while_is_named_and_goes_on(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         for _ in range(3):
             broker.faults.fail_read(ServiceUnavailable("the broker is away"), topic="a")
@@ -165,7 +166,7 @@ async def test_a_tail_that_fails_for_a_while_is_named_and_goes_on(cluster):
 
 @on_a_loop
 async def test_a_tail_that_can_not_go_on_stops_its_topic_and_nothing_else(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         broker.faults.fail_read(Damaged("a", 5, "it is torn"), topic="a")
         await eventually(lambda: isinstance(engine.topics.get("a").problem, Damaged))
@@ -182,7 +183,7 @@ async def test_a_tail_that_can_not_go_on_stops_its_topic_and_nothing_else(cluste
 
 @on_a_loop
 async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(cluster, quick):
-    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, _):
+    async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -197,7 +198,7 @@ async def test_a_client_that_dies_holds_readers_back_no_longer_than_its_time(clu
 
 @on_a_loop
 async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(cluster, quick):
-    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, broker):
+    async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn])
@@ -216,7 +217,7 @@ async def test_a_topic_that_somebody_deletes_stops_and_nobody_waits_for_it(clust
 
 @on_a_loop
 async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
-    async with beside(cluster, config=CLUSTER_CONFIG) as (engine, _):
+    async with cluster_engine(cluster, config=CLUSTER_CONFIG) as (engine, _):
         app = await app_on(engine, cluster, "a")
         await app.write("a", [999_999])
         await eventually(lambda: tail(engine, "a").buffer.is_aborted(TxnId(0, 999_999)))
@@ -225,7 +226,7 @@ async def test_records_of_an_id_that_nobody_leased_are_aborted(cluster, quick):
 @pytest.mark.parametrize(("counted", "outcome"), [(2, Outcome.COMMIT), (3, TransactionAborted)])
 @on_a_loop
 async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, outcome):
-    async with beside(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
+    async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         await app.write("a", [txn], size=2)
@@ -236,7 +237,7 @@ async def test_counts_are_verified_where_that_is_asked_for(cluster, counted, out
 
 @on_a_loop
 async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
-    async with beside(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
+    async with cluster_engine(cluster, config=CoordinatorConfig(one_phase=False, verify_counts=True)) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         follower = engine.topics.get("a").follower
@@ -255,7 +256,7 @@ async def test_a_count_waits_until_the_tail_has_come_so_far(cluster):
 
 @on_a_loop
 async def test_the_next_owner_goes_on_where_the_last_one_crashed(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         done, decided, opened = next(app.ids), next(app.ids), next(app.ids)
         for topic in ("a", "b"):
@@ -268,7 +269,7 @@ async def test_the_next_owner_goes_on_where_the_last_one_crashed(cluster):
         engine.fail(CoordinatorStopped("as if it had crashed"))
         session = app.session.session
     assert visible(cluster, "b") == {b"v": 1}
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         assert engine.coordinator.epoch == 2
         again = RawSession(InProcess(engine))
         await again.hello(session, [TxnId(0, opened)])
@@ -278,7 +279,7 @@ async def test_the_next_owner_goes_on_where_the_last_one_crashed(cluster):
 
 @on_a_loop
 async def test_a_zombie_changes_nothing_that_readers_see(cluster):
-    async with beside(cluster) as (zombie, its):
+    async with cluster_engine(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
         acked, decided, undecided = next(app.ids), next(app.ids), next(app.ids)
         await app.write("a", [acked, decided, undecided])
@@ -287,7 +288,7 @@ async def test_a_zombie_changes_nothing_that_readers_see(cluster):
         its.faults.hold(topic=DECISIONS)
         app.session.link.send(ClientFrame(commits=(Commit(1000, TxnId(0, decided), ("a",), (1,)),)))
         await eventually(lambda: any(held.topic == DECISIONS for held in its.faults.held))
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             again = RawSession(InProcess(engine))
             await again.hello(app.session.session, [TxnId(0, decided), TxnId(0, undecided)])
             assert again.welcome.states[0][1].name == "COMMITTED"
@@ -303,7 +304,7 @@ async def test_a_zombie_changes_nothing_that_readers_see(cluster):
 
 @on_a_loop
 async def test_an_idle_zombie_learns_of_its_successor(cluster):
-    async with beside(cluster) as (zombie, _), beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (zombie, _), cluster_engine(cluster) as (engine, _):
         error = await ended(zombie)
         assert isinstance(error, CoordinatorStopped)
         assert "epoch 2 was seen on the decision log" in str(error)
@@ -313,11 +314,11 @@ async def test_an_idle_zombie_learns_of_its_successor(cluster):
 
 @on_a_loop
 async def test_a_zombie_can_not_write_snapshots(cluster):
-    async with beside(cluster) as (zombie, its):
+    async with cluster_engine(cluster) as (zombie, its):
         app = await app_on(zombie, cluster, "a")
         zombie.followers.stop()  # as if it were stopped
         await app.write("a", [next(app.ids)])
-        async with beside(cluster) as (engine, _):
+        async with cluster_engine(cluster) as (engine, _):
             before = cluster.last_position("__txnbuffer_snapshots")
             with pytest.raises(Exception, match="owner"):
                 await zombie.snapshots.snapshot(["a"])
@@ -328,7 +329,7 @@ async def test_a_zombie_can_not_write_snapshots(cluster):
 
 @on_a_loop
 async def test_a_run_that_the_broker_wrote_twice_is_visible_once(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn, other = next(app.ids), next(app.ids)
         first = await app.write("a", [txn], size=3)
@@ -343,7 +344,7 @@ async def test_a_run_that_the_broker_wrote_twice_is_visible_once(cluster):
 
 @on_a_loop
 async def test_snapshots_are_written_and_seqnos_go_on_over_owners(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         for _ in range(5):
             txn = next(app.ids)
@@ -352,7 +353,7 @@ async def test_snapshots_are_written_and_seqnos_go_on_over_owners(cluster):
         await eventually(lambda: tail(engine, "a").sequencing.sequencer.next_seqno == 11)
         await engine.snapshots.snapshot(["a"])
         assert engine.snapshots.problem is None
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         assert tail(engine, "a").sequencing.sequencer.next_seqno == 11
         app = App(cluster, RawSession(InProcess(engine)), range(0))
         await app.session.hello()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from cluster_app import app_on, beside
+from cluster_app import app_on
 from raw_session import InProcess, RawSession
 from service_setup import eventually, on_a_loop, visible
 
 from broker_io.errors import ServiceUnavailable, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
+from tests.cluster_app import cluster_engine
 from txnbuffer.coordinator.messages import Commit, State
 from txnbuffer.errors import CoordinatorStopped, NotVisible, RegistrationFailed, UnregisteredTopic
 from txnbuffer.model import Outcome, TxnId
@@ -58,7 +59,7 @@ async def noticed(engine: Engine, name: str) -> None:
 
 @on_a_loop
 async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         old, new = next(app.ids), next(app.ids)
         await app.write("a", [old], b"old")
@@ -75,7 +76,7 @@ async def test_a_topic_that_was_made_anew_is_registered_again_though_nobody_asks
 
 @on_a_loop
 async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         old, new = next(app.ids), next(app.ids)
         await app.write("a", [old], b"old")
@@ -96,14 +97,14 @@ async def test_a_topic_that_was_made_anew_with_partitions_is_told_of_no_more(clu
             cluster.log.partitions.clear()
             make_anew(cluster, "a-partition-1")
         await eventually(lambda: engine.topics.get("a-partition-1") is None)
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a") is None
     assert [(found.topic, found.level) for found in verify(cluster)] == []
 
 
 @on_a_loop
 async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_registered_again(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         follower = engine.topics.get("a").follower
@@ -124,7 +125,7 @@ async def test_who_waits_hears_of_a_marker_that_was_read_when_the_topic_was_regi
 
 @on_a_loop
 async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes_visible(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         txn = next(app.ids)
         engine.topics.get("a").follower.paused += 1
@@ -144,7 +145,7 @@ async def test_what_was_committed_to_the_new_topic_before_it_was_noticed_becomes
 
 @on_a_loop
 async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         for topic in ("a", "b"):
@@ -163,7 +164,7 @@ async def test_what_went_with_the_old_topic_needs_no_marker_in_the_new_one(clust
 
 @on_a_loop
 async def test_a_commit_is_refused_where_its_topic_was_deleted_and_nothing_of_it_happens(cluster, monkeypatch):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         for topic in ("a", "b"):
@@ -185,7 +186,7 @@ async def test_a_commit_is_refused_where_its_topic_was_deleted_and_nothing_of_it
 
 @on_a_loop
 async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         old, new = next(app.ids), next(app.ids)
         await app.write("a", [old])
@@ -205,7 +206,7 @@ async def test_a_client_that_registers_a_deleted_topic_gets_another_one(cluster)
 
 @on_a_loop
 async def test_a_reader_that_is_opened_again_does_not_read_another_topic_as_its_own(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         await app.write("a", [next(app.ids)])
         first = engine.topics.get("a")
@@ -220,7 +221,7 @@ async def test_a_reader_that_is_opened_again_does_not_read_another_topic_as_its_
 
 @on_a_loop
 async def test_the_broker_is_asked_again_until_it_tells_what_became_of_a_topic(cluster, monkeypatch):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         txn = next(app.ids)
         for topic in ("a", "b"):
@@ -244,7 +245,7 @@ async def test_the_broker_is_asked_again_until_it_tells_what_became_of_a_topic(c
 
 @on_a_loop
 async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_is_gone(cluster, monkeypatch):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         txn, later = next(app.ids), next(app.ids)
         unsafe = UnsafePolicy("its messages expire")
@@ -275,14 +276,14 @@ async def test_what_keeps_a_topic_from_being_registered_again_is_told_until_it_i
 
 @on_a_loop
 async def test_a_topic_that_was_made_anew_while_no_service_was_there_is_followed(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a", "gone")
         txn = next(app.ids)
         engine.fail(CoordinatorStopped("as if it had crashed"))
     make_anew(cluster, "a")
     cluster.delete_topic("gone")
     await app.write("a", [txn])
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         again = RawSession(InProcess(engine))
         await again.hello(app.session.session, [TxnId(0, txn)])
         app.session = again
@@ -295,7 +296,7 @@ async def test_a_topic_that_was_made_anew_while_no_service_was_there_is_followed
 
 @on_a_loop
 async def test_a_topic_that_only_seemed_to_be_gone_goes_on_where_it_was(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a")
         txn, later = next(app.ids), next(app.ids)
         await app.write("a", [txn])

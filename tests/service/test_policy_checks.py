@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cluster_app import App, app_on, beside
+from cluster_app import App, app_on
 from service_setup import engine_on, eventually, on_a_loop, visible
 
 from broker_io.errors import PositionTrimmed, TopicNotFound, UnsafePolicy
 from broker_io.memory import MemoryBroker
+from tests.cluster_app import cluster_engine
 from txnbuffer.config import RetentionConfig
 from txnbuffer.coordinator.messages import Commit
 from txnbuffer.errors import NotVisible
@@ -25,7 +26,7 @@ def cluster():
 
 @on_a_loop
 async def test_a_topic_that_was_deleted_is_made_anew_when_it_is_registered_again(cluster):
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         app = await app_on(engine, cluster, "a")
         first = next(app.ids)
         await app.write("a", [first], b"old")
@@ -39,14 +40,14 @@ async def test_a_topic_that_was_deleted_is_made_anew_when_it_is_registered_again
         await again.write("a", [second], b"new")
         assert await again.commit(second, "a") is Outcome.COMMIT
         await eventually(lambda: visible(cluster, "a") == {b"new": 1})
-    async with beside(cluster) as (engine, _):
+    async with cluster_engine(cluster) as (engine, _):
         assert engine.topics.get("a").obstacle is None
         assert visible(cluster, "a") == {b"new": 1}
 
 
 @on_a_loop
 async def test_who_waits_for_a_topic_that_stops_is_told_so(cluster):
-    async with beside(cluster) as (engine, broker):
+    async with cluster_engine(cluster) as (engine, broker):
         app = await app_on(engine, cluster, "a", "b")
         early, late = next(app.ids), next(app.ids)
         for txn in (early, late):
