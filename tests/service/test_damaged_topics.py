@@ -141,7 +141,7 @@ async def test_the_process_names_what_is_damaged(tmp_path):
     with ServiceProcess(tmp_path) as service:
         event = service.wait_event("problem")
         assert event["what"] == "topic a"
-        assert "put the whole directory back" in event["error"]
+        assert "restore the whole directory" in event["error"]
         status, text = get(service.http, "/health")
         assert (status, json.loads(text)["damaged"]) == (200, ["a"])
 
