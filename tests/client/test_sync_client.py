@@ -197,7 +197,7 @@ with connect(sys.argv[1]) as client:
             try:
                 call()
             except UsedAfterFork as error:
-                code += "made before the process forked: fork before" in str(error)
+                code += "belongs to the parent process: connect after forking" in str(error)
         try:
             with connect(sys.argv[2]) as other:
                 other.send("log", b"child")
