@@ -15,7 +15,7 @@ from broker_io.batch import Batch, Message, PlacedBatch, Width
 from broker_io.block import encode_block, open_block, parse_header
 from broker_io.decoding import property_names
 from broker_io.position import EARLIEST
-from txnbuffer.service.log_followers import gathered
+from txnbuffer.service.log_followers import merged
 
 COUNT, EACH = 600, 5
 CELLS = 10_000
@@ -66,7 +66,7 @@ def test_a_log_and_those_who_follow_it_put_no_more_names_together_than_go_well(
     assert [message.message for placed in found for message in placed] == messages(0, COUNT)
 
     pieces = [placed.take(slice(at, at + 1)) for placed in found for at in range(len(placed))]
-    runs = gathered(pieces)
+    runs = merged(pieces)
     assert 6 <= len(runs) < len(pieces)
     assert all(cells(placed) < 2 * CELLS for placed in runs)
     assert [message.message for placed in runs for message in placed] == messages(0, COUNT)

@@ -10,17 +10,17 @@ from broker_io.testing.standalone import ask
 from snapshots.shard_count import shards_of
 from snapshots.shards import Shard
 from txnbuffer.errors import InvalidConfiguration
-from txnbuffer.service.takeover import OURS, prepare
+from txnbuffer.service.takeover import INTERNAL_TOPICS, prepare
 
 
 def test_shards_stay_as_many_as_they_were(cluster: Cluster, namespace: str) -> None:
     with open_broker(f"{cluster.url}/{namespace}", admin_url=cluster.admin) as broker:
-        broker.partition(OURS[0], 2)  # as a crash leaves it
+        broker.partition(INTERNAL_TOPICS[0], 2)  # as a crash leaves it
         for shard in (Shard(), Shard(0, 3)):
             with pytest.raises(InvalidConfiguration, match="has 2 shards"):
                 prepare(broker, shard)
         prepare(broker, Shard(0, 2))
-        for topic in OURS:
+        for topic in INTERNAL_TOPICS:
             ask(cluster.admin, f"persistent/{namespace}/{topic}/partitions", "POST", 3)
         prepare(broker, Shard(1, 2))
         assert shards_of(broker) == 2

@@ -27,7 +27,7 @@ def start(broker: Broker, address: str = "") -> None:
         broker, Identity("tests", address), CoordinatorConfig(), SnapshotPolicy(), SystemClock(), time.time
     )
     opened.decisions.close()
-    opened.keeper.close()
+    opened.manager.close()
 
 
 def test_a_service_that_starts_again_asks_for_the_policies_of_each_topic_once(

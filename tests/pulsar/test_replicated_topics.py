@@ -126,7 +126,7 @@ def test_nothing_that_is_written_here_goes_to_other_clusters(
         other_program(cluster, f"persistent://{shared_namespace}/orders") as foreign,
     ):
         broker.create_topic("orders")
-        with broker.writer("orders") as writer, broker.writer("orders", alone=True) as alone:
+        with broker.writer("orders") as writer, broker.writer("orders", unbatched=True) as alone:
             replicate(cluster, f"persistent/{shared_namespace}/orders", clusters)
             foreign.is_replicated(broker)
             writer.append(numbered(0, 1)).result()
