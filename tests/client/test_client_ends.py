@@ -131,7 +131,7 @@ def test_outcomes_that_nobody_knows() -> None:
         client = await world.client()
         with pytest.raises(UnknownTransaction):
             await client.outcome(TxnId(0, 2**40))
-        with pytest.raises(InvalidRequest, match="most:least"):
+        with pytest.raises(InvalidRequest, match="write MOST:LEAST"):
             await client.outcome("seven")
         async with client.transaction() as txn:
             assert await client.outcome(txn.id) is None

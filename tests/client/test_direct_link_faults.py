@@ -277,7 +277,7 @@ def test_topics_of_our_own_take_no_records() -> None:
         client = await world.client()
         with pytest.raises(InvalidTopicName, match="is internal"):
             await client.send("__txnbuffer_decisions", b"v")
-        with pytest.raises(InvalidTopicName, match="the service's own"):
+        with pytest.raises(InvalidTopicName, match="reserved for the service"):
             await commit_one(client, "__txnbuffer_decisions", b"v")
 
     in_direct_world(test)

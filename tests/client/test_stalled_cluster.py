@@ -18,7 +18,7 @@ from txnbuffer.client.client import Client
 from txnbuffer.client.writers import SLICE, TopicAppend
 from txnbuffer.coordinator.decisions import TOPIC as DECISIONS
 
-STILL = "acknowledged nothing for 1 s"
+STILL = "neither the cluster nor its service answered for 1 s"
 
 
 async def commit_one(client: Client, topic: str, value: bytes) -> Transaction:

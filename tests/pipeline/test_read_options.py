@@ -100,7 +100,7 @@ def test_what_is_not_there_to_read_is_told(changed: dict[str, str], error: type[
     ("changed", "message"),
     [
         ({"broker": ""}, "option broker is missing"),
-        ({"broker": "orders"}, "no broker address"),
+        ({"broker": "orders"}, "is not a broker address"),
         ({"broker": "memory:x"}, "lives in one process"),
         ({"topics": ""}, "one of the options topics and pattern"),
         ({"pattern": "a.*"}, "one of the options topics and pattern"),

@@ -170,7 +170,7 @@ def test_options() -> None:
         ({"name": "n"}, False, "both of the options name and number"),
         ({"name": "n", "number": "1"}, True, "for batch jobs"),
         ({"name": "n", "number": "x"}, False, "option number is a whole number"),
-        ({"name": "n", "number": "0"}, False, "from 1 to 2^63 - 1"),
+        ({"name": "n", "number": "0"}, False, "integer from 1 to 2"),
         ({"transaction_timeout": "long"}, False, "option transaction_timeout is a number of seconds"),
         ({"transaction_timeout": "-1"}, False, "option transaction_timeout is a number of seconds"),
         ({"batching": "sets"}, False, "batching is messages or records"),

@@ -156,7 +156,7 @@ def test_a_topic_that_was_made_anew_gets_no_snapshot_of_the_old_one() -> None:
         broker.delete_topic("orders")
         broker.create_topic("orders")
         ownership, table = acquire(broker)
-        with ownership, pytest.raises(TopicNotFound, match="made anew"):
+        with ownership, pytest.raises(TopicNotFound, match="deleted and re-created"):
             write(broker, ownership, table, found, now_ms=1)
 
 

@@ -317,7 +317,7 @@ def test_a_deletion_of_an_older_topic_of_that_name_excuses_nothing():
 def test_our_own_topics_have_no_buffer():
     owner = keeper(MemoryBroker())
     for work in (owner.register, owner.rebuild):
-        with pytest.raises(InvalidTopicName, match="one of our own"):
+        with pytest.raises(InvalidTopicName, match="is internal and has no buffer"):
             work(SNAPSHOT_TOPIC)
 
 

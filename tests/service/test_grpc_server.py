@@ -299,7 +299,7 @@ def test_a_service_that_is_away_is_told():
 
 @pytest.mark.parametrize("address", ["pulsar://127.0.0.1:6650/public/default", "here", "here:", ":7711", "a:1/b"])
 def test_an_address_that_is_no_services_is_told(address):
-    with pytest.raises(InvalidAddress, match="write HOST:PORT of the service"):
+    with pytest.raises(InvalidAddress, match="give HOST:PORT of the service"):
         call(ServiceAddress(address), "List")
 
 

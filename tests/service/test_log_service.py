@@ -110,7 +110,7 @@ def change_and_read(address: str) -> None:
                     change(topic)
             with remote.reader(topic) as reader:
                 assert reader.read() is not None
-        with pytest.raises(ProtectedTopic, match="own"):
+        with pytest.raises(ProtectedTopic, match="is internal"):
             remote.create_topic("__txnbuffer_mine")
         remote.create_topic("free")
         with pytest.raises(ProtectedTopic, match="exclusive"):

@@ -184,7 +184,7 @@ def ended(engine: Engine) -> list[TxnId]:
 async def test_a_log_that_is_served_is_not_begun_anew():
     with MemoryBroker() as cluster:
         async with cluster_engine(cluster) as (engine, _):
-            with pytest.raises(StillHeld, match="stop it, and those that stand by"):
+            with pytest.raises(StillHeld, match="stop it, and its standbys"):
                 reset_decisions(cluster, ONLY, "test")
             with pytest.raises(StillHeld, match="stop it"), exclusive_writer(cluster, ONLY):
                 raise AssertionError

@@ -105,7 +105,7 @@ async def test_a_thousand_topics_of_a_cluster_are_followed_by_a_few_threads():
 async def test_memory_is_shared_by_all_topics_without_a_step_for_each_at_each_registration():
     with MemoryBroker() as broker:
         async with engine_on(broker) as engine:
-            with patch.object(engine.topics, "_share_memory", wraps=engine.topics._share_memory) as shared:
+            with patch.object(engine.topics, "_divide_memory", wraps=engine.topics._divide_memory) as shared:
                 await session_on(engine, *(f"t{number}" for number in range(60)))
             assert shared.call_count < 40
             limits = [engine.topics.by_name[f"t{number}"].followed.sequencing.held_limit for number in range(60)]

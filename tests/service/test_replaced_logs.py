@@ -111,14 +111,14 @@ async def test_the_outcome_of_a_transaction_that_is_gone_is_unknown(tmp_path: Pa
         async with connect(f"file:{log}") as client:
             kept += [await write(client, "t", {"a": "new"}) for _ in range(5)]
             for txn in gone:
-                with pytest.raises(UnknownTransaction, match="put back"):
+                with pytest.raises(UnknownTransaction, match="older copy of the log was restored"):
                     await client.outcome(txn)
             for txn in kept:
                 assert await client.outcome(txn) is Outcome.COMMIT
     async with connect(f"file:{log}") as client:
         await asyncio.sleep(2.5)  # the low-water mark passes them all
         for txn in gone:
-            with pytest.raises(UnknownTransaction, match="put back"):
+            with pytest.raises(UnknownTransaction, match="older copy of the log was restored"):
                 await client.outcome(txn)
 
 

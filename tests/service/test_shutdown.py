@@ -42,4 +42,4 @@ def test_a_cluster_that_is_away_keeps_no_service_from_ending() -> None:
             assert process.wait(60) == 3
         finally:
             process.kill()
-        assert "its successor does" in told[-1]
+        assert "the next service completes the work" in told[-1]

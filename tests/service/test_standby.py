@@ -318,7 +318,7 @@ def test_what_clients_are_told_to_dial(monkeypatch, service_config, address):
 
 
 def test_nobody_stands_by_for_a_log_that_has_one_owner():
-    with pytest.raises(InvalidConfiguration, match="stand by"):
+    with pytest.raises(InvalidConfiguration, match="requires a cluster"):
         check(service(standby=True))
     with pytest.raises(InvalidConfiguration, match="HOST:PORT"):
         check(service(advertise="nowhere"), shared=True)

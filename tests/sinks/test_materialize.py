@@ -162,7 +162,7 @@ async def test_what_can_not_be_filled_is_refused_and_changes_nothing(path):
             await materialize(client, "t", path, replace=True)
         assert table(path) == {"a": "1"}
         await write(client, "t", {"b": "1"})
-        with pytest.raises(ForeignSink, match=r"tables\.db has data of another log \(topic t is of cluster "):
+        with pytest.raises(ForeignSink, match=r"tables\.db has data of another log \(topic t belongs to cluster "):
             await materialize(client, "t", path)
         assert (table(path), standing(path)) == ({"a": "1"}, [("t", 1, 1)])
         await materialize(client, "t", path, to="now", table="other", replace=True)
