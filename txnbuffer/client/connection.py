@@ -384,10 +384,11 @@ def connect(
       `txnbuf://HOST:PORT` is a service that owns a log. `pulsar://HOST:PORT/TENANT/NAMESPACE` (or `pulsar+ssl://`) is a
       Pulsar cluster; it needs a running service (`txnbuf serve`) that records which transactions committed.
     - `serializer`: converts values to bytes, for example `JsonSerializer()`. Without one, values are bytes or text.
-    - `timeout`: seconds for one attempt to reach a service.
-    - `max_unavailable`: seconds that any call, this one included, waits while there is no connection. After that it
-      raises ServiceUnavailable, or OutcomeUnknown for a commit.
-    - `tls_ca`: path of a PEM file with the CA certificates to trust. Without it the connection is not encrypted.
+    - `timeout`: seconds for one attempt to connect to a service, not for a call or a transaction.
+    - `max_unavailable`: seconds, counted from the loss of the connection, that calls wait for a new one. After that
+      they raise ServiceUnavailable; a commit raises OutcomeUnknown: ask `client.outcome`.
+    - `tls_ca`: path of a PEM file with the CA certificates to trust for the connection to the service. Without it
+      that connection is not encrypted.
 
     Only for a cluster:
 
