@@ -1,7 +1,7 @@
 """Policy for when the snapshot of a topic is due. Pure: the caller passes the time.
 
-A snapshot is due after enough changes, after enough time with any message, or when a replay from the last snapshot would
-take longer than the recovery target. The replay time is estimated from the measured replay rate of the topic.
+A snapshot is due after enough changes, after enough time with any message, or when a replay from the last snapshot
+would take longer than the recovery target. The replay time is estimated from the measured replay rate of the topic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limits on memory, on messages and on requests in flight, beyond which clients have to wait.
 
 A client waits in `client.sending` while its credits are used up; the service stops reading from a client over its limit
-in `service.connection`. On a cluster, where records do not pass through the service, `client.direct_link` has a constant.
+in `service.connection`. On a cluster records do not pass through the service: `client.direct_link` has a constant.
 """
 
 from __future__ import annotations
