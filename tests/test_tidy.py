@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
 import re
 import statistics
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
@@ -68,11 +70,18 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_MODULE_LINES = 700
 MAX_MEDIAN_LINES = 200
 MAX_FUNCTION_LINES = 60
+PRIVATE_TERMS = {
+    "border", "borders", "carry", "carrying", "counting", "dial", "dials", "filling", "fixing", "guarding",
+    "impatience", "intake", "judge", "keeper", "keeping", "landed", "losing", "marking", "numbering", "pace",
+    "patience", "remaking", "silence", "standing", "stretch", "tailing", "verdict", "verdicts", "whereabouts",
+}  # fmt: skip
+"""Words that names of the product had instead of the standard terms of the glossary in docs/architecture.md."""
 SMALL_MODULE_LINES = 100
 SMALL_WITH_A_REASON = {
     "broker_io.file.writer": "the writer of the port, as every backend has one",
     "txnbuffer.pipeline.spark.session": "the only place that starts Spark",
 }
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 LOCK_LINE = re.compile(r"# Made by .*|[a-z0-9-]+==\S+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 PRODUCT = modules(*PACKAGES)
@@ -296,6 +305,13 @@ def test_class_names_are_unique() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in classes.items() if count > 1] == []
+
+
+@each_product_module
+def test_names_are_standard_terms(module: Module) -> None:
+    tokens = tokenize.generate_tokens(io.StringIO(module.text).readline)
+    names = {token.string for token in tokens if token.type == tokenize.NAME}
+    assert [name for name in names if {*map(str.lower, WORD.findall(name))} & PRIVATE_TERMS] == []
 
 
 def test_length_of_a_function_counts_its_decorators() -> None:

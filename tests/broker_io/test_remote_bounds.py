@@ -22,7 +22,7 @@ from broker_io.remote.broker import RemoteBroker
 from broker_io.remote.messages import Ask, OpenReader
 from broker_io.remote.streams import ServedReader
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     eventually,
     numbered,
     positions_of,
@@ -69,12 +69,12 @@ def test_no_more_streams_than_the_service_bears(
 def test_many_waiting_readers_keep_nobody_from_anything(place: Place, remote: RemoteBroker) -> None:
     readers = [remote.reader(TOPIC) for _ in range(40)]
     with ThreadPoolExecutor(len(readers)) as pool:
-        waiting = [pool.submit(reader.read, timeout=PATIENCE_SECONDS) for reader in readers]
+        waiting = [pool.submit(reader.read, timeout=WAIT_SECONDS) for reader in readers]
         eventually(lambda: len(place.server.service._readings) == len(readers))
         with remote.writer(TOPIC) as writer:
             positions = put(writer, numbered(3))
         for future in waiting:
-            batch = future.result(PATIENCE_SECONDS)
+            batch = future.result(WAIT_SECONDS)
             assert batch is not None
             assert positions_of(batch) == positions
 
@@ -115,7 +115,7 @@ def test_a_client_that_vanishes_while_it_has_to_wait_keeps_nothing(
     futures = [writer.append(Batch.of(numbered(1, number))) for number in range(3)]
     eventually(lambda: len(place.broker.faults.held) == 1)  # the second one waits for it
     gone._connection.close()
-    assert all(isinstance(future.exception(PATIENCE_SECONDS), AppendUnknown) for future in futures)
+    assert all(isinstance(future.exception(WAIT_SECONDS), AppendUnknown) for future in futures)
 
     def free() -> bool:
         try:
@@ -191,7 +191,7 @@ def test_a_large_topic_is_read_in_its_order_by_many_answers(place: Place, remote
 
 def stream_of(server: LogServer, method: str, *frames: bytes) -> list[bytes]:
     with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        return [*channel.stream_stream(f"/{messages.SERVICE}/{method}")(iter(frames), timeout=PATIENCE_SECONDS)]
+        return [*channel.stream_stream(f"/{messages.SERVICE}/{method}")(iter(frames), timeout=WAIT_SECONDS)]
 
 
 @pytest.mark.parametrize("method", ["Append", "Read", "Hello", "Ledgers"])
@@ -208,7 +208,7 @@ def test_noise_is_refused_and_the_service_goes_on(place: Place, remote: RemoteBr
                 stream_of(place.server, method, *frames)
             else:
                 with grpc.insecure_channel(f"127.0.0.1:{place.port}") as channel:
-                    channel.unary_unary(f"/{messages.SERVICE}/{method}")(data, timeout=PATIENCE_SECONDS)
+                    channel.unary_unary(f"/{messages.SERVICE}/{method}")(data, timeout=WAIT_SECONDS)
         call: Any = failed.value
         assert call.code() == grpc.StatusCode.INVALID_ARGUMENT
         trailer = dict(call.trailing_metadata())["txnbuffer-error-bin"]

@@ -33,7 +33,7 @@ from broker_io.port import Ledger
 from broker_io.position import LATEST
 from broker_io.remote.broker import RemoteBroker
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     drain,
     eventually,
     numbered,
@@ -160,12 +160,12 @@ def test_a_reader_at_the_end_of_an_empty_topic_is_told_what_was_trimmed_meanwhil
 
 def test_a_waiting_reader_is_found_again(place: Place, remote: RemoteBroker) -> None:
     with remote.reader(TOPIC) as reader, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+        waiting = pool.submit(reader.read, timeout=WAIT_SECONDS)
         eventually(lambda: bool(place.server.service._readings))
         place.restart()
         with place.log.writer(TOPIC) as writer:
             positions = put(writer, numbered(2))
-        batch = waiting.result(PATIENCE_SECONDS)
+        batch = waiting.result(WAIT_SECONDS)
         assert batch is not None
         assert positions_of(batch) == positions[: len(batch)]
 
@@ -228,14 +228,14 @@ def test_the_fate_of_an_append_under_way_is_unknown_and_it_is_not_repeated(
     eventually(lambda: len(place.broker.faults.held) == 2)
     place.restart()
     for future in under_way:
-        error = future.exception(PATIENCE_SECONDS)
+        error = future.exception(WAIT_SECONDS)
         assert isinstance(error, AppendUnknown)
         assert error.retryable
         assert TOPIC in str(error)
-    later = writer.append(Batch.of(numbered(1, 3))).exception(PATIENCE_SECONDS)
+    later = writer.append(Batch.of(numbered(1, 3))).exception(WAIT_SECONDS)
     assert isinstance(later, ServiceUnavailable)
     writer.close()
-    assert isinstance(writer.append(Batch.of(numbered(1, 3))).exception(PATIENCE_SECONDS), ServiceUnavailable)
+    assert isinstance(writer.append(Batch.of(numbered(1, 3))).exception(WAIT_SECONDS), ServiceUnavailable)
     with remote.writer(TOPIC) as another:
         put(another, numbered(1, 9))
     assert [placed.message for placed in read_all(place.log, TOPIC)] == [
@@ -248,10 +248,10 @@ def test_a_stop_ends_streams_that_wait_and_says_so(place: Place) -> None:
     with place.open(max_unavailable=0.0) as remote:
         reader, writer = remote.reader(TOPIC), remote.writer(TOPIC)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+            waiting = pool.submit(reader.read, timeout=WAIT_SECONDS)
             place.stop()
-            assert isinstance(waiting.exception(PATIENCE_SECONDS), ServiceUnavailable)
-        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), PeerError)
+            assert isinstance(waiting.exception(WAIT_SECONDS), ServiceUnavailable)
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), PeerError)
 
 
 # --- clients that go ---
@@ -265,10 +265,10 @@ def test_what_a_vanished_client_had_open_is_given_up(place: Place, remote: Remot
     with pytest.raises(Fenced):
         remote.writer(TOPIC)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+        waiting = pool.submit(reader.read, timeout=WAIT_SECONDS)
         eventually(lambda: bool(place.server.service._readings))
         gone._connection.close()
-        error = waiting.exception(PATIENCE_SECONDS)
+        error = waiting.exception(WAIT_SECONDS)
         assert isinstance(error, Closed), repr(error)
     eventually(lambda: not place.server.service._readings)
     eventually(lambda: place.server.service._streams == {"readers": 0, "writers": 0})
@@ -290,7 +290,7 @@ def test_a_cancelled_future_harms_nobody(place: Place, remote: RemoteBroker) -> 
         first.cancel()
         eventually(lambda: len(place.broker.faults.held) == 2)
         place.broker.faults.release()
-        assert len(second.result(PATIENCE_SECONDS)) == 1
+        assert len(second.result(WAIT_SECONDS)) == 1
         assert len(put(writer, numbered(1, 2))) == 1
 
 

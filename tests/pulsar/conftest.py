@@ -40,14 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[index] = item
 
 
-PATIENCE_SECONDS = 30.0
+WAIT_SECONDS = 30.0
 """So long a read without patience waits for what is there, however busy the cluster is."""
 
 
 @pytest.fixture(autouse=True)
 def patient_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in a topic is read to its end though the cluster stalls for some seconds."""
-    monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", WAIT_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from broker_io.pulsar import reader as reader_module
 from broker_io.pulsar import reader as source_module
 from broker_io.pulsar.cluster import INCARNATION
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     drain,
     fill,
     numbered,
@@ -107,7 +107,7 @@ def test_a_reader_that_truncation_moves_over_what_went_is_told(
         with broker.writer("orders") as writer:
             put(writer, numbered(1, 4))
         with pytest.raises(PositionTrimmed):
-            drain(reader, found, timeout=PATIENCE_SECONDS)
+            drain(reader, found, timeout=WAIT_SECONDS)
     assert [placed.message for placed in found] == numbered(5)[: len(found)]
 
 
@@ -131,7 +131,7 @@ def test_a_reader_that_truncation_moves_over_what_stands_reads_it(
 def read_count_at_most(reader: Any, count: int) -> list[PlacedMessage]:
     found: list[PlacedMessage] = []
     while len(found) < count:
-        batch = reader.read(limit=1, timeout=PATIENCE_SECONDS)
+        batch = reader.read(limit=1, timeout=WAIT_SECONDS)
         assert batch is not None
         found += batch
     return found
@@ -187,7 +187,7 @@ def test_a_reader_that_died_without_a_word_is_opened_anew(
         found = read_count_at_most(reader, 4)
         reader._source = Dead()  # type: ignore[attr-defined]  # what the library can't be brought to at will
         while len(found) < 20:
-            batch = reader.read(timeout=PATIENCE_SECONDS)
+            batch = reader.read(timeout=WAIT_SECONDS)
             assert batch is not None
             found += batch
     assert [placed.message for placed in found] == numbered(20)
@@ -238,7 +238,7 @@ def test_a_topic_that_another_process_made_anew_is_not_read_on(opening: Opening,
         for each in (reader, late, idle):
             found: list[PlacedMessage] = []
             with pytest.raises(Error) as caught:
-                drain(each, found, timeout=PATIENCE_SECONDS)
+                drain(each, found, timeout=WAIT_SECONDS)
             assert isinstance(caught.value, TopicNotFound | PositionTrimmed)
             assert [placed.message for placed in found] in ([], numbered(3))  # what was read ahead may come
 
@@ -299,8 +299,8 @@ def test_what_is_promised_and_does_not_come_is_waited_for_once(
             if reader._source.is_connected() and reader._source.has_more() is not None:
                 break
         assert reader.read(timeout=1.0) is None
-        monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", PATIENCE_SECONDS)
-        monkeypatch.setattr(source_module, "ASK_SECONDS", PATIENCE_SECONDS)
+        monkeypatch.setattr(reader_module, "RECONNECT_SECONDS", WAIT_SECONDS)
+        monkeypatch.setattr(source_module, "ASK_SECONDS", WAIT_SECONDS)
         looks = []
         take = reader._take
         monkeypatch.setattr(reader, "_take", lambda *given: looks.append(given) or take(*given))

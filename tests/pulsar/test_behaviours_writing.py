@@ -28,7 +28,7 @@ from broker_io.errors import (
 from broker_io.port import Broker
 from broker_io.pulsar.ledgers import SUBSCRIPTION
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     eventually,
     fill,
     numbered,
@@ -50,7 +50,7 @@ def broker(opening: Opening) -> Broker:
 
 
 def append(writer: Any, number: int = 0) -> BaseException | None:
-    error: BaseException | None = writer.append(Batch.of(numbered(1, number))).exception(PATIENCE_SECONDS)
+    error: BaseException | None = writer.append(Batch.of(numbered(1, number))).exception(WAIT_SECONDS)
     return error
 
 
@@ -75,9 +75,9 @@ def test_who_waits_gets_in_when_the_other_process_is_gone(opening: Opening, brok
         broker.writer("orders", exclusive=True, wait=0.2)
     put(owner, numbered(1))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(broker.writer, "orders", exclusive=True, wait=PATIENCE_SECONDS)
+        waiting = pool.submit(broker.writer, "orders", exclusive=True, wait=WAIT_SECONDS)
         owning.close()
-        with waiting.result(PATIENCE_SECONDS) as writer:
+        with waiting.result(WAIT_SECONDS) as writer:
             put(writer, numbered(1, 1))
     assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
 
@@ -108,7 +108,7 @@ def test_the_first_failure_ends_a_writer(broker: Broker) -> None:
     writer = broker.writer("orders")
     writer._limit = 2**40  # type: ignore[attr-defined]  # so that the cluster has to refuse it, as one with a lower limit
     futures = [writer.append(Batch.of([Message(b"k", b"x" * size)])) for size in (5, 6 * 1024 * 1024, 7)]
-    errors = [future.exception(PATIENCE_SECONDS) for future in futures]
+    errors = [future.exception(WAIT_SECONDS) for future in futures]
     assert isinstance(errors[1], MessageTooLarge)
     assert "max_message_bytes" in str(errors[1])
     assert isinstance(errors[2], AppendUnknown)
@@ -144,7 +144,7 @@ def test_callbacks_of_appends_may_call_anything(broker: Broker) -> None:
             done.set()
 
         writer.append(Batch.of(numbered(1))).add_done_callback(go_on)
-        assert done.wait(PATIENCE_SECONDS)
+        assert done.wait(WAIT_SECONDS)
     assert values(read_all(broker, "orders")) == [b"value-0", b"value-1"]
 
 
@@ -274,7 +274,7 @@ def test_a_process_that_just_ends_ends_well(cluster: Cluster, namespace: str) ->
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", LEAVING, f"{cluster.url}/{namespace}", cluster.admin],
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS * 6,
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS * 6,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout == done.stderr == ""

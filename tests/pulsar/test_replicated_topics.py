@@ -25,7 +25,7 @@ from broker_io.batch import Batch, Message
 from broker_io.errors import UnsafePolicy
 from broker_io.port import Broker
 from broker_io.position import EARLIEST
-from broker_io.testing.contract.base import PATIENCE_SECONDS, eventually
+from broker_io.testing.contract.base import WAIT_SECONDS, eventually
 from broker_io.testing.standalone import ask
 from txnbuffer import SyncClient, connect
 from txnbuffer.errors import Error, RegistrationRefused
@@ -147,7 +147,7 @@ def log(broker: Broker) -> list[bytes]:
     """All that stands in the topic by now."""
     end = broker.last_position("orders")
     found: list[bytes] = []
-    at, deadline = EARLIEST, time.monotonic() + PATIENCE_SECONDS
+    at, deadline = EARLIEST, time.monotonic() + WAIT_SECONDS
     with broker.reader("orders") as reader:
         while end is not None and at < end:
             assert time.monotonic() < deadline

@@ -35,16 +35,16 @@ class Visibility(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PinnedVisibility:
-    """The verdicts of one moment, which can be sent to other processes."""
+    """The visibility of one moment, which can be sent to other processes."""
 
     aborted: AbortedSet
     suppressed: SuppressedRanges
     max_read_position: Position | None
 
     @classmethod
-    def of(cls, verdicts: Visibility) -> PinnedVisibility:
+    def of(cls, visibility: Visibility) -> PinnedVisibility:
         """Shares the sets of a buffer that is not to be applied any further."""
-        return cls(verdicts.aborted, verdicts.suppressed, verdicts.max_read_position)
+        return cls(visibility.aborted, visibility.suppressed, visibility.max_read_position)
 
 
 def visible_mask(placed: PlacedBatch, buffer: Visibility) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ import click
 from txnbuffer.cli.options import address_argument, tls_option
 from txnbuffer.cli.output import narrate, output_option, show_record, show_rows
 from txnbuffer.errors import InvalidRequest
-from txnbuffer.pipeline.delta import DELTA, PARQUET, check_apart, find
+from txnbuffer.pipeline.delta import DELTA, PARQUET, check_outside_log, find
 from txnbuffer.pipeline.delta import target as target_of
 from txnbuffer.pipeline.exports import LATEST, VERSIONS, ExportRun
 
@@ -124,7 +124,7 @@ def export(
     options = reading_options(address, topics, pattern, job.source)
     options["fail_on_data_loss"] = "false" if go_on else "true"
     target = target_of(directory, LATEST if latest else VERSIONS, form)
-    check_apart(target, address)
+    check_outside_log(target, address)
     wanted = COLUMNS if columns is None else tuple(name.strip() for name in columns.split(","))
     columns_of(wanted, target.kind)
     if not continuous:

@@ -261,7 +261,7 @@ class PendingConnection:
         service, _ = self._cluster
         log = log_identity_of(broker, self.address, decisions)
 
-        def dial_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+        def connector_of(opening: Callable[..., Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
             async def connector(target: str) -> Any:
                 return await opening(target, trusted, self._attempt, log)
 
@@ -269,7 +269,7 @@ class PendingConnection:
                 return connector_at(service, connector)
             return owner_connector(ServiceDiscovery(broker, self.address, decisions), connector)
 
-        return dial_of
+        return connector_of
 
     @property
     def _attempt(self) -> float:

@@ -436,7 +436,7 @@ def target(path: str, kind: str, form: str) -> ExportDirectory:
     return DeltaDirectory(path, kind) if form == DELTA else ExportDirectory(path, kind)
 
 
-def check_apart(export: ExportDirectory, address: str) -> None:
+def check_outside_log(export: ExportDirectory, address: str) -> None:
     """Raises InvalidRequest for an export into the directory of the log that it reads, which is the log's own."""
     if address.startswith("file:"):
         log, place = (os.path.realpath(path) for path in (local_path(address), export.path))

@@ -57,7 +57,7 @@ RUN_FILE = "_run.json"
 DELTA_LOG = "_delta_log"
 ATTEMPTS = 5
 """So often a run is looked for that is not removed before one can hold it."""
-ABANDONED = 7 * 24 * 3600.0
+STALE_SECONDS = 7 * 24 * 3600.0
 """Seconds after which what another host has written without an end has none any more: a lock may not reach so far."""
 
 _RUN = re.compile(r"run=([1-9][0-9]{0,17})")
@@ -221,7 +221,7 @@ class ExportDirectory:
     def _remove_written(self) -> None:
         there = os.path.dirname(self.writing)
         for one in os.scandir(there) if os.path.isdir(there) else ():
-            if one.name.startswith("writing-") and (one.path.startswith(self._own) or _abandoned(one)):
+            if one.name.startswith("writing-") and (one.path.startswith(self._own) or _is_stale(one)):
                 shutil.rmtree(one.path, ignore_errors=True)
         self.writing = self._unwritten()
 
@@ -300,10 +300,10 @@ def read_run(directory: str) -> ExportRun:
         raise UnreadableExport(f"{path} is missing: {directory} was not written by an export, or not whole") from None
 
 
-def _abandoned(written: os.DirEntry[str]) -> bool:
+def _is_stale(written: os.DirEntry[str]) -> bool:
     """Whether what another process writes has not grown for long."""
     with suppress(FileNotFoundError):
-        return time.time() - written.stat().st_mtime > ABANDONED
+        return time.time() - written.stat().st_mtime > STALE_SECONDS
     return False
 
 

@@ -28,13 +28,13 @@ class Section(NamedTuple):
     parts: Sequence[str]
 
 
-def page(title: str, verdict: str, good: bool, sections: Iterable[Section]) -> str:
-    """The whole page; `verdict` says in a sentence what came out."""
+def page(title: str, summary: str, good: bool, sections: Iterable[Section]) -> str:
+    """The whole page; `summary` says in a sentence what came out."""
     body = "".join(f"<h2>{escape(one.title)}</h2>{''.join(one.parts)}" for one in sections)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>"
-        f'<p class="{"good" if good else "bad"}">{escape(verdict)}</p>{body}</body></html>\n'
+        f'<p class="{"good" if good else "bad"}">{escape(summary)}</p>{body}</body></html>\n'
     )
 
 

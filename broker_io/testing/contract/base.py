@@ -15,7 +15,7 @@ from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.port import Broker, Reader, Writer
 from broker_io.position import EARLIEST, Position
 
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 """How long a backend may take for what it promises to do in the end."""
 
 LAG_SECONDS = 0.5
@@ -72,7 +72,7 @@ def new_topic(broker: Broker) -> str:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
@@ -85,7 +85,7 @@ def numbered(count: int, start: int = 0) -> list[Message]:
 
 def put(writer: Writer, messages: Sequence[Message]) -> list[Position]:
     """Append and wait for the positions."""
-    return [*writer.append(Batch.of(messages)).result(PATIENCE_SECONDS)]
+    return [*writer.append(Batch.of(messages)).result(WAIT_SECONDS)]
 
 
 def fill(broker: Broker, topic: str, *groups: Sequence[Message]) -> list[list[Position]]:
@@ -119,7 +119,7 @@ def read_count(reader: Reader, count: int) -> list[PlacedMessage]:
     """At least `count` messages, waiting for them."""
     found: list[PlacedMessage] = []
     while len(found) < count:
-        batch = reader.read(timeout=PATIENCE_SECONDS)
+        batch = reader.read(timeout=WAIT_SECONDS)
         assert batch is not None, f"only {len(found)} of {count} messages came"
         found += batch
     return found

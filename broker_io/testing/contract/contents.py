@@ -12,7 +12,7 @@ from broker_io.errors import MessageTooLarge
 from broker_io.port import Broker
 from broker_io.position import NO_INDEX
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     Base,
     ascending,
     numbered,
@@ -77,7 +77,7 @@ class ContentsContract(Base):
         mask = np.arange(300) % 4 == 1
         with broker.writer(topic) as writer:
             for part in (whole.take(slice(100, 150)), whole.take(mask), whole.take(slice(299, 300))):
-                writer.append(part).result(PATIENCE_SECONDS)
+                writer.append(part).result(WAIT_SECONDS)
         expected = messages[100:150] + messages[1::4] + messages[299:]
         assert [placed.message for placed in read_all(broker, topic)] == expected
 
@@ -94,7 +94,7 @@ class ContentsContract(Base):
             np.array([0, 1, 0, -1], np.int64),
         )
         with broker.writer(topic) as writer:
-            writer.append(batch).result(PATIENCE_SECONDS)
+            writer.append(batch).result(WAIT_SECONDS)
         assert [placed.message for placed in read_all(broker, topic)] == [*batch]
 
     def test_an_empty_batch_has_no_positions(self, broker: Broker, topic: str) -> None:
@@ -112,7 +112,7 @@ class ContentsContract(Base):
                 future = writer.append(Batch.of(numbered(1 + number % 3, start=number * 3)))
                 future.add_done_callback(done.append)
                 futures.append(future)
-            positions = [position for future in futures for position in future.result(PATIENCE_SECONDS)]
+            positions = [position for future in futures for position in future.result(WAIT_SECONDS)]
         assert done == futures
         assert ascending(positions)
         assert positions_of(read_all(broker, topic)) == positions
@@ -131,7 +131,7 @@ class ContentsContract(Base):
                 with pytest.raises(MessageTooLarge):
                     writer.append(Batch.of(batch))
             after = put(writer, [small])
-            assert before.result(PATIENCE_SECONDS).first < after[0]
+            assert before.result(WAIT_SECONDS).first < after[0]
         assert values(read_all(broker, topic)) == [b"small", b"small"]
 
     def test_a_broker_tells_its_limit(self, broker: Broker) -> None:

@@ -14,7 +14,7 @@ from broker_io.errors import Fenced, NotSupported, StillHeld
 from broker_io.port import Broker, Writer
 from broker_io.position import Position, Positions
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     Base,
     new_topic,
     numbered,
@@ -26,7 +26,7 @@ from broker_io.testing.contract.base import (
 
 
 def failure(writer: Writer) -> BaseException | None:
-    return writer.append(Batch.of(numbered(1, start=999))).exception(PATIENCE_SECONDS)
+    return writer.append(Batch.of(numbered(1, start=999))).exception(WAIT_SECONDS)
 
 
 class OwningContract(Base):
@@ -114,10 +114,10 @@ class OwningContract(Base):
                 assert caught.value.retryable
             put(owner, numbered(1))
             with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(broker.writer, topic, exclusive=True, wait=PATIENCE_SECONDS)
+                waiting = pool.submit(broker.writer, topic, exclusive=True, wait=WAIT_SECONDS)
                 put(owner, numbered(1, 1))
                 owner.close()
-                with waiting.result(PATIENCE_SECONDS) as next_owner:
+                with waiting.result(WAIT_SECONDS) as next_owner:
                     put(next_owner, numbered(1, 2))
                     with pytest.raises(Fenced, match=topic):
                         broker.writer(topic)
@@ -134,23 +134,23 @@ class OwningContract(Base):
                 for number in range(2000):
                     sent.append(writer.append(Batch.of(numbered(1, number))))
                     started.set()
-                    if number % 50 == 49 and sent[-1].exception(PATIENCE_SECONDS) is not None:
+                    if number % 50 == 49 and sent[-1].exception(WAIT_SECONDS) is not None:
                         return
 
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(write)
-            started.wait(PATIENCE_SECONDS)
+            started.wait(WAIT_SECONDS)
             owner = broker.writer(topic, exclusive=True)
-            (border,) = put(owner, numbered(1, 10_000))
-            writing.result(PATIENCE_SECONDS)
+            (boundary,) = put(owner, numbered(1, 10_000))
+            writing.result(WAIT_SECONDS)
         owner.close()
         found = read_all(broker, topic)
-        assert found[-1].position == border
+        assert found[-1].position == boundary
         assert [placed.message for placed in found[:-1]] == numbered(len(found) - 1)
         self._check_acknowledged(sent, positions_of(found))
 
     def _check_acknowledged(self, sent: list[Future[Positions]], found: list[Position]) -> None:
-        failures = [future.exception(PATIENCE_SECONDS) for future in sent]
+        failures = [future.exception(WAIT_SECONDS) for future in sent]
         acknowledged = [future.result() for future, failed in zip(sent, failures, strict=True) if failed is None]
         assert all(isinstance(failed, Fenced) for failed in failures[len(acknowledged) :])
         assert [positions.first for positions in acknowledged] == found[: len(acknowledged)]

@@ -12,7 +12,7 @@ from broker_io.batch import Batch, Message, PlacedMessage
 from broker_io.port import Broker, NotifyingReader
 from broker_io.position import EARLIEST, LATEST, Position
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     Base,
     ascending,
     fill,
@@ -138,7 +138,7 @@ class ReadingContract(Base):
     def test_a_read_that_finds_something_does_not_wait(self, broker: Broker, topic: str) -> None:
         fill(broker, topic, numbered(1))
         with broker.reader(topic) as reader:
-            batch = reader.read(timeout=PATIENCE_SECONDS)
+            batch = reader.read(timeout=WAIT_SECONDS)
             assert batch is not None
             assert len(batch) == 1
 
@@ -159,10 +159,10 @@ class FollowingContract(Base):
 
     def test_a_waiting_reader_is_woken(self, broker: Broker, topic: str) -> None:
         with broker.reader(topic) as reader, ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(reader.read, timeout=PATIENCE_SECONDS)
+            waiting = pool.submit(reader.read, timeout=WAIT_SECONDS)
             with broker.writer(topic) as writer:
                 positions = put(writer, numbered(2))
-            batch = waiting.result(PATIENCE_SECONDS)
+            batch = waiting.result(WAIT_SECONDS)
             assert batch is not None
             assert positions_of(batch) == positions[: len(batch)], "an append may come in portions"
 
@@ -178,11 +178,11 @@ class FollowingContract(Base):
             reader.notify_when_readable(told.release)
             assert not told.acquire(timeout=0.2)
             put(writer, numbered(3))
-            assert told.acquire(timeout=PATIENCE_SECONDS)
+            assert told.acquire(timeout=WAIT_SECONDS)
             found = read_count(reader, 1)
             if len(found) < 3:
                 reader.notify_when_readable(told.release)
-                assert told.acquire(timeout=PATIENCE_SECONDS), "it is there already"
+                assert told.acquire(timeout=WAIT_SECONDS), "it is there already"
                 found += read_count(reader, 3 - len(found))
             assert [placed.message for placed in found] == numbered(3)
             put(writer, numbered(2, start=3))
@@ -198,7 +198,7 @@ class FollowingContract(Base):
             pool.submit(lambda: [put(writer, numbered(1, start=number)) for number in range(200)])
             while len(found) < 200:
                 reader.notify_when_readable(told.release)
-                assert told.acquire(timeout=PATIENCE_SECONDS)
+                assert told.acquire(timeout=WAIT_SECONDS)
                 found += reader.read() or ()
         assert [placed.message for placed in found] == numbered(200)
 
@@ -206,14 +206,14 @@ class FollowingContract(Base):
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             futures = [writer.append(Batch.of(numbered(5, start=number))) for number in range(0, 500, 5)]
             seen = positions_of(read_count(reader, 500))
-            acknowledged = [position for future in futures for position in future.result(PATIENCE_SECONDS)]
+            acknowledged = [position for future in futures for position in future.result(WAIT_SECONDS)]
         assert seen == acknowledged
 
     def test_writers_of_one_topic_in_several_threads(self, broker: Broker, topic: str) -> None:
         def write(name: int) -> list[Position]:
             with broker.writer(topic) as writer:
                 futures = [writer.append(Batch.of([Message(b"%d" % name, b"%d" % number)] * 2)) for number in range(40)]
-                return [position for future in futures for position in future.result(PATIENCE_SECONDS)]
+                return [position for future in futures for position in future.result(WAIT_SECONDS)]
 
         with ThreadPoolExecutor(4) as pool:
             acknowledged = [*pool.map(write, range(4))]
@@ -258,4 +258,4 @@ class FollowingContract(Base):
                 if number % 200 == 0:
                     broker.roll(topic)
             expected = Counter(message.value for message in numbered(total))
-            assert all(follower.result(PATIENCE_SECONDS * 2) == expected for follower in followers)
+            assert all(follower.result(WAIT_SECONDS * 2) == expected for follower in followers)

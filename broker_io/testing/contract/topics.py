@@ -14,7 +14,7 @@ from broker_io.errors import Closed, Error, InvalidTopicName, NotSupported, Posi
 from broker_io.port import Broker
 from broker_io.position import Position
 from broker_io.testing.contract.base import (
-    PATIENCE_SECONDS,
+    WAIT_SECONDS,
     Base,
     drain,
     fill,
@@ -92,7 +92,7 @@ class TopicsContract(Base):
         assert first is not None
         assert first.ledger > old.ledger
         with pytest.raises(PositionTrimmed), broker.reader(topic, old) as reader:
-            reader.read(timeout=PATIENCE_SECONDS)
+            reader.read(timeout=WAIT_SECONDS)
 
     def test_no_two_topics_share_an_incarnation(self, broker: Broker) -> None:
         assert len({broker.incarnation(new_topic(broker)) for _ in range(5)}) == 5
@@ -145,7 +145,7 @@ class TopicsContract(Base):
         put(writer, numbered(1))
         broker.delete_topic(topic)
         broker.create_topic(topic)
-        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), Error)
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), Error)
         assert read_all(broker, topic) == []
 
     def test_a_reader_does_not_outlive_its_topic(self, broker: Broker, topic: str) -> None:
@@ -172,7 +172,7 @@ class TopicsContract(Base):
     def test_closing_the_broker_closes_readers_and_writers(self, broker: Broker, topic: str) -> None:
         writer, reader = broker.writer(topic), broker.reader(topic)
         broker.close()
-        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), Closed)
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), Closed)
         with pytest.raises(Closed):
             reader.read()
         writer.close()
@@ -181,7 +181,7 @@ class TopicsContract(Base):
     def test_a_closed_writer_and_a_closed_reader_say_so(self, broker: Broker, topic: str) -> None:
         with broker.writer(topic) as writer, broker.reader(topic) as reader:
             put(writer, numbered(1))
-        assert isinstance(writer.append(Batch.of(numbered(1))).exception(PATIENCE_SECONDS), Closed)
+        assert isinstance(writer.append(Batch.of(numbered(1))).exception(WAIT_SECONDS), Closed)
         with pytest.raises(Closed):
             reader.read()
         writer.close()

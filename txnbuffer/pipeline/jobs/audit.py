@@ -400,11 +400,11 @@ def _side(name: str, tally: KeyTally) -> dict[str, Any]:
 
 def as_page(found: Audit, directory: str, address: str) -> str:
     report = as_json(found)
-    verdict = "The export says of every key what the log says."
+    summary = "The export says of every key what the log says."
     if found.gone:
-        verdict = f"Topics were deleted since they were exported; of the others {found.different:,} keys differ."
+        summary = f"Topics were deleted since they were exported; of the others {found.different:,} keys differ."
     elif not found.same:
-        verdict = f"The export and the log differ in {found.different:,} keys."
+        summary = f"The export and the log differ in {found.different:,} keys."
     what = f"Run {found.run.number} ({found.run.kind}) of {directory}, beside {address}. "
     if found.unproven:
         what += f"Of {found.unproven:,} keys the log holds nothing any more: nothing tells of them. "
@@ -427,4 +427,4 @@ def as_page(found: Audit, directory: str, address: str) -> str:
         ]:
             parts += [text("Different keys by range, named by its first key:"), bars(differing, "keys")]
         sections.append(Section(f"{topic} by range of keys", parts))
-    return page("Audit of an export", verdict, found.same, sections)
+    return page("Audit of an export", summary, found.same, sections)

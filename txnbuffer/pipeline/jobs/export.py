@@ -119,7 +119,7 @@ def read(piece: RowGroups, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]
 
     schema = schema_of(columns)
     with pq.ParquetFile(piece.path) as file:
-        low, high = (file.num_row_groups * border // piece.pieces for border in (piece.number, piece.number + 1))
+        low, high = (file.num_row_groups * boundary // piece.pieces for boundary in (piece.number, piece.number + 1))
         groups = [file.metadata.row_group(number) for number in range(low, high)]
         size = sum(group.total_byte_size for group in groups) // max(sum(group.num_rows for group in groups), 1)
         rows = max(min(BATCH_ROWS, BATCH_BYTES // max(size, 1)), 1)

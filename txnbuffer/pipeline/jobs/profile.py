@@ -183,7 +183,7 @@ def as_json(found: Profile) -> dict[str, Any]:
 def as_page(found: Profile, address: str) -> str:
     records = sum(row[outcome] for row in found.topics for outcome in OUTCOMES)
     volume = sum(row[f"{outcome}_bytes"] for row in found.topics for outcome in OUTCOMES)
-    verdict = f"{records:,} records of {len(found.topics)} topics, {volume:,} bytes of keys and values."
+    summary = f"{records:,} records of {len(found.topics)} topics, {volume:,} bytes of keys and values."
     hot = [(f"{shown(row['key'])} ({row['topic']})", float(row["records"])) for row in found.hot_keys]
     long = [(f"{row['txn']} ({row['outcome']})", row["duration"] / 1000) for row in found.long_transactions]
     sections = [
@@ -207,7 +207,7 @@ def as_page(found: Profile, address: str) -> str:
         Section("Hot keys", [bars(hot[:10], "records"), _table(found.hot_keys)]),
         Section("Ledgers", [_table(found.ledgers)]),
     ]
-    return page(f"Profile of {address}", verdict, True, sections)
+    return page(f"Profile of {address}", summary, True, sections)
 
 
 def _bytes_of(row: Row) -> float:
